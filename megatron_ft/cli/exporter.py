@@ -79,6 +79,7 @@ def series_of(directory: str) -> Sequence[Series]:
 
 
 def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
+    from megatron_ft.cli.analysis.run_summary import summarize_run
     from megatron_ft.cli.status.job_directory import life_of
     from megatron_ft.cli.status.job_view import State, view
 
@@ -101,8 +102,10 @@ def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
             timeouts = each.record
         elif each.record is not None:
             metrics.hear(each.record, each.host)
-    job = view(run, life_of(directory, run), time.time_ns())
+    summary = summarize_run(run)
+    job = view(run, summary, life_of(directory, run), time.time_ns())
     readings = GaugeValues(
+        accounting=summary.accounting,
         iteration=job.iteration,
         timeouts={} if timeouts is None else _by_section(timeouts),
         nodes={row.name: activities[row.state] for row in job.nodes},

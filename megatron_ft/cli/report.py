@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -138,8 +139,12 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
     keep their meaning.
     """
     run = dataclasses.asdict(analysis.summary)
-    for cycle in run["cycles"]:
+    accounting = run.pop("accounting")
+    for cycle, of in zip(accounting["cycles"], analysis.summary.cycles, strict=True):
         cycle["phases_s"] = cycle.pop("phases")
+        cause = cycle.pop("cause") and of.cause
+        told = ("kind", "text", "detail", "rank")
+        cycle.update(dict.fromkeys(told) if cause is None else {name: to_builtins(cause)[name] for name in told})
         cycle["findings"] = [
             mark.text for mark in analysis.timeline.marks if mark.kind == "finding" and mark.cycle == cycle["cycle"]
         ]
@@ -149,27 +154,27 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
             if each.cycle == cycle["cycle"]
         ]
     return {
-        **{name: value for name, value in run.items() if name != "cycles"},
+        **run,
         "restarts": analysis.summary.restarts,
         "begin_ns": analysis.timeline.begin_ns,
         "end_ns": analysis.timeline.end_ns,
         "lost_events": analysis.timeline.lost,
         "goodput": _goodput(analysis),
-        "cycles": run["cycles"],
+        "cycles": accounting["cycles"],
+        "reported_hangs": accounting["hangs"],
         "slow_ranks": [dataclasses.asdict(each) for each in analysis.slow_ranks],
         "timeouts": [{**dataclasses.asdict(each), "margin": each.margin} for each in analysis.intervals],
     }
 
 
 def _goodput(analysis: Analysis) -> dict[str, Any] | None:
-    found = analysis.goodput
+    found = analysis.summary.accounting.goodput
     if found is None:
         return None
     return {
         "share": found.share,
         "total_s": found.total_s,
         "seconds": {each.value: seconds for each, seconds in found.seconds.items()},
-        "restart_s": dict(found.restart_s),
         "iterations": found.iterations,
         "redone": found.redone,
     }

@@ -74,11 +74,11 @@ def run(
         rank=place.rank,
         rank_from=place.rank_source,
     )
-    log.write(meeting)
     process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node
         node = LauncherNode(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
+        log.write(meeting)
         try:
             result = ResultFile(
                 log,
@@ -261,7 +261,7 @@ class _JobLife:
         held = None if coordination is None else coordination.member.decided
         decided = None if held is None else held.decision
         status = self._launcher.status
-        self._result.ended(end, decided=decided, iteration=status.last_iteration(), restores=status.restores())
+        self._result.ended(end, decided=decided, accounting=status.accounting())
         if end.ending is not None and self._result.place is not None and self._launcher.status.is_spokesman:
             self._launcher.telemetry.ended(end.ending, end.code, end.cause)
 

@@ -203,6 +203,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
 def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
     from megatron_ft.core.facts.launcher import RunEnded
     from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
+    from megatron_ft.ipc.linux.processes import process_began_ns
     from megatron_ft.launcher import arguments, job, outcome
     from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
@@ -230,7 +231,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
             log_directory.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id)
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, began_ns=process_began_ns())
     with contextlib.closing(log):
         try:
             return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
 from megatron_ft.core.node_problems import segment_file
@@ -98,6 +99,7 @@ class LauncherNode:
         self._forking = self._make_forking(server, announce)
         self.monitors = self._make_monitors(ranks)
         status = self._status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        log.follow(self._recorded)
         self._control = self._make_control(status)
         self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
         self._children.add(self._running.pids)
@@ -184,7 +186,6 @@ class LauncherNode:
             say=self._say,
             on_event=self._inbox.put,
             on_check=self._each_second,
-            on_minute=self.telemetry.count_sections,
         )
         self._children.add(monitors.pids)
         self._run_dir.add(monitors.is_lost, monitors.listen_again)
@@ -333,6 +334,10 @@ class LauncherNode:
         if self._forking is not None:
             self._forking.check_states()
         self._reap_orphans()
+
+    def _recorded(self, record: Record, at_ns: int) -> None:
+        self._status.hear(record, at_ns)
+        self.telemetry.hear(record, at_ns, is_spokesman=self._status.is_spokesman)
 
     def _each_second(self) -> None:
         self._orphan_watch.check()

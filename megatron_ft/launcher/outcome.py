@@ -19,9 +19,10 @@ from msgspec import structs
 
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.core.goodput.accounting import Accounting
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
+from megatron_ft.core.job.lives import MOST_HANGS, Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.wording import printable
@@ -182,14 +183,8 @@ class ResultFile:
         """Record that the job goes on without this node: others tell how it ends."""
         self._place = None
 
-    def ended(
-        self, end: LauncherEnd, *, decided: Decision | None, iteration: int | None, restores: Sequence[int] = ()
-    ) -> None:
-        """Record the end of the job.
-
-        ``decided``: last decision this launcher knows; ``iteration``: its ranks' last one; ``restores``: iterations
-        redone after each restore from memory.
-        """
+    def ended(self, end: LauncherEnd, *, decided: Decision | None, accounting: Accounting) -> None:
+        """Record the end of the job. ``decided``: last decision this launcher knows."""
         place, ending = self._place, end.ending
         self.ending, self.is_decided = ending, decided is not None and decided.kind is DecisionKind.END
         if ending is None or place is None:
@@ -204,10 +199,21 @@ class ResultFile:
         life = structs.replace(life, attribution=end.attribution, ended=utc(time.time()))
         if decided is not None and self.is_decided:
             life = _reached(structs.replace(life, faults=self._faults(decided)), decided.advance)
-        iteration = max(life.iteration, -1 if iteration is None else iteration)
+        cycles, goodput = accounting.cycles, accounting.goodput
+        iteration = max([life.iteration, *(each.last_iteration for each in cycles if each.last_iteration is not None)])
+        first = cycles[-1].first_iteration if cycles and cycles[-1].restored is None else None
         # the decision describes failed cycles, and the last one may have ended otherwise
         trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
-        life = structs.replace(life, iteration=iteration, trained=trained, restores=len(restores), redone=sum(restores))
+        life = structs.replace(
+            life,
+            iteration=iteration,
+            trained=trained,
+            resumed=life.resumed if first is None else max(life.resumed, first),
+            restores=sum(each.restored is not None for each in cycles),
+            redone=0 if goodput is None else goodput.redone,
+            goodput=None if goodput is None else round(goodput.share, 4),
+            hangs=accounting.hangs[-MOST_HANGS:],
+        )
         self._change(lambda lives: lives.ended(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:

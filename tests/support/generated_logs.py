@@ -197,6 +197,10 @@ def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle
     for cycle in plan:
         began = {"cycle": cycle.number, "ranks": pids, "world_size": job.ranks}
         yield {"t": boot + int(cycle.start * S), "ev": "cycle_started", **began}
+        if cycle.number:
+            seconds = {"stop": 0.3, "ranks created": 0.5, "imports": 0.4, "set up": 2.6, "first step": job.step_s}
+            again = {"cycle": cycle.number, "seconds": seconds, "redone": plan[cycle.number - 1].last - cycle.first}
+            yield {"t": boot + int((cycle.start + 3.0 + job.step_s) * S), "ev": "training_again", **again}
         end = boot + int(cycle.ends * S)
         for rank in ranks:
             guilty = cycle.fault is not None and cycle.fault.rank == rank and cycle.fault.kind != "hang"

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
 from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
 from megatron_ft.cli.analysis.interval_lengths import LoggedInterval, intervals_of, timeouts_in_force
+from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
 from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary, slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
 from megatron_ft.cli.logs.runs import RunLogs
-from megatron_ft.core.goodput.classify import Goodput, classify
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Analysis:
-    """One run; ``goodput`` is None where no iterations were recorded, ``intervals`` is empty without sections."""
+    """One run; ``intervals`` is empty without sections."""
 
     summary: RunSummary
     timeline: Timeline
-    goodput: Goodput | None
     intervals: tuple[LoggedInterval, ...]
     failures: tuple[Failure, ...]
     windows: tuple[Window, ...]
@@ -33,7 +31,6 @@ def analyze(run: RunLogs) -> Analysis:
     return Analysis(
         summary=summary,
         timeline=timeline,
-        goodput=classify(run.records, begin_ns=run.opened_wall_ns, end_ns=timeline.end_ns),
         intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
         failures=tuple(failures_of(timeline)),
         windows=tuple(windows_of(timeline)),

@@ -43,7 +43,7 @@ def failures_of(timeline: Timeline) -> Iterator[Failure]:
 
     Marked at the moment of the fault or verdict, on the rank concerned.
     """
-    blamed = {cycle.cycle: cycle.rank for cycle in timeline.summary.cycles}
+    blamed = {cycle.cycle: cycle.cause.rank if cycle.cause else None for cycle in timeline.summary.cycles}
     failed = [cycle for cycle in timeline.cycles if cycle.failed]
     for number, cycle in enumerate(failed, start=1):
         marks = timeline.marks_by_cycle.get(cycle.number, ())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megatron_ft.cli.analysis.cycles import RunSummary
+from megatron_ft.cli.analysis.run_summary import RunSummary
 from megatron_ft.cli.analysis.section_spans import RankSpans, spans_of
 from megatron_ft.cli.logs.progress import ProgressEvents, join
 from megatron_ft.cli.logs.runs import Clock, RunLogs
@@ -173,7 +173,7 @@ def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
     begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
     return Timeline(
         summary=summary,
-        begin_ns=run.opened_wall_ns if begin_ns is None else begin_ns,
+        begin_ns=run.begin_ns if begin_ns is None else min(begin_ns, run.begin_ns),
         end_ns=end_ns,
         names=names,
         tracks=tuple(_renumbered(track, names) for track in tracks),
@@ -294,7 +294,7 @@ def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:
             begin_ns=cycle.begin_ns,
             end_ns=end_of_logs_ns if cycle.end_ns is None else cycle.end_ns,
             failed=cycle.outcome == "failed",
-            text=cycle.text or ("" if cycle.outcome == "unknown" else cycle.outcome),
+            text=cycle.cause.text if cycle.cause else "" if cycle.outcome == "unknown" else cycle.outcome,
         )
         for cycle in summary.cycles
     ]

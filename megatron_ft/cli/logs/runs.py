@@ -53,6 +53,12 @@ class RunLogs:
     opened_wall_ns: int
     files: tuple[EventLogFile, ...]
 
+    @property
+    def begin_ns(self) -> int:
+        """Start of its first launcher's process, nanoseconds since the epoch; of its first log, if that isn't known."""
+        began = (log.header.began_ns + log.wall_offset_ns for log in self.files if log.header.began_ns is not None)
+        return min([self.opened_wall_ns, *began])
+
     @cached_property
     def clocks(self) -> tuple[Clock, ...]:
         """Clock of each of the ``files``.

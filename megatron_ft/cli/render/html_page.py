@@ -58,7 +58,7 @@ def write_page(analysis: Analysis, log_dirs: Sequence[str], path: str) -> str:
     """
     # ranks, with their cycle, that a verdict, a finding or the cause of a cycle's end names
     named = {(mark.rank, mark.cycle) for mark in analysis.timeline.marks if mark.kind in ("verdict", "finding")}
-    named |= {(cycle.rank, cycle.cycle) for cycle in analysis.summary.cycles}
+    named |= {(cycle.cause.rank, cycle.cycle) for cycle in analysis.summary.cycles if cycle.cause}
     evidence = read_evidence(log_dirs, analysis.timeline.evidence, named)
     text = page(analysis, evidence)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -114,7 +114,7 @@ def page(analysis: Analysis, evidence: Sequence[EvidenceText]) -> str:
     timeline = analysis.timeline
     parts = {
         "title": escape(theme.title(timeline)),
-        "goodput": escape(goodput_line(analysis.goodput)),
+        "goodput": escape(goodput_line(analysis.summary.accounting.goodput)),
         "definition": escape(GOODPUT),
         "data": _json(_data(analysis, evidence)),
         "cycles": _table(

@@ -55,7 +55,8 @@ def draw_png(analysis: Analysis, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    timeline, failures, goodput = analysis.timeline, analysis.failures, analysis.goodput
+    timeline, failures = analysis.timeline, analysis.failures
+    goodput = analysis.summary.accounting.goodput
     whole = unit_of((timeline.end_ns - timeline.begin_ns) / 1e9)
     texts = _texts(failures, whole)
     grids = [rasterize(timeline, edges_ns(begin, end, _COLUMNS)) for begin, end in _stretches(analysis)]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.cli.render.terminal import add_rows, plain, terminal, took
 from megatron_ft.core.board.intervals import FIRST_INTERVALS
+from megatron_ft.core.facts.launcher import PHASES
 from megatron_ft.core.wording import counted, listed, when
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from megatron_ft.cli.analysis.analysis import Analysis
-    from megatron_ft.cli.analysis.cycles import CycleSummary, RestartPhases, RunSummary
     from megatron_ft.cli.analysis.interval_lengths import LoggedInterval
+    from megatron_ft.cli.analysis.run_summary import RunSummary
     from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary
-    from megatron_ft.core.goodput.classify import Goodput
+    from megatron_ft.core.goodput.accounting import CycleSummary, Goodput
+    from megatron_ft.core.job.lives import ReportedHang
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")
@@ -33,6 +34,11 @@ SLOW_COLUMNS = (
     "on average",
     "on others",
 )
+HANG_COLUMNS = ("rank", "section", "cycle", "for", "and then", "what was found")
+TIMES = (
+    "Detected after: from the fault. Training again after: from the detection to the end of the first step. Redone are "
+    "iterations that had been finished before."
+)
 GOODPUT = "Goodput is the share of productive steps in the time from the start of the launchers to their end."
 _SHOWN_S = 0.005
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
@@ -43,22 +49,17 @@ def cycle_row(cycle: CycleSummary) -> tuple[str, ...]:
     return (
         str(cycle.cycle),
         _how(cycle),
-        _or_dash(cycle.rank),
+        _or_dash(cycle.cause.rank if cycle.cause else None),
         took(cycle.noticed_after_s),
         took(cycle.training_again_after_s),
         _or_dash(cycle.iterations_redone),
     )
 
 
-def phases_row(cycle: CycleSummary) -> tuple[str, ...] | None:
-    """Return the phases between this cycle's fault and the end of the next one's first step.
-
-    In the order of ``RestartPhases``; None if no restart followed.
-    """
-    durations = [getattr(cycle.phases, name) for name in _names(cycle.phases)]
-    if all(seconds is None for seconds in durations[2:]):
-        return None
-    return (f"{cycle.cycle} to {cycle.cycle + 1}", *map(took, durations))
+def hang_row(hang: ReportedHang) -> tuple[str, ...]:
+    """Return the cells of one reported hang, in the order of ``HANG_COLUMNS``; a dash is unknown."""
+    went_on = "went on" if hang.went_on else "not restarted"
+    return (_or_dash(hang.rank), hang.section, str(hang.cycle), took(hang.seconds), went_on, hang.text)
 
 
 def print_run(run: RunSummary, file: TextIO | None = None) -> None:
@@ -66,11 +67,17 @@ def print_run(run: RunSummary, file: TextIO | None = None) -> None:
     console = terminal(file)
     console.print(_cycles_table(run))
     if any(cycle.noticed_after_s is not None for cycle in run.cycles):
-        console.print("Times count from the fault; redone are iterations that had been finished before it.")
-    if run.restores:
-        known = [cycle.restored_redone for cycle in run.restores if cycle.restored_redone is not None]
+        console.print(TIMES)
+    restores = [cycle for cycle in run.cycles if cycle.restored is not None]
+    if restores:
+        known = [cycle.restored_redone for cycle in restores if cycle.restored_redone is not None]
         redone = f", {counted(sum(known), 'iteration')} redone" if known else ""
-        console.print(f"{counted(len(run.restores), 'cycle')} restored from memory{redone}.")
+        console.print(f"{counted(len(restores), 'cycle')} restored from memory{redone}.")
+    if run.accounting.hangs:
+        console.print()
+        table = _table("hangs that were reported, and ended no rank", HANG_COLUMNS, left="what was found")
+        add_rows(table, map(hang_row, run.accounting.hangs))
+        console.print(table)
     phases = _phases_table(run)
     if phases is not None:
         console.print()
@@ -93,7 +100,7 @@ def _table(title: str, columns: Iterable[str], *, left: str = "") -> Table:
 
 
 def _cycles_table(run: RunSummary) -> Table:
-    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.opened_wall_ns / 1e9))
+    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.begin_ns / 1e9))
     ranks = "" if run.world_size is None else f", {run.world_size} ranks"
     title = f"job {plain(run.run_id)}, run of {opened}{ranks}"
     title = f"{title}, {counted(run.restarts, 'restart')}{_nodes(run.hosts)}"
@@ -116,24 +123,23 @@ def _missing(ranks: Sequence[int], size: int) -> str:
 
 
 def _phases_table(run: RunSummary) -> Table | None:
-    rows = [row for row in map(phases_row, run.cycles) if row is not None]
-    if not rows:
+    restarts = [cycle for cycle in run.cycles if cycle.phases]
+    if not restarts:
         return None
-    columns = ("cycle", *(name.replace("_", "\n") for name in _names(run.cycles[0].phases)))
-    table = _table("where the time of each restart went", columns)
-    add_rows(table, rows)
+    names = list(dict.fromkeys(name for name in PHASES if any(name in cycle.phases for cycle in restarts)))
+    table = _table("where the time of each restart went", ("cycle", *(name.replace(" ", "\n") for name in names)))
+    for cycle in restarts:
+        seconds = (took(cycle.phases.get(name)) for name in names)
+        add_rows(table, [(f"{cycle.cycle} to {cycle.cycle + 1}", *seconds)])
     return table
 
 
-def _names(phases: RestartPhases) -> list[str]:
-    return [field.name for field in fields(phases)]
-
-
 def _how(cycle: CycleSummary) -> str:
-    if cycle.text:
+    cause = cycle.cause
+    if cause is not None and cause.text:
         where = "" if cycle.iteration is None else when(cycle.iteration)
-        text = cycle.text if where in cycle.text else f"{cycle.text} {where}"
-        return f"{text},\n{cycle.detail}" if cycle.detail else text
+        text = cause.text if where in cause.text else f"{cause.text} {where}"
+        return f"{text},\n{cause.detail}" if cause.detail else text
     if cycle.outcome == "succeeded":
         return "finished"
     return "no end in the logs" if cycle.outcome == "unknown" else cycle.outcome
@@ -148,9 +154,6 @@ def goodput_line(goodput: Goodput | None) -> str:
     if goodput is None:
         return "goodput -: no iterations were recorded"
     of = {each.value.replace("_", " "): seconds for each, seconds in goodput.seconds.items() if seconds >= _SHOWN_S}
-    phases = [f"{name.replace('_', ' ')} {took(s)}" for name, s in goodput.restart_s.items() if s >= _SHOWN_S]
-    if phases and "restart" in of:
-        of[f"restart ({', '.join(phases)})"] = of.pop("restart")
     redone = f", {goodput.redone} done twice" if goodput.redone else ""
     parts = ", ".join(f"{name} {took(seconds)}" for name, seconds in of.items())
     return (
@@ -210,7 +213,7 @@ def interval_notes(analysis: Analysis) -> list[str]:
 def print_analysis(analysis: Analysis, file: TextIO | None = None) -> None:
     """Print everything after the tables of the cycles."""
     console = terminal(file)
-    console.print(goodput_line(analysis.goodput), markup=False)
+    console.print(goodput_line(analysis.summary.accounting.goodput), markup=False)
     if analysis.slow_ranks:
         console.print()
         table = _table("ranks that held the others back", SLOW_COLUMNS, left="takes longer in")

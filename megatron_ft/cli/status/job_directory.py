@@ -86,6 +86,7 @@ def read_job(directory: str) -> RunState | None:
     Raises:
         ConfigError: the directory can't be read.
     """
+    from megatron_ft.cli.analysis.run_summary import summarize_run
     from megatron_ft.cli.logs.read import read_newest
     from megatron_ft.cli.logs.runs import log_directory, split_runs
     from megatron_ft.cli.status.job_view import view
@@ -100,7 +101,7 @@ def read_job(directory: str) -> RunState | None:
     runs = split_runs(logs)
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return None
-    job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
+    job = view(runs[-1], summarize_run(runs[-1]), life_of(directory, runs[-1]), time.time_ns())
     return RunState(run_id=runs[-1].run_id, log_dir=directory, view=job)
 
 
@@ -125,6 +126,8 @@ def lines(run_id: str, job: JobView) -> Iterator[str]:
         yield f"it ended: {job.cause}"
     elif job.last_cycle is not None:
         yield f"cycle {job.last_cycle} ended: {job.last_cause}"
+    for hang in job.hangs:
+        yield hang.line
     yield ""
     cells = [("node", "place", "state", "last record")]
     for row in job.nodes:
@@ -151,6 +154,8 @@ def _progress(job: JobView) -> str:
         parts.append(f"{job.restarts_left} of {counted(job.max_restarts, 'restart')} left")
     if job.iteration is not None:
         parts.append(f"iteration {job.iteration}")
+    if job.goodput is not None:
+        parts.append(f"goodput {job.goodput:.1%}")
     return ", ".join(parts)
 
 

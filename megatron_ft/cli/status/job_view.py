@@ -1,6 +1,6 @@
 """State of a whole job by the records of its launchers on all nodes, and its age. Pure.
 
-What a cycle was is the report's own summary (``analysis.cycles``); here are the nodes, now, and what the job waits for.
+What a cycle was tells the accounting of the run; here are the nodes, now, and what the job waits for.
 
 Times are nanoseconds since the epoch unless a name says otherwise. A launcher records what changes, and every
 minute what its ranks do, if these call hooks: of a job without hooks that trains nothing is heard for hours.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.cli.analysis.cycles import RunSummary, summarize_run
+from megatron_ft.cli.analysis.run_summary import RunSummary
 from megatron_ft.cli.logs.read import EventLogFile
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.codec import Fact, Finite, Int
@@ -23,7 +23,7 @@ from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.core.job.lives import Ending, Life, ReportedHang
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"
@@ -71,6 +71,8 @@ class JobView(Fact, frozen=True, kw_only=True):
         exit_code: by ``result.json``, or that of all launchers that have recorded one, if equal.
         cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
         waits_for: in words; empty for nothing.
+        goodput: share of productive steps; None if no iteration has begun.
+        hangs: reported ones.
         last_cycle, last_cause: last cycle that has not ended well, and why.
     """
 
@@ -87,12 +89,14 @@ class JobView(Fact, frozen=True, kw_only=True):
     max_restarts: Int | None = None
     restarts_left: Int | None = None
     iteration: Int | None = None
+    goodput: Finite | None = None
+    hangs: tuple[ReportedHang, ...] = ()
     waits_for: str = ""
     last_cycle: Int | None = None
     last_cause: str = ""
 
 
-def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
+def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> JobView:
     """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
     launchers = [log for log in run.files if log.header.role == "launcher"]
     newest_ns: dict[str, int] = {}
@@ -103,9 +107,8 @@ def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
     ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
     nodes = [(log, _row(log, each, cycle, ages_s[log.host])) for log, each in told]
     rows = _ending(_without_replaced(nodes, cycle), cycle)
-    summary = summarize_run(run)
     newest = next((each for each in summary.cycles if each.cycle == cycle), None)
-    failed = [each for each in summary.cycles if each.text is not None]
+    failed = [each for each in summary.cycles if each.cause is not None]
     has_ended = life is not None and life.outcome is not Ending.RUNNING
     codes = _exit_codes(run, launchers, 0 if newest is None else newest.begin_ns)
     is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
@@ -124,9 +127,11 @@ def view(run: RunLogs, life: Life | None, now_ns: int) -> JobView:
         max_restarts=summary.max_restarts,
         restarts_left=None if newest is None else newest.restarts_left,
         iteration=_iteration(run, summary, life),
+        goodput=None if summary.accounting.goodput is None else summary.accounting.goodput.share,
+        hangs=summary.accounting.hangs,
         waits_for="" if is_over else _waits_for(rows, cycle),
         last_cycle=failed[-1].cycle if failed else None,
-        last_cause=failed[-1].text or "" if failed else "",
+        last_cause=failed[-1].cause.text if failed and failed[-1].cause else "",
     )
 
 

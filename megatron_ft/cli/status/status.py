@@ -230,6 +230,8 @@ def job_object(facts: JobFacts) -> dict[str, Any]:
         "observe_only": facts.observe_only,
         "paused_s": _since(facts.paused_since_ns, now_ns),
         "last_cause": None if cause is None else to_builtins(cause),
+        "goodput": facts.goodput,
+        "reported_hangs": [to_builtins(each) for each in facts.hangs],
         "slow_ranks": [to_builtins(each) for each in facts.slow_ranks],
         "ranks": ranks,
     }

@@ -106,6 +106,10 @@ def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
         yield Text("observe-only: hung ranks are reported, not killed", style="yellow")
     if facts.last_cause is not None:
         yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
+    if facts.goodput is not None:
+        yield Text(f"goodput {facts.goodput:.1%}")
+    for hang in facts.hangs:
+        yield Text(plain(hang.line), style="dim" if hang.went_on else "bold red")
     for each in facts.slow_ranks:
         yield Text(plain(each.text), style="yellow")
     yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")

@@ -18,7 +18,7 @@ from megatron_ft.core.agent.effects import Effect, Exit, LauncherExit, Write
 from megatron_ft.core.agent.hang import write_finding
 from megatron_ft.core.agent.health import HealthGate
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle, would_have_ended
+from megatron_ft.core.agent.node_cycle import Downtime, NodeCycle
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.rank_shutdown import RankShutdown
 from megatron_ft.core.agent.turn import AgentPhase, Options, Turn
@@ -29,6 +29,7 @@ from megatron_ft.core.facts.launcher import (
     CauseKind,
     CycleEnded,
     CycleStarted,
+    HangReported,
     NodeHealth,
     NodeLost,
     RestoreFailed,
@@ -123,8 +124,6 @@ class Agent:
         """Processes of the node's ranks that can't be killed, in words."""
         self._known: EndOfCycle | None = None
         self._found = self._kept = found
-        self.restores: list[int] = []
-        """Iterations redone after each restore from memory of this node's ranks, 0 where unknown."""
         self._restore: Restore | None = None
         """Snapshot that the ranks of the last cycle were started from."""
         self._back: tuple[str, ...] = ()
@@ -217,6 +216,15 @@ class Agent:
                 if interval not in self._would_hang:
                     self._would_hang.add(interval)
                     self._turn.say_for_all(cycle_lines.would_be_hang(event, observes_only=self._options.observe_only))
+                    told = HangReported(
+                        cycle=event.cycle,
+                        rank=event.rank,
+                        section=timed,
+                        iteration=event.iteration,
+                        elapsed_s=event.elapsed_s,
+                        text=event.text,
+                    )
+                    self._do(Write(told))
                     self._learning.reported(timed, self._turn)
             case DiagnoseHang() | Reviewed():
                 self.cycle.hear_of_others(event, self._turn)
@@ -243,7 +251,6 @@ class Agent:
                 self._do(event)
             case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
-                self.restores.append(redone or 0)
                 self._do(
                     Write(replace(event, ranks=tuple(record.ranks), redone=redone)), Restored(record.cycle, event.key)
                 )
@@ -281,7 +288,7 @@ class Agent:
             case events.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
                 self.cycle.would_hang(verdict, self._turn)
             case events.MonitorReport(report=RankHung(observed_only=True) as verdict):
-                self._do(Say(cycle_lines.observed(verdict)), Write(would_have_ended(verdict)))
+                self._do(Say(cycle_lines.observed(verdict)))
             case _:
                 self.cycle.hear(event, self._turn)
                 if isinstance(event, events.MonitorReport):

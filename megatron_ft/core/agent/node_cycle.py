@@ -15,7 +15,7 @@ from megatron_ft.core.agent.node_collective_watch import NodeCollectiveWatch
 from megatron_ft.core.agent.node_waits import NodeWaits
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain, WouldHaveEnded
+from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import DiagnoseHang, Hang
@@ -110,7 +110,7 @@ class NodeCycle:
         is_here = verdict.cycle == self.record.cycle and verdict.local_rank in self.record.started
         if is_here and (verdict.timed, verdict.iteration) not in self._reported:
             self._reported.add((verdict.timed, verdict.iteration))
-            turn.do(Hang(self.record.cycle, verdict, passive=True), Write(would_have_ended(verdict)))
+            turn.do(Hang(self.record.cycle, verdict, passive=True))
 
     def hear(self, event: events.Event, turn: Turn) -> None:
         """Take an event of a rank, or of its monitor; a monitor's may be about an earlier cycle."""
@@ -210,17 +210,6 @@ class NodeCycle:
         if self.waits is not None:
             self.waits.go_on(turn, is_stopping=is_stopping)
         self.diagnosis.go_on(turn)
-
-
-def would_have_ended(verdict: RankHung) -> WouldHaveEnded:
-    """Describe a hung rank that is only reported."""
-    return WouldHaveEnded(
-        rank=verdict.rank,
-        local_rank=verdict.local_rank,
-        cycle=verdict.cycle,
-        iteration=verdict.iteration,
-        text=describe_hang(verdict),
-    )
 
 
 class Downtime:

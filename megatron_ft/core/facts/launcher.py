@@ -420,17 +420,22 @@ class RankExited(Fact, frozen=True, kw_only=True):
         return rerun_meaning(self.exitcode, self.rerun_state)
 
 
-class WouldHaveEnded(Fact, frozen=True, kw_only=True):
-    """A rank was found hung, and isn't ended (--ft-observe-only).
+class HangReported(Fact, frozen=True, kw_only=True):
+    """An interval was longer than its timeout, and the ranks of all nodes were examined; none is ended.
 
     Args:
-        text: the verdict in words.
+        rank: rank that keeps the others waiting; null if unknown.
+        section: overdue section, or the ``kind`` of its ``verdict``.
+        iteration: iteration completed by the rank that was found first.
+        elapsed_s: duration when the ranks were examined.
+        text: the rank, its place, and what the others do, in words.
     """
 
-    rank: Rank
     cycle: Cycle
-    local_rank: LocalRank | None = None
+    rank: Rank | None = None
+    section: str
     iteration: Int | None = None
+    elapsed_s: Seconds
     text: str = ""
 
 
@@ -589,7 +594,7 @@ Record = (
     | DeviceMemory
     | RankExited
     | MoreTime
-    | WouldHaveEnded
+    | HangReported
     | WorkloadControl
     | MonitorReplaced
     | ForkServer

@@ -18,6 +18,7 @@ class LogOpened(Fact, frozen=True, kw_only=True):
         run_id: the job's --rdzv-id.
         rank, cycle: of a rank, whose log is of one cycle.
         local_rank: of a monitor or a rank.
+        began_ns: start of the process, of a launcher only.
     """
 
     wall_ns: Count
@@ -29,6 +30,7 @@ class LogOpened(Fact, frozen=True, kw_only=True):
     local_rank: LocalRank | None = None
     rank: Rank | None = None
     cycle: Cycle | None = None
+    began_ns: Moment | None = None
 
 
 class RecordsLost(Fact, frozen=True, kw_only=True):

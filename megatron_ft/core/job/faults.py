@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import shlex
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
@@ -70,17 +69,18 @@ def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
     switched off is as good as before when it is back and fit, unless that happens again.
     """
     found: dict[str, str] = {}
-    counts: Counter[tuple[str, FaultKind]] = Counter()
+    texts: dict[tuple[str, FaultKind], list[str]] = {}
     for fault in faults:
         node, kind = fault.node, fault.kind
         if kind is FaultKind.RANK and not fault.advanced:
             continue
-        counts[node, kind] += 1
-        count = counts[node, kind]
+        known = texts.setdefault((node, kind), [])
+        known.append(fault.text)
+        count, told = len(known), list(dict.fromkeys(known[-_REPEATS:]))
         if kind is FaultKind.LEFT or (kind is FaultKind.LOST and not fault.back and count < _REPEATS):
             found[node] = fault.text
         elif count >= _REPEATS:
-            text = f"{count} times: {fault.text}"
+            text = f"{count} {'failures' if told[1:] else 'times'}: {'; '.join(told)}"
             found[node] = text if kind is FaultKind.LOST else found.get(node, text)
     return found
 

@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Fact, Int, decode, to_builtins
+from megatron_ft.core.codec import Fact, Finite, Int, decode, to_builtins
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.restart_policy import JobProgress
 
 VERSION = 1
+MOST_HANGS = 20
+"""Newest reported hangs that are shown where room is short."""
 _MOST_LIVES = 200
 _MOST_FAULTS = 100
 _NO_END_RECORDED = "no end was recorded: its processes were killed, or their host was lost"
@@ -47,6 +49,33 @@ class NodeEnd(Fact, frozen=True, kw_only=True):
     cause: str
 
 
+class ReportedHang(Fact, frozen=True, kw_only=True):
+    """An interval that was reported as a hang, and ended no rank.
+
+    Args:
+        rank: rank that keeps the others waiting, as far as that was found; else the one that was overdue.
+        section: overdue section, or kind of interval.
+        after_s: its beginning, since the start of the first launcher.
+        seconds: from its beginning to the next iteration, or to the end of its cycle.
+        went_on: the ranks made progress later.
+    """
+
+    cycle: Int
+    rank: Int | None
+    section: str
+    iteration: Int | None
+    after_s: Finite
+    seconds: Finite
+    went_on: bool
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The hang in one line."""
+        told = f"for {self.seconds:.0f} s, {'it went on' if self.went_on else 'not restarted'}: {self.text}"
+        return f"reported hang in '{self.section}' of cycle {self.cycle} {told}"
+
+
 class Life(Fact, frozen=True, kw_only=True):
     """From a start of the job's launchers to their end.
 
@@ -60,8 +89,10 @@ class Life(Fact, frozen=True, kw_only=True):
         attribution: class of the failure that ended the job, "storage: disk full"; empty if unknown.
         resumed: the furthest iteration that a cycle went on from.
         stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+        goodput: share of productive steps; null if no iteration has begun.
+        hangs: reported hangs, at most 20.
         restores: cycles whose ranks have restored their state from memory, on the node that wrote this.
-        redone: iterations that these cycles did again; those of unknown number don't count.
+        redone: iterations that were done, lost, and done again.
         decided: all nodes have agreed on this end. It is final.
         left: launchers that never learned the end.
         trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
@@ -85,6 +116,8 @@ class Life(Fact, frozen=True, kw_only=True):
     stalled: Int = 0
     restores: Int = 0
     redone: Int = 0
+    goodput: Finite | None = None
+    hangs: tuple[ReportedHang, ...] = ()
     trained: bool = False
     faults: tuple[Fault, ...] = ()
     decided: bool = False

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.core.codec import Fact, Finite, Int, Message
+from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.waits import RankLag
 
@@ -150,6 +151,9 @@ class JobFacts(Message, frozen=True, kw_only=True):
     last_cause: LastCause | None
     ranks: tuple[RankRow, ...]
     """Ranks of this node."""
+    goodput: Finite | None = None
+    """Share of productive steps so far; None if no iteration has begun."""
+    hangs: tuple[ReportedHang, ...] = ()
     slow_ranks: tuple[RankLag, ...]
     """Ranks of any node that hold the others back, as far as this launcher was told: that at place 0 is."""
     now_ns: Int

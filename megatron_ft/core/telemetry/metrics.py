@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleEnded, CycleStarted, NodeLost, TrainingAgain
+from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleStarted, NodeLost
 from megatron_ft.core.facts.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.goodput.classify import Goodput
+from megatron_ft.core.goodput.accounting import COLLECTIVES, Accounting
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.diagnosis.waits import RankLag
 
@@ -61,6 +61,12 @@ HANGS = Metric(
     kind=MetricKind.COUNTER,
     labels=("section",),
     help="Cycles ended by a hang, by the section (or kind of interval) that was overdue.",
+)
+REPORTED = Metric(
+    name="megatron_ft_reported_hangs_total",
+    kind=MetricKind.COUNTER,
+    labels=("section",),
+    help="Hangs that were reported and ended no rank, by what was overdue.",
 )
 DOWNTIME = Metric(
     name="megatron_ft_downtime_seconds_total",
@@ -113,7 +119,20 @@ RANK_LAG = Metric(
     labels=("rank", "node"),
     help="Share of their time that the others wait for this rank; of the worst eight.",
 )
-METRICS = (RESTARTS, HANGS, DOWNTIME, REDONE, GOODPUT, TIME, ITERATION, TIMEOUT, RANK_LAG, NODE_STATE, SECTIONS)
+METRICS = (
+    RESTARTS,
+    HANGS,
+    REPORTED,
+    DOWNTIME,
+    REDONE,
+    GOODPUT,
+    TIME,
+    ITERATION,
+    TIMEOUT,
+    RANK_LAG,
+    NODE_STATE,
+    SECTIONS,
+)
 
 
 class NodeActivity(enum.Enum):
@@ -147,57 +166,33 @@ class GaugeValues:
     """Values at one moment; None is unknown."""
 
     iteration: int | None = None
-    goodput: Goodput | None = None
+    accounting: Accounting = Accounting()  # noqa: RUF009 - frozen
     timeouts: Mapping[str, float] = field(default_factory=dict)
     nodes: Mapping[str, NodeActivity] = field(default_factory=dict)
     lags: Sequence[RankLag] = ()
 
 
-@dataclass(slots=True)
-class _CycleFacts:
-    host: str = ""
-    """Host at place 0, whose records win."""
-    ended: tuple[str, CycleEnded] | None = None
-    again: tuple[str, TrainingAgain] | None = None
-
-
 class JobMetrics:
-    """Counters of one job by the records of a launcher, or of the launchers of all nodes."""
+    """What the metrics of one job need beside its accounting: lost nodes, and the times of sections."""
 
     def __init__(self) -> None:
-        self._cycles: dict[int, _CycleFacts] = {}
         self._lost: set[str] = set()
         self._sections: dict[str, Histogram] = {}
-        self._hung: Counter[str] = Counter()
-        """Hangs of these records by section."""
-        self._counted: list[Series] | None = None
-        """Counters by the records so far; None if they have to be counted anew."""
         self.is_at_place_0 = False
         """True if the last cycle that began on the node of the last record has it at place 0."""
 
     def hear(self, record: Record, host: str = "") -> None:
-        """Count a record; ``host`` tells the nodes apart if records of several come."""
-        if isinstance(record, CycleStarted | CycleEnded | TrainingAgain):
-            self._counted = None
+        """Take a record; ``host`` tells the nodes apart if records of several come."""
         match record:
             case CycleStarted():
                 self.is_at_place_0 = record.group_rank == 0
                 self._lost -= {host, *record.back}
-                if self.is_at_place_0:
-                    self._of(record.cycle).host = host
-            case CycleEnded():
-                cycle = self._of(record.cycle)
-                if _is_better(host, record.cause is not None, cycle, cycle.ended):
-                    cycle.ended = host, record
-            case TrainingAgain():
-                cycle = self._of(record.cycle)
-                if _is_better(host, True, cycle, cycle.again):
-                    cycle.again = host, record
             case NodeLost():
                 self._lost.add(record.node)
+            case Minute():
+                self._count_sections(record)
 
-    def count_sections(self, minute: Minute) -> None:
-        """Count the sections that have ended on this node in a minute."""
+    def _count_sections(self, minute: Minute) -> None:
         for rank in minute.ranks:
             for name, of in rank.sections.items():
                 if name in (OUT_OF_SECTION, HEARTBEAT):
@@ -209,48 +204,38 @@ class JobMetrics:
                     counts[bisect.bisect_left(SHOWN_BOUNDS_S, end_s)] += count
                 self._sections[name] = Histogram(tuple(counts), before.sum_s + of.total_s)
 
-    def _of(self, cycle: int) -> _CycleFacts:
-        return self._cycles.setdefault(cycle, _CycleFacts())
-
     def series(self, now: GaugeValues, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""
         lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
-        found = [
+        of_node = [
             Series(NODE_STATE, _state_set({**lost, **now.nodes})),
             Series(SECTIONS, {}, {(section,): times for section, times in self._sections.items()}),
         ]
-        if not of_job:
-            return found
-        if self._counted is None:
-            self._counted = [*self._counters()]
-        return [*self._counted, self._hangs(now.timeouts), *_gauges(now), *found]
-
-    def _hangs(self, timeouts: Iterable[str]) -> Series:
-        # a series that doesn't begin with 0 shows no first increase
-        return Series(HANGS, {(section,): self._hung[section] for section in {**dict.fromkeys(timeouts), **self._hung}})
-
-    def _counters(self) -> Iterable[Series]:
-        ends = [each.ended[1] for each in self._cycles.values() if each.ended is not None]
-        agains = [each.again[1] for each in self._cycles.values() if each.again is not None]
-        restarts: Counter[str] = Counter({kind.value: 0 for kind in CauseKind})
-        restarts.update(each.cause.kind.value for each in ends if each.cause and each.action == Action.RESTART.value)
-        self._hung = Counter(each.cause.section for each in ends if each.cause and each.cause.kind is CauseKind.HANG)
-        downtime = dict.fromkeys(PHASES, 0.0)
-        for again in agains:
-            for phase, seconds in again.seconds.items():
-                downtime[phase] = downtime.get(phase, 0.0) + seconds
-        yield Series(RESTARTS, {(kind,): count for kind, count in restarts.items()})
-        yield Series(DOWNTIME, {(phase,): seconds for phase, seconds in downtime.items()})
-        yield Series(REDONE, {(): sum(each.redone or 0 for each in agains)})
+        return [*_counters(now), *_gauges(now), *of_node] if of_job else of_node
 
 
-def _is_better(host: str, tells: bool, cycle: _CycleFacts, known: tuple[str, object] | None) -> bool:
-    """Return True if a record of this host replaces the known one of the same cycle."""
-    return tells and (known is None or host == cycle.host)
+def _counters(now: GaugeValues) -> Iterable[Series]:
+    accounting = now.accounting
+    cycles = [each for each in accounting.cycles if each.cause is not None]
+    restarts = Counter({kind.value: 0 for kind in CauseKind})
+    restarts.update(each.cause.kind.value for each in cycles if each.cause and each.action == Action.RESTART.value)
+    # a series that doesn't begin with 0 shows no first increase
+    hangs, reported = Counter(dict.fromkeys(now.timeouts, 0)), Counter(dict.fromkeys((*now.timeouts, COLLECTIVES), 0))
+    hangs.update(each.cause.section for each in cycles if each.cause and each.cause.kind is CauseKind.HANG)
+    reported.update(each.section for each in accounting.hangs)
+    downtime = dict.fromkeys(PHASES, 0.0)
+    for cycle in accounting.cycles:
+        for phase, seconds in cycle.phases.items():
+            downtime[phase] = downtime.get(phase, 0.0) + seconds
+    yield Series(RESTARTS, {(kind,): count for kind, count in restarts.items()})
+    yield Series(HANGS, {(section,): count for section, count in hangs.items()})
+    yield Series(REPORTED, {(section,): count for section, count in reported.items()})
+    yield Series(DOWNTIME, {(phase,): seconds for phase, seconds in downtime.items()})
+    yield Series(REDONE, {(): 0 if accounting.goodput is None else accounting.goodput.redone})
 
 
 def _gauges(now: GaugeValues) -> Iterable[Series]:
-    goodput = now.goodput
+    goodput = now.accounting.goodput
     yield Series(GOODPUT, {} if goodput is None else {(): goodput.share})
     yield Series(TIME, {} if goodput is None else {(of.value,): seconds for of, seconds in goodput.seconds.items()})
     yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})

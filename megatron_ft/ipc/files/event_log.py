@@ -41,6 +41,7 @@ class EventLog:
 
     def __init__(self, path: str, max_bytes: int = 0) -> None:
         self.path = path
+        self._followers: list[Callable[[Record, int], None]] = []
         self._files = FileQueue()
         self._is_closed = False
         self._lost = 0
@@ -63,6 +64,7 @@ class EventLog:
         local_rank: int | None = None,
         rank: int | None = None,
         cycle: int | None = None,
+        began_ns: int | None = None,
     ) -> EventLog:
         """Create a log for this process in ``directory``; ``name`` distinguishes logs of the same role.
 
@@ -82,6 +84,7 @@ class EventLog:
             local_rank=local_rank,
             rank=rank,
             cycle=cycle,
+            began_ns=began_ns,
         )
         log._header = record_line(now_ns, header)
         log._append(b"")
@@ -90,9 +93,11 @@ class EventLog:
 
     def write(self, record: Record, *, t: int | None = None) -> None:
         """Append one record; ``t`` is its time (monotonic ns) if that isn't now."""
+        now_ns = time.monotonic_ns()
+        for hear in self._followers:
+            hear(record, now_ns if t is None else t)
         if self._is_closed:
             return
-        now_ns = time.monotonic_ns()
         line = record_line(now_ns if t is None else t, record)
         if self._lost:
             line = record_line(now_ns, shared.RecordsLost(count=self._lost)) + line
@@ -103,6 +108,10 @@ class EventLog:
             self._tell("full", "loses records: too many wait for its directory to answer")
         if self._files.stands_for_s() > _TELL_AFTER_S:
             self._tell("silent", f"can't be written: its directory hasn't answered for {_TELL_AFTER_S:g} s")
+
+    def follow(self, hear: Callable[[Record, int], None]) -> None:
+        """Have ``hear`` called with each record and its time (monotonic ns), also if no file is written."""
+        self._followers.append(hear)
 
     def do(self, job: Callable[[], object]) -> None:
         """Run a job in the log's thread, after the writes so far."""

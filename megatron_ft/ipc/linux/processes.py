@@ -69,6 +69,14 @@ def age_s(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+def process_began_ns() -> int:
+    """Return when this process was started, ns of CLOCK_MONOTONIC; now, if /proc doesn't tell."""
+    now_ns = time.monotonic_ns()
+    with contextlib.suppress(OSError):
+        return now_ns - round(age_s(os.getpid()) * 1e9)
+    return now_ns
+
+
 def children(pid: int) -> set[int]:
     """Return the PIDs of the children of a process, zombies and adopted ones included."""
     if not _KERNEL_LISTS_CHILDREN:

@@ -22,8 +22,6 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
-from megatron_ft.core.facts.monitor import Attached, FirstStep
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
@@ -198,8 +196,6 @@ class FaultTolerantAgent(TorchAgent):
         asked = self._machine.handle(event, time.monotonic_ns(), seen)
         if asked or self._machine.phase is not before:
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", asked)
-        if isinstance(event, events.MonitorReport) and isinstance(event.report, Attached | FirstStep | RankHung):
-            self._launcher.telemetry.hear(event.report, time.monotonic_ns(), is_spokesman=False)
         if not self._mailbox.post(asked):
             return
         if isinstance(event, PrintJobLines):
@@ -268,8 +264,6 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.say(text)
             case effects.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
-                at_ns = time.monotonic_ns() if at_ns is None else at_ns
-                self._launcher.telemetry.hear(record, at_ns, is_spokesman=self._machine.is_spokesman)
             case ReadState() | WriteState():
                 self._timeouts_file.act(effect)
             case effects.CycleRetrying():

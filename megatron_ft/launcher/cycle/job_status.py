@@ -9,16 +9,23 @@ import time
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.board.layout import BoardSnapshot
+from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleEnded
+from megatron_ft.core.facts.monitor import RankGone
+from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.goodput.accounting import Accounting, Ledger
+from megatron_ft.core.job.lives import MOST_HANGS
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
-from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.ipc.linux.processes import process_began_ns, read_stat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 _LONGEST_TEXT = 2000
+_SUM_NS, _SELDOM = 5_000_000_000, 50
+"""Least time between two sums for metrics, and the same as a multiple of what the last one took."""
 
 
 class JobStatus:
@@ -30,7 +37,11 @@ class JobStatus:
         self._log_dir = log_dir
         self._monitors = monitors
         self._node = socket.gethostname()
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = process_began_ns()
+        self._ledger = Ledger(self._started_ns)
+        self._accounting = Accounting()
+        self._due_ns = 0
+        """When to sum up next."""
 
     def follow(self, agent: Agent) -> None:
         """Report this agent from now on."""
@@ -48,9 +59,36 @@ class JobStatus:
         boards = {each: self._monitors[each].reading(record.cycle).snapshot for each in record.started}
         return {local_rank: board for local_rank, board in boards.items() if board is not None}
 
-    def restores(self) -> tuple[int, ...]:
-        """Return the iterations redone after each restore from memory of this node's ranks, 0 where unknown."""
-        return () if self._agent is None else tuple(self._agent.restores)
+    def hear(self, record: Record, at_ns: int) -> None:
+        """Take a record that this launcher writes to its event log."""
+        self._ledger.take(Timed(at_ns, 0, "", record))
+
+    def accounting(self, *, at_once: bool = True) -> Accounting:
+        """Return the accounting up to now, with all that monitors have told.
+
+        Unless ``at_once``, the sum may be 5 s old, or older if it takes long, and the last minute may be missing.
+        """
+        if at_once:
+            self._monitors.write_minutes()
+        began_ns = time.monotonic_ns()
+        if at_once or began_ns >= self._due_ns:
+            for board in self.boards().values():
+                self._look(board, began_ns)
+            self._accounting = self._ledger.accounting(began_ns)
+            self._due_ns = began_ns + max(_SUM_NS, _SELDOM * (time.monotonic_ns() - began_ns))
+        return self._accounting
+
+    def _look(self, board: BoardSnapshot, now_ns: int) -> None:
+        """Account for how far a rank is, as if it had gone: the time until now is the training's."""
+        if board.watch_only:
+            return
+        gone = RankGone(
+            rank=board.rank,
+            cycle=board.cycle,
+            iteration=board.iteration,
+            last_transition_ns=board.last_transition_ns or None,
+        )
+        self._ledger.take(Timed(now_ns, 0, "", gone))
 
     @property
     def _record(self) -> CycleRecord | None:
@@ -62,12 +100,13 @@ class JobStatus:
         """True if no other launcher is known to speak for the job."""
         return self._agent is None or self._agent.is_spokesman
 
-    def readings(self) -> GaugeValues:
-        """Return what the metrics show of this node now."""
+    def readings(self, *, is_last: bool = False) -> GaugeValues:
+        """Return what the metrics show of this node now; ``is_last``: however long it takes."""
         boards, agent = self.boards().values(), self._agent
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return GaugeValues(
+            accounting=self.accounting(at_once=is_last),
             iteration=self.last_iteration(),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
             nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},
@@ -80,6 +119,7 @@ class JobStatus:
         met = None if agent is None or agent.started is None else agent.started.met
         max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
+        accounting = self.accounting(at_once=False)
         now_ns = time.monotonic_ns()  # taken after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
@@ -96,6 +136,8 @@ class JobStatus:
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
             last_cause=None if agent is None or agent.failed is None else _last_cause(agent.failed),
+            goodput=None if accounting.goodput is None else accounting.goodput.share,
+            hangs=accounting.hangs[-MOST_HANGS:],
             slow_ranks=() if agent is None else agent.lags.named,
             ranks=make_rows(ranks, paused, now_ns),
             now_ns=now_ns,

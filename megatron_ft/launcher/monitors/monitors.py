@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.pauses import Pauses
@@ -30,7 +29,6 @@ class Monitors:
     Args:
         on_event: gets their reports on ranks.
         on_check: called every second, before the monitors are checked.
-        on_minute: gets what the ranks did in a minute.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class Monitors:
         say: Callable[[str], None],
         on_event: Callable[[events.MonitorReport], None],
         on_check: Callable[[], None],
-        on_minute: Callable[[Minute], None],
     ) -> None:
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
@@ -52,7 +49,7 @@ class Monitors:
         self._log = log
         self._say = say
         self._on_check = on_check
-        self._minutes = NodeMinutes(log, count, on_minute)
+        self._minutes = NodeMinutes(log, count)
         self._slots = [
             MonitorSlot(
                 local_rank,
@@ -144,6 +141,11 @@ class Monitors:
         """Read all pending messages of monitors."""
         for slot in self._slots:
             slot.read()
+
+    def write_minutes(self) -> None:
+        """Write what the ranks did since the last minute, as far as monitors have told it."""
+        self.hear_all()
+        self._minutes.write_all()
 
     def stop(self) -> None:
         """End all monitors and release everything."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from megatron_ft.core.facts.monitor import Minute
@@ -15,16 +13,13 @@ _HOLD_NS = 10_000_000_000
 class NodeMinutes:
     """Holds what monitors report of one minute until all have, or for 10 s: one line for all is a third shorter."""
 
-    def __init__(self, log: EventLog, ranks: int, hear: Callable[[Minute], None]) -> None:
-        """``hear`` gets each report at once."""
+    def __init__(self, log: EventLog, ranks: int) -> None:
         self._log = log
-        self._hear = hear
         self._most = ranks
         self._held: dict[tuple[int, int], tuple[int, Minute]] = {}
         """The minute so far, and since when (monotonic ns), by what its ranks have in common."""
 
     def add(self, minute: Minute, now_ns: int) -> None:
-        self._hear(minute)
         key = minute.cycle, minute.at_ns
         since_ns, before = self._held.get(key, (now_ns, None))
         whole = minute if before is None else replace(before, ranks=(*before.ranks, *minute.ranks))

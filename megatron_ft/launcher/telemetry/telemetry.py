@@ -10,7 +10,6 @@ from typing import Any
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted
-from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.telemetry.notifications import job_ended, notification
 from megatron_ft.launcher.telemetry.event_command import EventCommand
@@ -61,9 +60,9 @@ class Telemetry:
         return set() if self._command is None else self._command.pids()
 
     def hear(self, record: Record, at_ns: int, *, is_spokesman: bool) -> None:
-        """Take a record of this launcher. ``is_spokesman``: this launcher speaks for the job."""
+        """Take what the launcher writes to its event log. ``is_spokesman``: this launcher speaks for the job."""
         if self._metrics is not None:
-            self._metrics.hear(record, at_ns)
+            self._metrics.hear(record)
         if self._traces is not None:
             self._traces.hear(record, at_ns)
         if self._command is None:
@@ -73,11 +72,6 @@ class Telemetry:
             self._tell(told)
         elif told is not None or isinstance(record, CycleStarted):
             self._untold = told
-
-    def count_sections(self, minute: Minute) -> None:
-        """Count the sections of a minute of this node's ranks."""
-        if self._metrics is not None:
-            self._metrics.count_sections(minute)
 
     def speak(self) -> None:
         """Tell the end of the cycle if the launcher that should have is gone."""

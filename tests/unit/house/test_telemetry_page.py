@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.goodput.classify import TimeClass
+from megatron_ft.core.goodput.accounting import TimeClass
 from megatron_ft.core.telemetry import notifications, spans
 from megatron_ft.core.telemetry.metrics import METRICS, NodeActivity
 from tests import ROOT

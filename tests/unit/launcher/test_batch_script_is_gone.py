@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from megatron_ft.core.goodput.accounting import Accounting
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.restart_policy import JobProgress
@@ -21,7 +22,7 @@ SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"
 def ended(ending: Ending = Ending.STOPPED, *, place: int = 0, kind: DecisionKind = DecisionKind.END) -> ResultFile:
     result = ResultFile(NullEventLog(), None, job="j", command=["t.py"], is_first=False, before=JobProgress())
     result.begun(Assignment(Decision(0, "c.0", DecisionKind.START, 0, 2), place))
-    result.ended(LauncherEnd(0, ending), decided=Decision(1, "c.1", kind, 0, 2), iteration=1)
+    result.ended(LauncherEnd(0, ending), decided=Decision(1, "c.1", kind, 0, 2), accounting=Accounting())
     return result
 
 

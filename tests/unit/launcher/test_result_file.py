@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from megatron_ft.core.goodput.accounting import Accounting, CycleSummary
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending, Lives
 from megatron_ft.core.job.restart_policy import JobProgress
@@ -31,12 +32,16 @@ def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
     result = ResultFile(log, str(tmp_path), job="j", command=["t.py"], is_first=True, before=before)
-    result.ended(end, decided=None, iteration=iteration)
+    result.ended(end, decided=None, accounting=reached(iteration))
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert life.trained is trained
 
 
 VERDICT = verdict(text="its launcher exited", restarts_left=1, node=1, name="node1", nodes=2)
+
+
+def reached(iteration: int | None) -> Accounting:
+    return Accounting(cycles=(CycleSummary(cycle=0, begin_ns=0, end_ns=None, outcome="", last_iteration=iteration),))
 
 
 def a_result(directory: Path, *, place: int = 0) -> ResultFile:
@@ -61,8 +66,8 @@ def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_pat
     cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
     cut_off.concluded(VERDICT)
     end = Decision(1, "c.0", DecisionKind.END, 0, 2)
-    other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, iteration=9)
-    cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, accounting=reached(9))
+    cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, accounting=reached(3))
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
     assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
@@ -70,6 +75,8 @@ def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_pat
 
 
 def test_a_launcher_that_lost_the_others_does_not_end_a_job_that_runs(tmp_path: Path) -> None:
-    a_result(tmp_path).ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, iteration=3)
+    a_result(tmp_path).ended(
+        LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, accounting=reached(3)
+    )
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert life.outcome is Ending.RUNNING

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.cli.analysis.cycles import RunSummary, summarize
+from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
 from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
+from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import report_tables
+from megatron_ft.core.facts.launcher import CauseKind
 from tests.support.arrived import line
 
 S = 1_000_000_000
@@ -64,6 +66,9 @@ def first_iteration(rank: int, cycle: int, iteration: int, at: float) -> dict[st
     return {"rank": rank, "cycle": cycle, "iteration": iteration, "at_ns": int(at * S)}
 
 
+AGAIN = {"stop": 0.02, "ranks created": 0.06, "imports": 0.9, "set up": 2.0, "first step": 0.5}
+
+
 def write_kill_then_hang(logs: Logs) -> None:
     """Rank 1 is killed at iteration 25, resumed from 20; rank 0 hangs at iteration 37, resumed from 30."""
     killed = {"type": "rank_killed", "rank": 1, "iteration": 25, "cycle": 0}
@@ -80,6 +85,7 @@ def write_kill_then_hang(logs: Logs) -> None:
         (10.03, "rank_exited", {**survivor, "iteration": 25}),
         (10.04, "cycle_ended", ended(0, "signal", 1, "rank 1 killed by SIGKILL (not sent by ft_launcher)", 25)),
         (10.10, "cycle_started", started(1, 0, 1)),
+        (12.52, "training_again", {"cycle": 1, "seconds": AGAIN, "redone": 5}),
         (23.10, "rank_exited", {**ours, "iteration": 37}),
         (23.20, "cycle_ended", ended(1, "hang", 0, "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)", 37)),
         (23.30, "cycle_started", started(2, 0, 1)),
@@ -111,8 +117,8 @@ def write_kill_then_hang(logs: Logs) -> None:
 
 
 def only_run(directory: Path) -> RunSummary:
-    (run,) = summarize(read_directory(directory))
-    return run
+    (run,) = split_runs(read_directory(directory))
+    return summarize_run(run)
 
 
 def test_restores_from_memory_are_counted_once_per_cycle_with_the_iterations_redone(
@@ -146,89 +152,57 @@ def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     assert (run.world_size, run.exit_code, run.restarts, run.hosts) == (2, 0, 2, ("node-a",))
     killed, hung, last = run.cycles
 
-    assert (killed.outcome, killed.kind, killed.rank, killed.iteration) == ("failed", "signal", 1, 25)
+    assert (killed.outcome, killed.action, killed.iteration) == ("failed", "restart", 25)
+    assert killed.cause is not None
+    assert (killed.cause.kind, killed.cause.rank) == (CauseKind.SIGNAL, 1)
     assert killed.noticed_after_s == pytest.approx(0.02)
-    assert killed.training_again_after_s == pytest.approx(3.0)  # until the *last* rank trains, in cycle 1
+    assert killed.training_again_after_s == pytest.approx(3.48)  # what the launcher's line said
+    assert killed.phases == AGAIN
     assert killed.iterations_redone == 5
     assert killed.fault is not None
     assert (killed.fault.type, killed.fault.rank, killed.fault.iteration) == ("rank_killed", 1, 25)
 
-    assert (hung.outcome, hung.kind, hung.rank, hung.iteration) == ("failed", "hang", 0, 37)
+    assert hung.cause is not None
+    assert (hung.outcome, hung.cause.kind, hung.cause.rank, hung.iteration) == ("failed", CauseKind.HANG, 0, 37)
     assert hung.noticed_after_s == pytest.approx(3.01)
-    assert hung.training_again_after_s == pytest.approx(5.0)
+    assert hung.training_again_after_s is None  # no launcher said so
     assert (hung.first_iteration, hung.last_iteration, hung.iterations_redone) == (20, 37, 7)
 
-    assert (last.outcome, last.kind, last.noticed_after_s, last.iterations_redone) == ("succeeded", None, None, None)
-
-
-def test_the_phases_of_a_restart_add_up(tmp_path: Path) -> None:
-    write_kill_then_hang(Logs(tmp_path))
-    killed = only_run(tmp_path).cycles[0]
-    phases = killed.phases
-    parts = [phases.notice, phases.stop, phases.spawn, phases.imports, phases.setup]
-    assert parts == [pytest.approx(part) for part in (0.02, 0.02, 0.06, 0.9, 2.0)]
-    assert sum(part for part in parts if part is not None) == pytest.approx(killed.training_again_after_s)
+    assert (last.outcome, last.cause, last.noticed_after_s, last.iterations_redone) == ("succeeded", None, None, None)
 
 
 def test_hang_without_an_injected_fault_counts_from_its_section(tmp_path: Path) -> None:
-    """A hang counts from the opening of the overdue section, a death from when it was noticed."""
     write_kill_then_hang(Logs(tmp_path))
     for path in tmp_path.glob("rank-*"):
         path.unlink()
     killed, hung, _ = only_run(tmp_path).cycles
     assert killed.noticed_after_s is None
-    assert killed.training_again_after_s == pytest.approx(2.98)
     assert hung.noticed_after_s == pytest.approx(3.0)
     assert hung.fault is None
 
 
-def test_cycle_that_fails_before_training_delays_both_failures(tmp_path: Path) -> None:
-    """Training goes on only in the cycle after that: both failed cycles wait for it."""
-    logs = Logs(tmp_path)
-    exited = {"local_rank": 0, "pid": 1, "exitcode": 1, "signal": None, "by_us": False}
-    logs.write(
-        "launcher",
-        (1.0, "cycle_started", started(0, 0)),
-        (10.0, "rank_exited", {**exited, "cycle": 0, "rank": 0}),
-        (10.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 8)),
-        (11.0, "cycle_started", started(1, 0)),
-        (12.0, "rank_exited", {**exited, "cycle": 1, "rank": 0}),
-        (12.0, "cycle_ended", ended(1, "crash", 0, "rank 0 exited with code 1")),
-        (13.0, "cycle_started", started(2, 0)),
-    )
-    logs.write(
-        "monitor",
-        (2.0, "first_iteration", first_iteration(0, 0, 0, 2.0)),
-        (14.5, "first_iteration", first_iteration(0, 2, 5, 14.0)),
-    )
-    first, second, _ = only_run(tmp_path).cycles
-    assert first.training_again_after_s == pytest.approx(4.0)
-    assert first.iterations_redone == 3
-    assert second.training_again_after_s == pytest.approx(2.0)
-    assert second.iterations_redone is None
-    assert first.phases.setup is None  # the next cycle never got so far
-
-
-def test_training_goes_on_only_when_every_rank_trains(tmp_path: Path) -> None:
-    """In cycle 1 only rank 0 began an iteration before it failed, too."""
+def test_iterations_are_redone_in_the_next_cycle_that_trains(tmp_path: Path) -> None:
+    """Cycle 1 fails before any iteration, and in cycle 2 only one rank begins one."""
     logs = Logs(tmp_path)
     logs.write(
         "launcher",
         (1.0, "cycle_started", started(0, 0, 1)),
         (10.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 8)),
         (11.0, "cycle_started", started(1, 0, 1)),
-        (13.0, "cycle_ended", ended(1, "crash", 1, "rank 1 exited with code 1")),
-        (14.0, "cycle_started", started(2, 0, 1)),
+        (12.0, "cycle_ended", ended(1, "crash", 0, "rank 0 exited with code 1")),
+        (13.0, "cycle_started", started(2, 0, 1)),
+        (13.5, "cycle_ended", ended(2, "crash", 1, "rank 1 exited with code 1")),
+        (14.0, "cycle_started", started(3, 0, 1)),
     )
     logs.write(
         "monitor",
-        (12.0, "first_iteration", first_iteration(0, 1, 5, 12.0)),
-        (16.0, "first_iteration", first_iteration(0, 2, 5, 16.0)),
-        (17.0, "first_iteration", first_iteration(1, 2, 5, 17.0)),
+        (2.0, "first_iteration", first_iteration(0, 0, 0, 2.0)),
+        (2.0, "first_iteration", first_iteration(1, 0, 0, 2.0)),
+        (13.4, "first_iteration", first_iteration(0, 2, 6, 13.4)),
+        (16.0, "first_iteration", first_iteration(0, 3, 5, 16.0)),
+        (17.0, "first_iteration", first_iteration(1, 3, 5, 17.0)),
     )
-    first, second, _ = only_run(tmp_path).cycles
-    assert first.training_again_after_s == pytest.approx(7.0)
-    assert second.training_again_after_s == pytest.approx(4.0)
+    assert [cycle.iterations_redone for cycle in only_run(tmp_path).cycles] == [3, None, 1, None]
 
 
 def test_fault_is_noticed_by_the_first_failure_that_we_did_not_cause(tmp_path: Path) -> None:
@@ -269,8 +243,9 @@ def test_records_of_nodes_with_different_clocks_are_aligned(tmp_path: Path) -> N
     run = only_run(tmp_path)
     assert run.hosts == ("node-a", "node-b")
     killed = run.cycles[0]
-    assert (killed.kind, killed.rank) == ("signal", 1)  # the node that knows the cause wins
-    assert killed.training_again_after_s == pytest.approx(5.0)  # rank 2 is the last
+    assert killed.cause is not None
+    assert (killed.cause.kind, killed.cause.rank) == (CauseKind.SIGNAL, 1)  # the node that knows the cause wins
+    assert killed.end_ns == DAWN + int(10.3 * S)  # rank 2 is the last
 
 
 def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
@@ -283,7 +258,7 @@ def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
         opened=1000.0,
     )
     again.write("monitor", (1000.8, "attached", {"rank": 0, "cycle": 0, "pid": 1}), opened=1000.4)
-    first, second = summarize(read_directory(tmp_path))
+    first, second = map(summarize_run, split_runs(read_directory(tmp_path)))
     assert len(first.cycles) == 3
     assert len(second.cycles) == 1
     assert second.cycles[0].outcome == "succeeded"
@@ -316,7 +291,7 @@ def test_logs_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch
     together = read_directory(tmp_path, processes=2)
     assert [log.name for log in together] == [log.name for log in alone]
     assert [log.entries for log in together] == [log.entries for log in alone]
-    assert summarize(together) == summarize(alone)
+    assert list(map(summarize_run, split_runs(together))) == list(map(summarize_run, split_runs(alone)))
 
 
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])
@@ -331,23 +306,22 @@ def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path) -> None:
     out = io.StringIO()
     report_tables.print_run(only_run(tmp_path), file=out)
     text = out.getvalue()
-    killed, hung, finished, first, second = (line for line in text.splitlines() if "│" in line)
+    killed, hung, finished, first = (line for line in text.splitlines() if "│" in line)
     assert "2 ranks, 2 restarts" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
         "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25",
         "1",
         "20 ms",
-        "3.00 s",
+        "3.48 s",
         "5",
     ]
     assert "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) after iteration 37" in hung
-    assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "5.00 s", "7"]
+    assert [cell.strip() for cell in hung.strip("│").split("│")][3:] == ["3.01 s", "-", "7"]
     assert [cell.strip() for cell in finished.strip("│").split("│")] == ["2", "finished", "-", "-", "-", "-"]
     assert [cell.strip() for cell in first.strip("│").split("│")] == [
-        *("0 to 1", "20 ms", "20 ms", "-", "60 ms", "-", "900 ms", "2.00 s", "-")
+        *("0 to 1", "20 ms", "60 ms", "900 ms", "2.00 s", "500 ms")
     ]
-    assert second.strip("│").split("│")[0].strip() == "1 to 2"
 
 
 def test_report_command_exits_by_what_the_directory_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

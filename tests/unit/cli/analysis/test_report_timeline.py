@@ -95,7 +95,7 @@ def write_crash(logs: Logs, *, section: bool = True) -> None:
 def test_goodput_of_a_run_classifies_all_its_seconds(tmp_path: Path) -> None:
     """0 to 5 and 6 to 15 count, 6 to 8 were done twice, 9 was never finished the first time."""
     write_crash(Logs(tmp_path))
-    goodput = only(tmp_path).goodput
+    goodput = only(tmp_path).summary.accounting.goodput
     assert goodput is not None
     assert (goodput.iterations, goodput.redone) == (6 + 10, 3)
     found = {each.value: round(seconds, 3) for each, seconds in goodput.seconds.items() if seconds}
@@ -107,12 +107,12 @@ def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
     logs.write("monitor", progress(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
-    assert only(tmp_path).goodput is None
+    assert only(tmp_path).summary.accounting.goodput is None
     (tmp_path / "more").mkdir()
     one = Logs(tmp_path / "more")
     one.write("launcher", (1.0, "cycle_started", started(0, 0)))
     one.write("monitor", progress(0, 0, 2.0, (3.0, ITERATION, 7)))
-    assert only(tmp_path / "more").goodput is None
+    assert only(tmp_path / "more").summary.accounting.goodput is None
 
 
 def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
 
 def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
     offset = analysis.timeline.end_ns - int(analysis.timeline.end_ns / S) * S
-    begin = analysis.timeline.begin_ns - 1 * S  # both logs begin at second 1
+    begin = analysis.timeline.begin_ns
     grid = raster.rasterize(analysis.timeline, np.array([begin + int(edge * S) for edge in edges], dtype=np.int64))
     assert offset >= 0
     names = raster.state_names(analysis.timeline.names)
@@ -203,7 +203,7 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     assert states(analysis, [4, 9, 20, 30, 40, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
     (failure,) = analysis.failures
-    assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 50.0)
+    assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 51.0)
     (window,) = analysis.windows
     assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
     assert window.end_ns == analysis.timeline.end_ns  # where the logs end

@@ -172,6 +172,8 @@ def test_json_has_the_promised_keys() -> None:
         "observe_only": False,
         "paused_s": 3.0,
         "last_cause": {"cycle": 0, "kind": "hang", "rank": 1, "text": "rank 1 hung"},
+        "goodput": None,
+        "reported_hangs": [],
         "slow_ranks": [],
         "ranks": [
             {

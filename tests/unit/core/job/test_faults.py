@@ -35,7 +35,7 @@ def test_a_lost_node_is_bad_until_it_is_back() -> None:
 
 def test_node_that_is_lost_again_stays_bad() -> None:
     faults = [a_fault("a", back=True), a_fault("a", cycle=3, back=True)]
-    assert bad_nodes(faults) == {"a": "2 times: cycle 3"}
+    assert bad_nodes(faults) == {"a": "2 failures: cycle 0; cycle 3"}
 
 
 def test_node_that_was_left_out_stays_bad_when_it_is_back() -> None:
@@ -43,7 +43,7 @@ def test_node_that_was_left_out_stays_bad_when_it_is_back() -> None:
     assert bad_nodes(faults) == {"a": "cycle 0"}
 
 
-@pytest.mark.parametrize(("advanced", "bad"), [(True, {"a": "2 times: cycle 1"}), (False, {})])
+@pytest.mark.parametrize(("advanced", "bad"), [(True, {"a": "2 failures: cycle 0; cycle 1"}), (False, {})])
 def test_ranks_that_fail_where_the_job_gets_on_tell_of_their_node(advanced: bool, bad: dict[str, str]) -> None:
     faults = [a_fault("a", FaultKind.RANK, cycle, advanced=advanced) for cycle in (0, 1)]
     assert bad_nodes(faults) == bad

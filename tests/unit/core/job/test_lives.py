@@ -164,7 +164,7 @@ def test_a_node_is_bad_if_it_was_lost_or_failed_again_in_a_job_that_got_on() -> 
     once = Lives().begun(replace(LIFE, faults=(a_fault("b", 1, advanced=True),)))
     assert once.bad_nodes() == {}
     twice = once.begun(replace(LIFE, faults=(a_fault("b", 0, advanced=True), a_fault("d", 1, FaultKind.LEFT))))
-    assert twice.bad_nodes() == {"b": "2 times: cycle 0", "d": "cycle 1"}
+    assert twice.bad_nodes() == {"b": "2 failures: cycle 1; cycle 0", "d": "cycle 1"}
 
 
 @pytest.mark.parametrize("outcome", Ending)

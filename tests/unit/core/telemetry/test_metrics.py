@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,13 @@ from megatron_ft.core.facts.launcher import (
     CauseKind,
     CycleEnded,
     CycleStarted,
+    HangReported,
     NodeLost,
     TrainingAgain,
 )
+from megatron_ft.core.facts.monitor import FirstIteration
+from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.goodput.accounting import account
 from megatron_ft.core.telemetry.metrics import (
     DOWNTIME,
     HANGS,
@@ -23,6 +28,7 @@ from megatron_ft.core.telemetry.metrics import (
     NODE_STATE,
     RANK_LAG,
     REDONE,
+    REPORTED,
     RESTARTS,
     TIMEOUT,
     GaugeValues,
@@ -42,7 +48,9 @@ def values(
     metrics = JobMetrics()
     for host, record in records:
         metrics.hear(record, host)
-    return {each.metric: each.values for each in metrics.series(readings or GaugeValues(), of_job=True)}
+    told = account([Timed(at, 0, host, record) for at, (host, record) in enumerate(records)])
+    readings = replace(readings or GaugeValues(), accounting=told)
+    return {each.metric: each.values for each in metrics.series(readings, of_job=True)}
 
 
 def started(cycle: int, place: int = 0) -> CycleStarted:
@@ -62,8 +70,14 @@ def test_restart_and_hang_are_counted_by_cause_and_section() -> None:
 
 def test_downtime_and_redone_iterations_add_up_over_cycles() -> None:
     found = values(
+        ("a", started(0)),
+        ("a", FirstIteration(rank=0, cycle=0, iteration=10, at_ns=1)),
+        ("a", CycleEnded(cycle=0, outcome="failed", cause=HANG, action="restart", iteration=19)),
+        ("a", started(1)),
+        ("a", FirstIteration(rank=0, cycle=1, iteration=12, at_ns=4)),
         ("a", TrainingAgain(cycle=1, seconds={"stop": 1.0, "rendezvous": 0.5}, redone=7)),
-        ("a", TrainingAgain(cycle=3, seconds={"stop": 2.0, "set up": 4.0})),
+        ("a", started(2)),
+        ("a", TrainingAgain(cycle=2, seconds={"stop": 2.0, "set up": 4.0})),
     )
     assert {k: v for k, v in found[DOWNTIME].items() if v} == {("stop",): 3.0, ("rendezvous",): 0.5, ("set up",): 4.0}
     assert found[REDONE] == {(): 7}
@@ -82,6 +96,12 @@ def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str)
     found = values(*places, *ended, *((host, agains[host]) for host in order))
     assert (found[RESTARTS][("hang",)], found[RESTARTS][("membership",)]) == (1, 0)
     assert {phase: value for phase, value in found[DOWNTIME].items() if value} == {("stop",): 1.0}
+
+
+def test_reported_hang_is_counted_by_what_was_overdue() -> None:
+    report = HangReported(cycle=0, rank=1, section="step", iteration=3, elapsed_s=9.0)
+    found = values(("a", started(0)), ("a", report), readings=GaugeValues(timeouts={"setup": 30.0}))
+    assert found[REPORTED] == {("setup",): 0, ("collectives",): 0, ("step",): 1}
 
 
 def test_section_with_a_timeout_has_a_count_of_hangs_before_the_first_one() -> None:

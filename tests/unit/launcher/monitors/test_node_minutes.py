@@ -26,8 +26,8 @@ def minute(rank: int, *, at_s: int = 60) -> Minute:
 
 
 def test_minutes_of_all_ranks_are_one_line() -> None:
-    log, heard = Log(), list[Minute]()
-    minutes = NodeMinutes(log, 3, heard.append)
+    log = Log()
+    minutes = NodeMinutes(log, 3)
     for rank in (0, 2, 1):
         assert log.lines == []
         minutes.add(minute(rank), 0)

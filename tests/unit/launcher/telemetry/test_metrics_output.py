@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.goodput.accounting import account
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
 from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
-from tests.support.status_facts import snapshot
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
 
@@ -22,11 +22,9 @@ CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"),
 class Node:
     """A node that trains."""
 
-    def readings(self) -> GaugeValues:
-        return GaugeValues(iteration=7, nodes={"a": NodeActivity.TRAINING})
-
-    def boards(self) -> dict[int, BoardSnapshot]:
-        return {0: snapshot(ring_head=4)}
+    def readings(self, *, is_last: bool = False) -> GaugeValues:
+        told = account([Timed(1, 0, "", CRASH)] if is_last else [])
+        return GaugeValues(accounting=told, iteration=7, nodes={"a": NodeActivity.TRAINING})
 
 
 def minute_of(lengths_s: list[float]) -> Minute:
@@ -42,8 +40,7 @@ def minute_of(lengths_s: list[float]) -> Minute:
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
     output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=pytest.fail)
-    output.hear(CycleStarted(cycle=0, group_rank=0), 1)
-    output.hear(CRASH, 2)
+    output.hear(CycleStarted(cycle=0, group_rank=0))
     output.look(Node())
     output.close()
     shown = path.read_text().splitlines()
@@ -55,8 +52,8 @@ def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_
 def test_served_metrics_are_those_of_the_last_look() -> None:
     said: list[str] = []
     output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
-    output.hear(CycleStarted(cycle=0, group_rank=0), 1)
-    output.count_sections(minute_of([0.3, 0.3]))
+    output.hear(CycleStarted(cycle=0, group_rank=0))
+    output.hear(minute_of([0.3, 0.3]))
     output.look(Node())
     port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

@@ -14,6 +14,7 @@ from megatron_ft.core.facts.launcher import (
     CauseKind,
     CycleEnded,
     CycleStarted,
+    HangReported,
     Meeting,
     Paused,
     RankExited,
@@ -26,7 +27,7 @@ from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.goodput.classify import Goodput, TimeClass, classify
+from megatron_ft.core.goodput.accounting import Accounting, Goodput, Ledger, TimeClass, account
 from megatron_ft.core.memory.snapshots import SnapshotKey
 
 S = 1_000_000_000
@@ -41,7 +42,7 @@ def timed(events: list[At]) -> list[Timed[Record]]:
 
 
 def goodput(*events: At) -> Goodput:
-    found = classify(timed(list(events)))
+    found = account(timed(list(events))).goodput
     assert found is not None
     return found
 
@@ -103,7 +104,6 @@ def test_a_crash_costs_its_redone_steps_the_restart_and_the_wait_for_nodes() -> 
         "restart": 1.0 + 7.0,
         "after_the_end": 2.0,
     }
-    assert found.restart_s == {"stop": 1.0, "spawn": 1.0, "user_code": 1.0, "imports": 1.0, "setup": 4.0}
     assert (found.iterations, found.redone) == (10 + 21, 10)
     assert found.total_s == pytest.approx(62.0)
     assert found.share == pytest.approx(found.seconds[TimeClass.PRODUCTIVE] / 62.0)
@@ -117,7 +117,7 @@ def test_time_from_a_hang_to_its_verdict_is_detection() -> None:
 def test_a_restore_from_memory_is_cut_out_of_the_restart() -> None:
     restored = SnapshotRestored(cycle=1, key=SnapshotKey(0, 10), seconds=2.0)
     found = goodput(*RUN, (39.0, restored))
-    assert (found.seconds[TimeClass.LOAD], found.restart_s["setup"]) == (2.0, 2.0)
+    assert (found.seconds[TimeClass.LOAD], found.seconds[TimeClass.RESTART]) == (2.0, 6.0)
 
 
 def test_a_pause_counts_where_a_single_iteration_was_in_progress() -> None:
@@ -126,7 +126,7 @@ def test_a_pause_counts_where_a_single_iteration_was_in_progress() -> None:
     assert TimeClass.PAUSED.value not in seconds(goodput(*RUN, *paused))
     alone = [*RUN[:4], hang(0, 25.0, 30.0), ends(0, 31.0, 0), (32.0, RunEnded())]
     found = goodput(*alone, *paused)
-    assert (found.seconds[TimeClass.PAUSED], found.seconds[TimeClass.PRODUCTIVE]) == (3.0, 12.0)
+    assert (found.seconds[TimeClass.PAUSED], found.seconds[TimeClass.REDONE]) == (3.0, 12.0)
 
 
 def minute(cycle: int, iterations: tuple[Any, ...], save: Any = (), total: float = 0.0) -> At:
@@ -147,19 +147,97 @@ def test_minutes_tell_when_iterations_began_and_what_saves_took() -> None:
 
 
 def test_iterations_done_three_times_count_once() -> None:
-    """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing."""
+    """Iterations 0 to 9, again from 6, again from 2: of cycle 0 only 0 and 1 count, of cycle 1 nothing. The step in
+    which the last cycle fails is lost."""
     events: list[At] = []
     for cycle, at, first, last in ((0, 0.0, 0, 10), (1, 30.0, 6, 11), (2, 60.0, 2, 11)):
         events += begins(cycle, at, first, training=at + 5.0)
         events += [crash(cycle, at + 20.0), ends(cycle, at + 21.0, last)]
     found = goodput(*events)
     assert (found.iterations, found.redone) == (2 + 0 + 9, 8 + 5)
-    assert found.seconds[TimeClass.REDONE] == pytest.approx(15 * 9 / 11 + 15)
+    assert found.seconds[TimeClass.REDONE] == pytest.approx(15 * 9 / 11 + 15 + 1.5)
 
 
 def test_a_life_without_iterations_has_no_goodput() -> None:
-    assert classify(timed([event for event in RUN if not isinstance(event[1], FirstIteration)])) is None
-    assert classify([]) is None
+    assert account(timed([event for event in RUN if not isinstance(event[1], FirstIteration)])).goodput is None
+    assert account([]) == Accounting()
+
+
+def observed(cycle: int, since: float, at: float, iteration: int, rank: int = 0) -> At:
+    times: dict[str, Any] = {"at_ns": int(at * S), "since_ns": int(since * S), "elapsed_s": at - since}
+    known: dict[str, Any] = {"kind": "section", "section": "step", "timeout_s": 5.0, "observed_only": True}
+    return at, RankHung(rank=rank, cycle=cycle, iteration=iteration, **known, **times)
+
+
+def reviewed(cycle: int, since: float, at: float, iteration: int) -> At:
+    text = "rank 1 in 'step', in train.py:10"
+    return at, HangReported(cycle=cycle, rank=1, section="step", iteration=iteration, elapsed_s=at - since, text=text)
+
+
+HUNG: list[At] = [*RUN[:4], minute(0, (0, 10.0, 20, 30.0)), observed(0, 30.0, 36.0, 20), reviewed(0, 30.0, 36.5, 20)]
+
+
+def test_reported_hang_is_hung_from_its_first_second_until_the_end_of_the_cycle() -> None:
+    stopped = [(100.0, CycleEnded(cycle=0, outcome="stopped", iteration=20)), (101.0, RunEnded(exit_code=1))]
+    told = account(timed([*HUNG, last_event(0, 30.0), *stopped]))
+    assert told.goodput is not None
+    found = seconds(told.goodput)
+    assert (found["hung"], found["productive_step"], found["after_the_end"]) == (70.0, 20.0, 1.0)
+    (hang,) = told.hangs
+    assert (hang.rank, hang.section, hang.after_s, hang.seconds, hang.went_on) == (1, "step", 30.0, 70.0, False)
+    assert hang.line == "reported hang in 'step' of cycle 0 for 70 s, not restarted: rank 1 in 'step', in train.py:10"
+
+
+def test_goodput_falls_while_a_job_hangs_and_nothing_ends_it() -> None:
+    """As the launcher feeds it, which looks at the boards of its ranks each second."""
+    ledger = Ledger(WALL)
+    for event in timed(HUNG):
+        ledger.take(event)
+    shares = []
+    for now in (40, 60, 80):
+        gone = RankGone(rank=0, cycle=0, iteration=20, last_transition_ns=30 * S)
+        ledger.take(Timed(WALL + now * S, WALL, "", gone))
+        found = ledger.accounting(WALL + now * S)
+        assert found.goodput is not None
+        shares.append(found.goodput.share)
+        assert found.goodput.seconds[TimeClass.HUNG] == now - 30
+        assert found.hangs[0].seconds == now - 30
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_interval_that_was_reported_and_ended_counts_as_what_it_was() -> None:
+    went_on = [minute(0, (21, 50.0, 30, 59.0)), last_event(0, 59.0), ends(0, 60.0, 30, "succeeded")]
+    told = account(timed([*HUNG, *went_on]))
+    assert told.goodput is not None
+    assert told.goodput.seconds[TimeClass.HUNG] == 0.0
+    assert [(each.seconds, each.went_on) for each in told.hangs] == [(20.0, True)]
+
+
+def test_failure_that_nobody_saw_at_once_costs_one_lost_step_and_then_detection() -> None:
+    """Steps of a second; the last one began at 30 s, and its rank ended 60 s later, of a timeout of its own."""
+    events = [*RUN[:4], minute(0, (0, 10.0, 20, 30.0)), crash(0, 90.0), ends(0, 91.0, 20)]
+    found = seconds(goodput(*events))
+    assert (found["productive_step"], found["redone_step"], found["detection"]) == (20.0, 1.0, 59.0)
+
+
+def test_save_that_the_end_of_its_rank_cuts_off_is_a_save() -> None:
+    row = [0, 0, 60, 0, [10, 28.0, 20, 40.0], [0, 0, -1, -1, 15.0, 0, []]]
+    cut = 60.0, Minute(cycle=1, at_ns=0, names=("checkpointing",), ranks=(row,))
+    assert seconds(goodput(*RUN, cut))["checkpoint_save"] == 15.0
+
+
+def test_start_of_the_launcher_is_a_class_of_its_own() -> None:
+    found = account(timed(RUN), begin_ns=WALL - 36 * S).goodput
+    assert found is not None
+    assert found.seconds[TimeClass.LAUNCH] == 36.0
+
+
+def test_job_that_waits_for_its_next_cycle_is_not_at_its_end() -> None:
+    failed = CycleEnded(cycle=0, outcome="failed", cause=Cause(rank=0, kind=CauseKind.CRASH), action="restart")
+    found = account(timed([*RUN[:4], crash(0, 30.0), (31.0, failed)]), end_ns=WALL + 40 * S).goodput
+    assert found is not None
+    told = seconds(found)
+    assert (told["restart"], told["waiting_for_nodes"], "after_the_end" in told) == (1.0, 4.0 + 9.0, False)
 
 
 MOMENTS = st.integers(0, 100).map(float)
@@ -170,6 +248,9 @@ RECORDS: st.SearchStrategy[list[At]] = st.one_of(
         lambda a: [ends(*a)]
     ),
     st.tuples(CYCLES, MOMENTS, MOMENTS).map(lambda a: [hang(a[0], min(a[1:]), max(a[1:]))]),
+    st.tuples(CYCLES, MOMENTS, MOMENTS, st.integers(0, 60)).map(
+        lambda a: [observed(a[0], min(a[1:3]), max(a[1:3]), a[3])]
+    ),
     st.tuples(CYCLES, MOMENTS).map(lambda a: [crash(*a)]),
     st.tuples(CYCLES, MOMENTS).map(lambda a: [last_event(*a)]),
     st.tuples(MOMENTS, MOMENTS).map(lambda a: [(min(a), Paused()), (max(a), Resumed())]),
@@ -188,10 +269,9 @@ def test_the_classes_of_any_life_add_up_to_it(parts: list[list[At]], begin: floa
     """Records in any order, of moments that contradict each other, inside and outside of the life."""
     events = [event for part in parts for event in part]
     begin_ns = WALL + int(begin * S)
-    found = classify(timed(events), begin_ns=begin_ns, end_ns=begin_ns + int(length * S))
+    found = account(timed(events), begin_ns=begin_ns, end_ns=begin_ns + int(length * S)).goodput
     if found is None:
         return
     assert found.total_s == pytest.approx(length, abs=1e-6)
     assert min(found.seconds.values()) >= 0
-    assert sum(found.restart_s.values()) == pytest.approx(found.seconds[TimeClass.RESTART], abs=1e-6)
     assert min(found.iterations, found.redone) >= 0
