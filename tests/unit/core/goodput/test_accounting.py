@@ -221,9 +221,8 @@ def test_failure_that_nobody_saw_at_once_costs_one_lost_step_and_then_detection(
 
 
 def test_save_that_the_end_of_its_rank_cuts_off_is_a_save() -> None:
-    row = [0, 0, 60, 0, [10, 28.0, 20, 40.0], [0, 0, -1, -1, 15.0, 0, []]]
-    cut = 60.0, Minute(cycle=1, at_ns=0, names=("checkpointing",), ranks=(row,))
-    assert seconds(goodput(*RUN, cut))["checkpoint_save"] == 15.0
+    row = RankMinute(0, 0.0, 60.0, 0, ((10, 28.0), (20, 40.0)), {"checkpointing": SectionMinute(open_s=15.0)})
+    assert seconds(goodput(*RUN, (60.0, Minute(cycle=1, at_ns=0, ranks=(row,)))))["checkpoint_save"] == 15.0
 
 
 def test_start_of_the_launcher_is_a_class_of_its_own() -> None:
