@@ -19,10 +19,11 @@ from msgspec import structs
 
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.core.facts.reported_hang import MOST_HANGS
 from megatron_ft.core.goodput.accounting import Accounting
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.lives import MOST_HANGS, Ending, Life, Lives, NodeEnd
+from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.core.job.messages import REFUSED, Verdict
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.wording import printable

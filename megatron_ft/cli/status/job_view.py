@@ -22,8 +22,9 @@ from megatron_ft.core.codec import Fact, Finite, Int
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.lives import Ending, Life, ReportedHang
+from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.wording import counted, listed
 
 _RESTARTS = "restart"

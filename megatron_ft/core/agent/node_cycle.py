@@ -23,7 +23,6 @@ from megatron_ft.core.job.restart_policy import NodeState, Reached
 from megatron_ft.core.messages.monitor_messages import Observation, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
-from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure, was_ending
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot

@@ -275,6 +275,11 @@ class CycleEnded(Fact, frozen=True, kw_only=True):
     noticed_ns: Moment | None = None
     ending_ns: Moment | None = None
 
+    @property
+    def restarts(self) -> bool:
+        """True if another cycle follows."""
+        return self.action == "restart"
+
 
 class NodeLost(Fact, frozen=True, kw_only=True):
     """A node has left a cycle unasked, or isn't heard of any more. One launcher of the job writes it.

@@ -29,7 +29,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.board.intervals import CHECKPOINTING
-from megatron_ft.core.diagnosis.cycle_cause import describe_hang
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import (
     Cause,
@@ -47,10 +46,9 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
 from megatron_ft.core.facts.rank import FaultInjected
+from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.job.lives import ReportedHang
-from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.times import earliest
 
 Span = tuple[int, int]
@@ -141,7 +139,7 @@ class CycleSummary:
     begin_ns: int
     end_ns: int | None
     outcome: str
-    action: str = ""
+    restarts: bool = False
     cause: Cause | None = None
     iteration: int | None = None
     first_iteration: int | None = None
@@ -227,8 +225,7 @@ class Ledger:
             again = earliest(again, cycle.first)
         for cycle, again, following in zip(cycles, reversed(firsts), [*cycles[1:], None], strict=True):
             sums.add(cycle, again, following, TimeClass.START_UP if cycle is cycles[0] else TimeClass.RESTART)
-        restarts = cycles[-1].action == Action.RESTART.value
-        sums.take(TimeClass.WAITING if restarts else TimeClass.AFTER_END, end_ns)
+        sums.take(TimeClass.WAITING if cycles[-1].restarts else TimeClass.AFTER_END, end_ns)
         return Goodput(
             seconds={each: ns / 1e9 for each, ns in sums.ns.items()}, iterations=sums.iterations, redone=sums.redone
         )
@@ -354,7 +351,9 @@ class _Cycle:
         key = verdict.timed, verdict.iteration
         known = self.overdue.get(key)
         if known is None:
-            text = describe_hang(verdict)
+            text = (
+                f"rank {verdict.rank} was overdue after {verdict.elapsed_s:.1f} s (timeout {verdict.timeout_s:.1f} s)"
+            )
             known = _Overdue(verdict.rank, verdict.timed, verdict.iteration, since_ns, at_ns, text)
             self.overdue[key] = known
         known.since_ns = min(known.since_ns, since_ns)
@@ -413,8 +412,9 @@ class _Cycle:
         return "unknown" if self.end is None else self.end.outcome
 
     @property
-    def action(self) -> str:
-        return next((each.record.action for each in self.ends if each.record.action), "")
+    def restarts(self) -> bool:
+        """True if another cycle follows."""
+        return any(each.record.restarts for each in self.ends)
 
     @property
     def reached(self) -> int | None:
@@ -487,7 +487,7 @@ class _Cycle:
             begin_ns=self.newest_ns if self.began_ns is None else self.began_ns,
             end_ns=self.ended_ns,
             outcome=self.outcome,
-            action=self.action,
+            restarts=self.restarts,
             cause=cause,
             iteration=None if end is None else end.iteration,
             first_iteration=self.first,
@@ -549,7 +549,7 @@ class _Sums:
         if hung:
             self.take(TimeClass.HUNG, earliest(noticed_ns, cycle.ended_ns) or cycle.newest_ns)
         self.take(TimeClass.DETECTION, noticed_ns)
-        if following is not None or cycle.action == Action.RESTART.value:
+        if following is not None or cycle.restarts:
             self.take(TimeClass.RESTART, cycle.ended_ns)
 
     def _add_steps(self, cycle: _Cycle, end_ns: int, again: int | None, *, is_known: bool) -> None:

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from megatron_ft.core.codec import Fact, Finite, Int, decode, to_builtins
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.job.faults import Fault, back_again, bad_nodes
 from megatron_ft.core.job.restart_policy import JobProgress
 
 VERSION = 1
-MOST_HANGS = 20
-"""Newest reported hangs that are shown where room is short."""
 _MOST_LIVES = 200
 _MOST_FAULTS = 100
 _NO_END_RECORDED = "no end was recorded: its processes were killed, or their host was lost"
@@ -47,33 +46,6 @@ class NodeEnd(Fact, frozen=True, kw_only=True):
     node: str
     exit_code: Int
     cause: str
-
-
-class ReportedHang(Fact, frozen=True, kw_only=True):
-    """An interval that was reported as a hang, and ended no rank.
-
-    Args:
-        rank: rank that keeps the others waiting, as far as that was found; else the one that was overdue.
-        section: overdue section, or kind of interval.
-        after_s: its beginning, since the start of the first launcher.
-        seconds: from its beginning to the next iteration, or to the end of its cycle.
-        went_on: the ranks made progress later.
-    """
-
-    cycle: Int
-    rank: Int | None
-    section: str
-    iteration: Int | None
-    after_s: Finite
-    seconds: Finite
-    went_on: bool
-    text: str
-
-    @property
-    def line(self) -> str:
-        """The hang in one line."""
-        told = f"for {self.seconds:.0f} s, {'it went on' if self.went_on else 'not restarted'}: {self.text}"
-        return f"reported hang in '{self.section}' of cycle {self.cycle} {told}"
 
 
 class Life(Fact, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ from megatron_ft.core.facts.launcher import PHASES, CauseKind, CycleStarted, Nod
 from megatron_ft.core.facts.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.goodput.accounting import COLLECTIVES, Accounting
-from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.diagnosis.waits import RankLag
 
 SHOWN_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
@@ -218,7 +217,7 @@ def _counters(now: GaugeValues) -> Iterable[Series]:
     accounting = now.accounting
     cycles = [each for each in accounting.cycles if each.cause is not None]
     restarts = Counter({kind.value: 0 for kind in CauseKind})
-    restarts.update(each.cause.kind.value for each in cycles if each.cause and each.action == Action.RESTART.value)
+    restarts.update(each.cause.kind.value for each in cycles if each.cause and each.restarts)
     # a series that doesn't begin with 0 shows no first increase
     hangs, reported = Counter(dict.fromkeys(now.timeouts, 0)), Counter(dict.fromkeys((*now.timeouts, COLLECTIVES), 0))
     hangs.update(each.cause.section for each in cycles if each.cause and each.cause.kind is CauseKind.HANG)

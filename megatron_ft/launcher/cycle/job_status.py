@@ -12,9 +12,9 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.facts.monitor import RankGone
+from megatron_ft.core.facts.reported_hang import MOST_HANGS
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.goodput.accounting import Accounting, Ledger
-from megatron_ft.core.job.lives import MOST_HANGS
 from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity

@@ -152,7 +152,7 @@ def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     assert (run.world_size, run.exit_code, run.restarts, run.hosts) == (2, 0, 2, ("node-a",))
     killed, hung, last = run.cycles
 
-    assert (killed.outcome, killed.action, killed.iteration) == ("failed", "restart", 25)
+    assert (killed.outcome, killed.restarts, killed.iteration) == ("failed", True, 25)
     assert killed.cause is not None
     assert (killed.cause.kind, killed.cause.rank) == (CauseKind.SIGNAL, 1)
     assert killed.noticed_after_s == pytest.approx(0.02)
