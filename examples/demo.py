@@ -21,8 +21,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_ft.cli.analysis.cycles import RunSummary, summarize
+from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
+from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render.report_tables import print_run
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.rank import FaultInjected, not_fired
@@ -102,7 +103,7 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
     code = run_job(out / "disturbed", ranks, [f"--fault-plan={os.path.relpath(FAULT_PLAN)}", *training_args])
     headline(f"what happened in these {time.monotonic() - started:.0f} s")
     logs = read_directory(out / "disturbed" / "logs")
-    runs = summarize(logs)
+    runs = list(map(summarize_run, split_runs(logs)))
     if len(runs) != 1:
         return [f"the event logs tell of {len(runs)} runs, not of 1"]
     print_run(runs[0])
@@ -126,8 +127,12 @@ def find_problems(run: RunSummary, faults: Sequence[PlannedFault], logs: Sequenc
     by_number = {cycle.cycle: cycle for cycle in run.cycles}
     for fault in faults:
         cycle = by_number.get(fault.cycle)
-        if cycle is not None and (cycle.kind, cycle.rank) != (EXPECTED_KIND.get(fault.type, "crash"), fault.rank):
-            problems.append(f"cycle {fault.cycle} ended otherwise than planned: {cycle.text or cycle.outcome}")
+        cause = None if cycle is None else cycle.cause
+        expected = EXPECTED_KIND.get(fault.type, "crash"), fault.rank
+        if cycle is not None and (cause is None or (cause.kind.value, cause.rank) != expected):
+            problems.append(
+                f"cycle {fault.cycle} ended otherwise than planned: {cause.text if cause else cycle.outcome}"
+            )
     if run.cycles and run.cycles[-1].outcome != "succeeded":
         problems.append(f"the last cycle {run.cycles[-1].outcome}")
     return problems
