@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.core.messages.fork_server_messages import Orders
 from megatron_ft.core.rank_variables import without_ranks
 from megatron_ft.launcher.base.rank_environment import rank_environment
-from megatron_ft.run_ahead.orders import Orders
 
 _FLAGS = {name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names}
 _FLAGS |= {each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag} | {"m"}
@@ -38,3 +38,14 @@ def find_script(argv: Sequence[str], environ: Mapping[str, str]) -> Orders | Non
     if ranks.strip() != "1":
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torch does for the ranks
     return Orders([sys.executable, "-u", *module, *words], without_ranks(environment))
+
+
+def why_fresh(argv: Sequence[str]) -> str | None:
+    """Return why ranks with this command can't be forked; None if they can. torch builds it: interpreter, "-u", ..."""
+    if argv[0] != sys.executable:
+        return "the ranks aren't run by this Python"
+    if len(argv) < 3 or argv[1] != "-u":
+        return "the ranks' interpreter has options of its own"
+    if argv[2].startswith("-") and (argv[2] != "-m" or len(argv) < 4):
+        return "the script isn't a file"
+    return None

@@ -34,8 +34,8 @@ from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, 
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
-from megatron_ft.launcher.spawn.fork_server import ServerProcess
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 _Say = Callable[[str], None]
 

@@ -16,7 +16,9 @@ from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
 from megatron_ft.core.node_problems import segment_file
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.ipc.net.secret import read_secret
@@ -33,21 +35,20 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
+from megatron_ft.launcher.early_command_line import why_fresh
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import numa, process_tree
+from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
-from megatron_ft.launcher.processes.process_tree import Children
+from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner, Ranks, find_setpriv
-from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
-from megatron_ft.launcher.spawn.rank_logs import inherited_streams
+from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 
 
 class LauncherNode:
@@ -155,7 +156,6 @@ class LauncherNode:
                 server.end(set)  # started by the early parse of the command line
             return None
         forking = ForkingSpawner(
-            fresh=FreshInterpreterSpawner(),
             server=server,
             preload=options.preload,
             reactor=self._reactor,
@@ -264,7 +264,7 @@ class LauncherNode:
             run_dir=self._run_dir,
             variables=variables,
             forking=self._forking,
-            spawn=(self._forking or FreshInterpreterSpawner()).spawn,
+            spawn=Spawner(self._forking).spawn,
             termination=termination,
         )
         return NodeRanks(
@@ -289,7 +289,7 @@ class LauncherNode:
             self.monitors.start()
             self._keeper.listen()
             if self._forking is not None:
-                self._forking.prepare(command)
+                self._forking.prepare(command, why_fresh(command))
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 

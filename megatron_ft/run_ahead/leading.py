@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_EXPRESSIONS = (
-    *(ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Set, ast.Dict),
-    *(ast.JoinedStr, ast.FormattedValue, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Starred),
-    *(ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop, ast.keyword),
+_STATEMENTS = (
+    *(ast.Pass, ast.Global, ast.Raise, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign),
+    *(ast.Delete, ast.Assert, ast.Expr, ast.If),
 )
+"""Statements that do nothing but what their expressions do."""
 _READ_MODULES = ("time.", "datetime.", "os.path.", "platform.", "typing.", "dataclasses.", "functools.", "collections.")
 """Modules whose functions only read, but for ``time.sleep``."""
-_READERS = frozenset(
-    {
-        *("logging.getLogger", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.getpid", "re.compile"),
-        *("pathlib.Path", "pathlib.Path.cwd", "pathlib.Path.home", "enum.Enum", "contextlib.contextmanager"),
-        *("importlib.util.find_spec", "importlib.metadata.version"),
-    }
-)
-_BUILTINS = frozenset(
-    {
-        *("abs", "all", "any", "bool", "bytes", "dict", "enumerate", "float", "frozenset", "getattr", "hasattr", "int"),
-        *("isinstance", "issubclass", "len", "list", "max", "min", "range", "repr", "reversed", "round", "set"),
-        *("sorted", "str", "sum", "tuple", "type", "vars", "zip"),
-    }
-)
-_METHODS = frozenset(
-    {
-        *("absolute", "as_posix", "endswith", "exists", "format", "get", "is_dir", "is_file", "items", "join"),
-        *("joinpath", "keys", "lower", "lstrip", "partition", "replace", "resolve", "rpartition", "rsplit", "rstrip"),
-        *("split", "startswith", "strip", "upper", "values", "with_name", "with_suffix"),
-    }
-)
+_READERS = {
+    *("abs", "all", "any", "bool", "bytes", "dict", "enumerate", "float", "frozenset", "getattr", "hasattr", "int"),
+    *("isinstance", "issubclass", "len", "list", "max", "min", "range", "repr", "reversed", "round", "set", "sorted"),
+    *("str", "sum", "tuple", "type", "vars", "zip"),
+    *("logging.getLogger", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.getpid", "re.compile"),
+    *("pathlib.Path", "pathlib.Path.cwd", "pathlib.Path.home", "contextlib.contextmanager"),
+    *("importlib.util.find_spec", "importlib.metadata.version"),
+}
+_METHODS = {
+    *("absolute", "as_posix", "endswith", "exists", "format", "get", "is_dir", "is_file", "items", "join"),
+    *("joinpath", "keys", "lower", "lstrip", "partition", "replace", "resolve", "rpartition", "rsplit", "rstrip"),
+    *("split", "startswith", "strip", "upper", "values", "with_name", "with_suffix"),
+}
 """Methods of texts, paths and dictionaries that only read."""
-_CHANGERS = frozenset(
-    {
-        *("os.environ.setdefault", "os.environ.update", "os.environ.pop"),
-        *("sys.path.append", "sys.path.insert", "sys.path.extend", "sys.path.remove", "sys.path.pop"),
-        *("warnings.filterwarnings", "warnings.simplefilter"),
-    }
-)
+_CHANGERS = {
+    *("os.environ.setdefault", "os.environ.update", "os.environ.pop"),
+    *("sys.path.append", "sys.path.insert", "sys.path.extend", "sys.path.remove", "sys.path.pop"),
+    *("warnings.filterwarnings", "warnings.simplefilter"),
+}
 _VOUCH = "fork_point"
 
 
@@ -61,24 +52,25 @@ class Changes:
 
     def __init__(self) -> None:
         self._environment: dict[str, str | None] = {}
-        self._added: list[str] = []
-        self._removed: list[tuple[int, str]] = []
-        self._filters: list[Any] = []
+        self._added: list[tuple[list[Any], Any]] = []
+        self._removed: list[tuple[list[Any], int, Any]] = []
 
     def apply(self, act: Callable[[], object]) -> None:
         """Call ``act`` and note what it changes."""
-        environment, path, filters = dict(os.environ._data), list(sys.path), list(warnings.filters)  # type: ignore[attr-defined]
+        environment = dict(os.environ._data)  # type: ignore[attr-defined]
+        lists: list[list[Any]] = [sys.path, warnings.filters]  # type: ignore[list-item]
+        before = [[*each] for each in lists]
         try:
             act()
         finally:
             after = os.environ._data  # type: ignore[attr-defined]
             for name in environment.keys() | after.keys():
                 if environment.get(name) != after.get(name):
-                    before = environment.get(name)
-                    self._environment.setdefault(os.fsdecode(name), None if before is None else os.fsdecode(before))
-            self._added += [entry for entry in sys.path if entry not in path]
-            self._removed += [(index, entry) for index, entry in enumerate(path) if entry not in sys.path]
-            self._filters += [each for each in warnings.filters if each not in filters]
+                    value = environment.get(name)
+                    self._environment.setdefault(os.fsdecode(name), None if value is None else os.fsdecode(value))
+            for now, then in zip(lists, before, strict=True):
+                self._added += [(now, entry) for entry in now if entry not in then]
+                self._removed += [(now, index, entry) for index, entry in enumerate(then) if entry not in now]
 
     def undo(self) -> None:
         """Undo the changes; those that imported modules have made stay."""
@@ -87,13 +79,11 @@ class Changes:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for entry in self._added:
-            if entry in sys.path:
-                sys.path.remove(entry)
-        for index, entry in self._removed:
-            sys.path.insert(index, entry)
-        left = [each for each in warnings.filters if each not in self._filters]
-        warnings.filters[:] = left  # type: ignore[index]
+        for entries, entry in self._added:
+            with contextlib.suppress(ValueError):
+                entries.remove(entry)
+        for entries, index, entry in self._removed:
+            entries.insert(index, entry)
 
 
 class LeadingStatements:
@@ -137,53 +127,40 @@ class LeadingStatements:
         return last
 
     def _take(self, node: ast.stmt) -> None:
+        """Follow one statement.
+
+        Raises:
+            EndError: it does something.
+            ImportError: it imports what isn't there.
+        """
         match node:
             case ast.Import() | ast.ImportFrom():
                 self._import(node)
-            case ast.Try():
-                self._try(node)
-            case ast.If() if not self._is_skipped(node):
+            case ast.Try():  # with its fallback, as the script will
+                try:
+                    self._take_all(node.body)
+                except ImportError:
+                    self._take_all([each for handler in node.handlers for each in handler.body])
+                else:
+                    self._take_all(node.orelse)
+                self._take_all(node.finalbody)
+            case ast.If() if not self._reads(node):
                 self._if(node)
             case ast.With() if self._vouched:
                 self._take_all(node.body)
             case ast.FunctionDef() if node.lineno < self._vouched <= (node.end_lineno or 0):
-                for each in node.body:
-                    if each.lineno < self._vouched:
-                        self._take(each)
+                self._take_all([each for each in node.body if each.lineno < self._vouched])
             case _ if self._changes_something(node):
-                self._change(node)
-            case _ if self._is_skipped(node):
-                self._note_values(node)
+                with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
+                    self._changes.apply(lambda: self._evaluate(node))
+            case _ if self._reads(node):
+                self._note_value(node)
             case _ if not self._vouched:
                 raise EndError
 
     def _take_all(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
             self._take(node)
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            full = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-            bound = alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else alias.name.partition(".")[0])
-            self._full_names[bound] = full if alias.asname or isinstance(node, ast.ImportFrom) else bound
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            return
-        try:
-            self._on_import(ast.unparse(node), node.lineno, lambda: self._execute(node))
-        except ImportError:
-            raise
-        except BaseException as error:  # a module may raise anything, SystemExit included
-            raise EndError from error  # its rank meets it itself
-
-    def _try(self, node: ast.Try) -> None:
-        """Follow ``try: import`` with its fallback, as the script will."""
-        try:
-            self._take_all(node.body)
-        except ImportError:
-            self._take_all([each for handler in node.handlers for each in handler.body])
-        else:
-            self._take_all(node.orelse)
-        self._take_all(node.finalbody)
 
     def _if(self, node: ast.If) -> None:
         """Follow the branch that the script will take, if that is the same in all ranks."""
@@ -195,21 +172,30 @@ class LeadingStatements:
             raise EndError from None
         self._take_all(node.body if is_true else node.orelse)
 
-    def _change(self, node: ast.stmt) -> None:
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if isinstance(node, ast.ImportFrom):
+                self._full_names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            else:
+                top = alias.name.partition(".")[0]
+                self._full_names[alias.asname or top] = alias.name if alias.asname else top
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            return
         try:
-            self._changes.apply(lambda: self._evaluate(node))
-        except RankError:
-            return  # a variable of the rank: the script sets it there
+            self._on_import(ast.unparse(node), node.lineno, lambda: self._execute(node))
+        except ImportError:
+            raise
+        except BaseException as error:  # a module may raise anything, SystemExit included
+            raise EndError from error  # its rank meets it itself
 
     def _evaluate(self, node: ast.expr | ast.stmt) -> Any:
         """Evaluate or execute a node with what the script knows by then."""
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         try:
             for name in (names - self._namespace.keys()) & self._unread.keys():
-                value = self._unread.pop(name)
-                self._namespace[name] = self._evaluate(value)
+                self._namespace[name] = self._evaluate(self._unread.pop(name))
             return self._execute(node)
-        except (EndError, RankError):
+        except EndError:
             raise
         except Exception:  # noqa: BLE001 - whatever the statement raises, it raises in the script, too
             raise EndError from None
@@ -220,45 +206,8 @@ class LeadingStatements:
             return eval(compile(ast.Expression(node), name, "eval", dont_inherit=True), self._namespace)
         return exec(compile(ast.Module([node], []), name, "exec", dont_inherit=True), self._namespace)
 
-    # -- what a statement does ----------------------------------------------------------------------------
-
-    def _is_skipped(self, node: ast.stmt) -> bool:
-        """Return True if a statement only reads, so that ranks do it themselves."""
-        match node:
-            case ast.Pass() | ast.Global() | ast.Raise() | ast.Import() | ast.ImportFrom():
-                return True  # the last three: within an ``if``
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                return all(map(self._only_reads, map(_called, node.decorator_list)))
-            case ast.Assign(targets=targets, value=value):
-                return all(map(_is_name, targets)) and self._reads(value)
-            case ast.AnnAssign(target=ast.Name(), value=value):
-                return value is None or self._reads(value)
-            case ast.AugAssign(target=ast.Name(), value=value):
-                return self._reads(value)
-            case ast.Delete(targets=targets):
-                return all(map(_is_name, targets))
-            case ast.Assert(test=test):
-                return self._reads(test)
-            case ast.Expr(value=value):
-                return (
-                    self._reads(value)
-                    or self._is_about_warnings(_called(value))
-                    or _last_name(_called(value)) == _VOUCH
-                )
-            case ast.If(test=test):
-                return self._reads(test) and all(self._is_conditional(each) for each in [*node.body, *node.orelse])
-        return False
-
-    def _is_conditional(self, node: ast.stmt) -> bool:
-        """Return True for what may stand under an ``if`` that is skipped."""
-        is_hook = isinstance(node, ast.Assign) and all(map(self._is_about_warnings, node.targets))
-        return is_hook or self._is_skipped(node)
-
-    def _is_about_warnings(self, node: ast.expr) -> bool:
-        return self._full_name(node).startswith("warnings.")
-
-    def _note_values(self, node: ast.stmt) -> None:
-        """Note what names stand for, in case a change of ``sys.path`` needs it."""
+    def _note_value(self, node: ast.stmt) -> None:
+        """Note what a name stands for, in case a change of ``sys.path`` needs it."""
         match node:
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
@@ -270,12 +219,38 @@ class LeadingStatements:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AugAssign(target=ast.Name(id=name)):
                 self._full_names[name] = "?"
 
+    # -- what a statement does ----------------------------------------------------------------------------
+
+    def _reads(self, node: ast.AST) -> bool:
+        """Return True if a statement or an expression only reads, so that ranks do it themselves."""
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                called = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+                return all(map(self._only_reads, called))
+            case ast.Lambda():
+                return True
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                return self._full_name(node).startswith("warnings.")
+            case ast.Call(func=function) if not self._only_reads(function):
+                return False
+        if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
+            return False
+        return all(map(self._reads, ast.iter_child_nodes(node)))
+
+    def _only_reads(self, function: ast.expr) -> bool:
+        """Return True for a function, or a decorator, that only reads."""
+        name = self._full_name(function)
+        if name in _READERS or name.startswith("warnings.") or name.rpartition(".")[2] == _VOUCH:
+            return True
+        if name.startswith(_READ_MODULES):
+            return name != "time.sleep"
+        return isinstance(function, ast.Attribute) and function.attr in _METHODS and not name.startswith("os.environ.")
+
     def _changes_something(self, node: ast.stmt) -> bool:
         """Return True if a statement changes the environment, ``sys.path`` or warning filters, in a way known here."""
         match node:
             case ast.Expr(value=ast.Call(func=function, args=args, keywords=keywords)):
-                values = [*args, *(each.value for each in keywords)]
-                return self._full_name(function) in _CHANGERS and all(map(self._reads, values))
+                return self._full_name(function) in _CHANGERS and all(map(self._reads, [*args, *keywords]))
             case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
                 return self._is_changed(target) and self._reads(value)
             case ast.Delete(targets=targets):
@@ -287,20 +262,6 @@ class LeadingStatements:
             return self._full_name(target.value) in ("os.environ", "sys.path")
         return self._full_name(target) == "sys.path"
 
-    def _reads(self, node: ast.AST) -> bool:
-        """Return True if an expression only reads."""
-        if isinstance(node, ast.Call) and not self._only_reads(node.func):
-            return False
-        if not isinstance(node, (ast.Call, *_EXPRESSIONS)):
-            return False
-        return all(map(self._reads, ast.iter_child_nodes(node)))
-
-    def _only_reads(self, function: ast.expr) -> bool:
-        name = self._full_name(function)
-        if name in _BUILTINS or name in _READERS or (name.startswith(_READ_MODULES) and name != "time.sleep"):
-            return True
-        return isinstance(function, ast.Attribute) and function.attr in _METHODS and not name.startswith("os.environ.")
-
     def _full_name(self, node: ast.expr) -> str:
         """Return "os.path.join" for what the script calls osp.join; empty for other expressions."""
         if isinstance(node, ast.Name):
@@ -308,14 +269,6 @@ class LeadingStatements:
         if isinstance(node, ast.Attribute) and (owner := self._full_name(node.value)) and owner != "?":
             return f"{owner}.{node.attr}"
         return ""
-
-
-def _is_name(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Tuple) and all(map(_is_name, node.elts)))
-
-
-def _called(node: ast.expr) -> ast.expr:
-    return node.func if isinstance(node, ast.Call) else node
 
 
 def _last_name(node: ast.expr) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.messages.fork_server_messages import FORK_SERVER_NAME
 from megatron_ft.ipc.linux.processes import carries
-from megatron_ft.run_ahead.orders import FORK_SERVER_NAME
 from tests.chaos import one
 from tests.chaos.one import Run
 from tests.chaos.plan import Event, Plan

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from megatron_ft.run_ahead.orders import Orders
+from megatron_ft.core.messages.fork_server_messages import Failed, Orders
+from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests.support.launching import ROOT, Launched, Launcher, clean_environment, fresh_launcher, launcher, wait_until
 
 __all__ = ["fresh_launcher", "launcher"]
@@ -281,6 +281,7 @@ def test_own_modules_that_change_between_cycles_are_imported_anew(launcher: Laun
 
     def wait_for(cycle: int) -> None:
         wait_until(lambda: (directory / f"ready.{cycle}").exists(), 60)
+        wait_until(lambda: len(states(launched, "ready")) > cycle, 60)
 
     wait_for(0)
     script.write_text(EDITED.replace("SAYS = 1", "SAYS = 22"))
@@ -365,8 +366,8 @@ def test_a_server_says_that_it_was_asked_for_something_else(tmp_path: Path) -> N
     try:
         wait_until(lambda: bool(server.read()) and server.is_ready, 30)
         server.channel.send({"type": "spawn"})
-        wait_until(lambda: bool(server.read()) and server.unfit is not None, 30)
-        assert server.unfit == "ProtocolError: spawn: Object missing required field `env`"
+        wait_until(lambda: bool(server.read()) and not server.is_ready, 30)
+        assert server.last == Failed("ProtocolError: spawn: Object missing required field `env`")
     finally:
         server.end(set)
 
@@ -382,7 +383,7 @@ def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
         (launched.directory / f"go.{cycle}").touch()
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    assert "the fork server died 5 times: every rank starts its own Python" in finished.lines
+    assert "the fork server died 5 times (SIGKILL): every rank starts its own Python" in finished.lines
     assert "ready 1 2" in finished.out
 
 

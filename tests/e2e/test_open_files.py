@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.messages.fork_server_messages import Orders
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.linux.processes import wait_gone
 from megatron_ft.launcher.processes import worker
-from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from megatron_ft.run_ahead.orders import Orders
+from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests.support.launching import Launched, Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
@@ -85,7 +85,7 @@ def test_rank_without_util_linux_keeps_the_original_file_limit(
     process_setup.raise_file_limit()
     started: list[worker.Worker] = []
     spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
-    worker.FreshInterpreterSpawner().spawn([spec], started.append, print)
+    worker.Spawner().spawn([spec], started.append, print)
     assert limits_of(started[0].pid) == lower
     started[0].signal(signal.SIGKILL, whole_group=True)
     wait_gone(started[0].pidfd, 10)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.rank_environment import STARTUP
+from megatron_ft.run_ahead.startup import STARTUP
 
 NAMES = ("python2", "python2.7", *(f"python3.{minor}" for minor in range(4, 16)), "pypy3")
 

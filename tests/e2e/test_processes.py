@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux import proc, processes
+from megatron_ft.ipc.linux import proc, process_tree, processes
 from megatron_ft.ipc.linux.proc import waiting_channels
 from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.processes import process_tree, termination
+from megatron_ft.launcher.processes import termination
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.rank_environment import STARTUP, rank_environment
+from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.rank.reference.served import PACKAGES, SERVED
+from megatron_ft.run_ahead.startup import STARTUP
 
 
 def in_rank(script: str, *paths: Path, reference_names: bool = True) -> str:

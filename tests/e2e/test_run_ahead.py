@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.rank_environment import STARTUP
+from megatron_ft.run_ahead.startup import STARTUP
 from tests.support.launching import ROOT, Launcher, clean_environment, launcher
 
 __all__ = ["launcher"]

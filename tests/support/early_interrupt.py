@@ -7,9 +7,9 @@ import select
 import signal
 import sys
 
+from megatron_ft.core.messages.fork_server_messages import Forked, Orders
 from megatron_ft.ipc.linux.process_setup import become_subreaper
-from megatron_ft.launcher.spawn.fork_server import ServerProcess
-from megatron_ft.run_ahead.orders import Orders
+from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests import ROOT
 
 
@@ -22,7 +22,9 @@ def main() -> None:
         select.select([server.channel_fd], [], [])
         server.read()
     go_read, go_write = os.pipe()
-    (pid,) = server.fork_ranks([({"RANK": "0"}, [go_read, 1, 2])])
+    answer = server.fork_ranks([({"RANK": "0"}, [go_read, 1, 2])])
+    assert isinstance(answer, Forked)
+    (pid,) = answer.pids
     os.kill(pid, signal.SIGINT)
     os.write(go_write, b"g")
     status = os.waitpid(pid, 0)[1]

@@ -17,6 +17,7 @@ LINES = ("core/agent/cycle_lines.py", "core/job/job_lines.py", "launcher/base/la
 """Files whose functions each format a line, or a part of one."""
 _FOLDERS = (
     "launcher",
+    "run_ahead",
     "learning",
     "coordinator",
     "monitor",

@@ -1,32 +1,52 @@
-"""Messages between a launcher and its fork server, which imports what the ranks' script imports, and forks them."""
+"""What a launcher and its fork server, which imports what ranks share, tell each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
-from megatron_ft.core.codec import Message, Pid, Seconds, Vocabulary
+from megatron_ft.core.codec import Count, Message, Pid, Seconds, Vocabulary
 
-# -- from the launcher ----------------------------------------------------------------------------------------
+FORK_SERVER_NAME = "ft_fork_server"
+"""Process name of the fork server; its forks have it, too, until they become ranks."""
+RUN_AHEAD_VARIABLE = "MEGATRON_FT_RUN_AHEAD"
+"""Variable with a server's orders, removed before it imports anything."""
 
 
-class CheckFiles(Message, frozen=True):
-    """Ask whether a file of the user has changed that was imported or read. The answer is `FilesChecked`."""
+class Orders(NamedTuple):
+    """The script whose imports are to be shared, with its environment."""
 
-    NAME: ClassVar[str] = "check"
+    command: list[str]
+    """Command of the ranks: this Python, "-u", and a script or module with its arguments."""
+    environment: dict[str, str]
+    """Environment common to all ranks."""
+    preload: tuple[str, ...] = ()
+    """Modules to import before those of the script, at the user's request."""
+    left_out: tuple[str, ...] = ()
+    """Imports that act: each rank does them itself."""
+
+
+class RankSpec(NamedTuple):
+    """Specification of a rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
+
+    local_rank: int
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdout: str | None
+    stderr: str | None
 
 
 class Spawn(Message, frozen=True):
-    """Fork a rank with these variables and the attached descriptors. The answer is `Forked` or `Failed`."""
+    """Fork a rank with these variables, and the attached descriptors: go, standard output, standard error.
+
+    ``more`` requests of the same cycle follow, and all have one answer: `Forked` or `FilesChanged`.
+    """
 
     env: Mapping[str, str]
+    more: Count = 0
 
 
-ToServer = CheckFiles | Spawn
-TO_SERVER: Vocabulary[ToServer] = Vocabulary(ToServer)
-
-
-# -- from the fork server -------------------------------------------------------------------------------------
+TO_SERVER: Vocabulary[Spawn] = Vocabulary(Spawn)
 
 
 class ModuleLeftOut(Message, frozen=True):
@@ -55,28 +75,21 @@ class ImportActs(Message, frozen=True):
     NAME: ClassVar[str] = "acts"
 
 
-class Unfit(Message, frozen=True):
-    """No rank can be forked from this process, which ends."""
+class FilesChanged(Message, frozen=True):
+    """Nothing was forked: this file of the user has changed since it was imported or read."""
 
-    reason: str
-
-
-class FilesChecked(Message, frozen=True):
-    """Path of a file that has changed; None without a change."""
-
-    changed: str | None = None
-    NAME: ClassVar[str] = "checked"
+    path: str
 
 
 class Forked(Message, frozen=True):
-    pid: Pid
+    pids: tuple[Pid, ...]
 
 
 class Failed(Message, frozen=True):
-    """The server could not fork the rank, or not all ranks of simultaneous requests."""
+    """The server can't import, or fork all of the ranks, and ends."""
 
     reason: str
 
 
-FromServer = ModuleLeftOut | ImportsReady | ImportActs | Unfit | FilesChecked | Forked | Failed
+FromServer = ModuleLeftOut | ImportsReady | ImportActs | FilesChanged | Forked | Failed
 FROM_SERVER: Vocabulary[FromServer] = Vocabulary(FromServer)

@@ -48,17 +48,6 @@ def did_not_end(stats: Sequence[ProcessStat], *, waited_s: float) -> str:
     return f"{stuck(stats)} still running {waited_s:g} s after SIGKILL, not waiting any longer"
 
 
-def imports_shared(where: str, took_s: float | None = None) -> str:
-    """Format up to where the imports of a script are shared between ranks; empty if nothing of it is."""
-    after = "" if took_s is None else f" ({took_s:.1f} s)"
-    return f"ranks share the imports up to {where}{after}" if where else "ranks share no import of their script"
-
-
-def import_acts(statement: str, where: str, what: str) -> str:
-    """Format why each rank does an import itself. ``what`` as in "wandb.sdk starts a thread"."""
-    return f"each rank does {statement!r}{where and f' ({where})'} itself: {what}"
-
-
 def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str:
     """Format the result of a signal of ``--ft-forward-signals``; local ranks."""
     if not ranks and not unready:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
-import megatron_ft
 from megatron_ft.core.rank_variables import REFERENCE_NAMES_VARIABLE
 from megatron_ft.ipc.log import LEVEL_VARIABLE
-
-STARTUP = os.path.join(os.path.dirname(os.path.abspath(megatron_ft.__file__)), "run_ahead", "startup")
-"""Directory with a ``sitecustomize``, which Python imports before the script."""
+from megatron_ft.run_ahead.startup import with_startup
 
 
 def without_secret(environ: Mapping[str, str]) -> dict[str, str]:
@@ -32,9 +28,3 @@ def rank_environment(environ: Mapping[str, str], *, reference_names: bool, watch
     if reference_names or watches:
         ours["PYTHONPATH"] = with_startup(environ.get("PYTHONPATH"))
     return ours
-
-
-def with_startup(python_path: str | None) -> str:
-    """Return a PYTHONPATH with that directory first, once."""
-    others = [entry for entry in (python_path or "").split(os.pathsep) if entry != STARTUP]
-    return os.pathsep.join([STARTUP, *others] if python_path else [STARTUP])

@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.job.messages import Identity, JobDefinition
 from megatron_ft.core.job.restart_policy import JobProgress
+from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import format_address, parse_address
@@ -28,7 +29,6 @@ from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.transport import InProcess
-from megatron_ft.launcher.processes.process_tree import Children
 from megatron_ft.link.reactor import Reactor
 
 

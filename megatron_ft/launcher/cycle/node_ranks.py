@@ -15,12 +15,12 @@ from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.diagnosis.exceptions import CrashOutput
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.proc import run_delays_ns
 from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG

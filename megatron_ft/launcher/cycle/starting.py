@@ -23,13 +23,13 @@ from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
+from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Spawn, Worker
-from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
-from megatron_ft.launcher.spawn.rank_logs import CycleLogs
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 
@@ -138,7 +138,7 @@ class RankStarter:
         self.run_dir.mend()
         self.variables.complete(envs, cycle, waiting_s)
         if self.forking is not None:
-            self.forking.expect_restart(restarts_left > 0 or self.line.max_nodes > 1)
+            self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
         given.pop("start_method", None)
         specs = CycleLogs(
             given.pop("logs_specs"),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import ResolvedOptions
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
-from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
 

@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.processes import process_tree
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.link.reactor import Reactor
 

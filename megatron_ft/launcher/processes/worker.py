@@ -12,12 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.messages.fork_server_messages import RankSpec
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
 from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.processes import ending_together, process_tree
+from megatron_ft.launcher.processes import ending_together
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 
 @dataclass
@@ -79,29 +82,25 @@ class Worker:
 WorkerCallback = Callable[[Worker], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSpec:
-    """Specification of a rank; ``stdout`` and ``stderr`` are files to write, None is the launcher's own stream."""
-
-    local_rank: int
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    stdout: str | None
-    stderr: str | None
-
-
 Spawn = Callable[[Sequence[RankSpec], WorkerCallback, WorkerCallback], None]
 """Starts ranks, each a child of the launcher and leader of its own session. The callbacks: with each rank immediately,
 and when its end is seen. Raises OSError if a rank can't be started; those before it were."""
 
 
-class FreshInterpreterSpawner:
-    """Starts the command itself. Ranks die with the launcher, even with one that is killed."""
+class Spawner:
+    """Has ranks forked, or starts their command itself. Ranks die with the launcher, even with one that is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, forking: ForkingSpawner | None = None) -> None:
+        """``forking``: None if ranks are never forked."""
+        self._forking = forking
         self._setpriv = find_setpriv()
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
+        def adopt(spec: RankSpec, pid: int) -> None:
+            on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
+
+        if self._forking is not None and self._forking.fork(specs, adopt):
+            return
         with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
             for spec in specs:
                 on_spawned(self._spawn(spec, variables, inherited, on_exit))

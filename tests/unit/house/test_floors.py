@@ -45,7 +45,7 @@ FLOORS = {
     "coordinator": Floor(inside=("core", "ipc")),
     "keeper": Floor(inside=("core", "link", "ipc")),
     "rank": Floor(inside=("core", "diagnosis", "learning", "ipc"), outside_in_functions=("torch",)),
-    "run_ahead": Floor(inside=("core", "ipc", "rank")),
+    "run_ahead": Floor(inside=("core", "link", "ipc", "rank")),
     "cli": Floor(
         inside=("core", "learning", "ipc", "coordinator"),
         outside=("rich", "numpy"),

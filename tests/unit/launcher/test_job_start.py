@@ -12,7 +12,7 @@ from megatron_ft.core.messages.fork_server_messages import ImportsReady
 from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
-from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=first:1")
 
@@ -32,7 +32,6 @@ def said(*options: str, here: bool = False) -> list[str]:
     job.say_start(line, place, "/nowhere", say=told.append, announce=announce)
     nothing: Any = None
     spawner = ForkingSpawner(
-        fresh=nothing,
         server=None,
         preload=(),
         reactor=nothing,

@@ -62,6 +62,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
         ("import os; dict(os.environ)", "reads all of os.environ"),
         ("import os; os.urandom(4)", "draws random numbers"),
         ("import uuid; uuid.uuid4()", "draws random numbers"),
+        ("import random; random.Random()", "seeds a generator from the system"),
         ("import secrets; secrets.token_hex()", "draws random numbers"),
         ("import numpy; numpy.random.default_rng()", "draws random numbers"),
         ("import threading; threading.Thread(target=print).start()", "starts a thread"),
@@ -127,7 +128,7 @@ def test_generator_seeded_from_the_system_is_seeded_anew_and_others_keep_their_s
     kept: list[random.Random] = []
     sys.modules["acts_kept"] = kept  # type: ignore[assignment]
     text = "import random, sys; sys.modules['acts_kept'] += [random.Random(), random.Random(7), random.Random()]"
-    assert library(f"{text}; sys.modules['acts_kept'][2].seed(8)") is None
+    assert library(f"{text}; sys.modules['acts_kept'][2].seed(8)", installed=True) is None
     del sys.modules["acts_kept"]
     states = [each.getstate() for each in kept]
     library.watch.seed_anew()

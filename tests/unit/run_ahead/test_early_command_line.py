@@ -9,9 +9,7 @@ import pytest
 from megatron_ft.core.config.launcher_options import parse_preload
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.rank_variables import shared_environment, tells_ranks_apart
-from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.early_command_line import find_script
-from megatron_ft.launcher.spawn.fork_server import why_fresh
+from megatron_ft.launcher.early_command_line import find_script, why_fresh
 
 
 @pytest.mark.parametrize(
@@ -104,11 +102,3 @@ def test_command_that_is_no_plain_script_needs_a_fresh_interpreter() -> None:
     assert why_fresh([python, "-u", "-m", "pkg.train"]) is None
     for argv in (["numactl", python, "-u", "t.py"], [python, "t.py"], [python, "-u", "-"], [python, "-u", "-c", "1"]):
         assert why_fresh(argv) is not None
-
-
-def test_lines_say_what_is_shared_and_what_is_not() -> None:
-    assert launcher_lines.imports_shared("train.py:57", 5.61) == "ranks share the imports up to train.py:57 (5.6 s)"
-    assert launcher_lines.imports_shared("") == "ranks share no import of their script"
-    assert launcher_lines.import_acts("import wandb", "train.py:3", "wandb.sdk starts a thread") == (
-        "each rank does 'import wandb' (train.py:3) itself: wandb.sdk starts a thread"
-    )

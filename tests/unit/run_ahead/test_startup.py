@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from megatron_ft.launcher.base.rank_environment import STARTUP
+from megatron_ft.run_ahead.startup import STARTUP
 
 
 def test_startup_file_has_no_syntax_that_python_2_lacks() -> None:

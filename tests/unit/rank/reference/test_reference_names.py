@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.rank_environment import STARTUP, rank_environment
+from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.reference.finder import _Finder
 from megatron_ft.rank.reference.served import SERVED, version_shown
+from megatron_ft.run_ahead.startup import STARTUP
 
 
 def test_environment_of_ranks_has_the_startup_directory_and_switch() -> None:

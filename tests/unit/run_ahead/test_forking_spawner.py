@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.messages.fork_server_messages import RUN_AHEAD_VARIABLE, Failed, Orders
 from megatron_ft.ipc.files.event_log import NullEventLog
+from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.wire import PROTOCOL_VERSION
-from megatron_ft.launcher.processes import process_tree
-from megatron_ft.launcher.processes.worker import FreshInterpreterSpawner
-from megatron_ft.launcher.spawn.fork_server import ServerError, ServerProcess
-from megatron_ft.launcher.spawn.forking_spawner import ForkingSpawner
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.run_ahead.orders import RUN_AHEAD_VARIABLE, Orders
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 from tests.support.coordination import BOUND_S, until
 from tests.support.reactors import reactor
 
@@ -67,9 +65,10 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
         {"type": "ready", "took_s": 0.1},
         {"type": "ready", "where": "train.py:7", "took_s": "long"},
         {"type": "acts", "statement": "import x", "where": "", "what": ""},
-        {"type": "unfit"},
+        {"type": "failed"},
         {"type": "left_out", "name": 5, "reason": "no"},
         {"type": "spawn", "env": {}},
+        {"type": "forked", "pids": [0]},
         {"type": "no such"},
     ],
 )
@@ -79,7 +78,6 @@ def test_a_server_that_says_anything_else_is_replaced(
     said: list[str] = []
     first = started(tmp_path, says=[message], answers=[])
     spawner = ForkingSpawner(
-        fresh=FreshInterpreterSpawner(),
         server=first,
         preload=(),
         reactor=reactor,
@@ -108,25 +106,25 @@ def test_a_server_that_says_anything_else_is_replaced(
 @pytest.mark.parametrize(
     "answers",
     [
-        [{"type": "checked", "changed": 5}],
-        [{"type": "forked", "pid": 7}],
+        [{"type": "files_changed", "path": 5}],
+        [{"type": "forked", "pids": [7, 8]}],
+        [{"type": "failed", "reason": "no more processes"}],
         [READY],
-        [{"type": "checked"}] * 2,
+        [{"type": "files_changed", "path": "x"}] * 2,
         [{"type": "no such"}],
-        [{"type": "checked", "fds": 1}],
+        [{"type": "files_changed", "path": "x", "fds": 1}],
     ],
 )
 def test_a_server_that_answers_anything_else_is_killed(tmp_path: Path, answers: list[Any]) -> None:
     with ready(tmp_path, *answers) as server:
-        with pytest.raises(ServerError):
-            server.changed_file()
+        assert isinstance(server.fork_ranks([({"RANK": "0"}, (0, 1, 2))]), Failed)
         assert select.select([server.pidfd], [], [], BOUND_S)[0]
         assert process_tree.exit_code_unreaped(server.pid) in (-signal.SIGKILL, 0)
 
 
 @pytest.mark.parametrize("pid", [1 << 22, 1])
 def test_a_rank_is_a_child_of_the_launcher(tmp_path: Path, pid: int) -> None:
-    with ready(tmp_path, {"type": "forked", "pid": pid}) as server:
-        with pytest.raises(ServerError, match=f"^process {pid}, which it names as a rank, is no child of"):
-            server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
+    with ready(tmp_path, {"type": "forked", "pids": [pid]}) as server:
+        answer = server.fork_ranks([({"RANK": "0"}, (0, 1, 2))])
+        assert answer == Failed(f"process {pid}, its rank, is no child of the launcher")
         assert select.select([server.pidfd], [], [], BOUND_S)[0]

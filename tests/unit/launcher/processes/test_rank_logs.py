@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from megatron_ft.launcher.spawn.rank_logs import CopiedStream, CycleLogs, cycle_file, inherited_streams, taken_from
+from megatron_ft.launcher.processes.rank_logs import CopiedStream, CycleLogs, cycle_file, inherited_streams, taken_from
 
 
 def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int, said: list[str]) -> LogsDest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.launcher.processes import process_tree
+from megatron_ft.ipc.linux import process_tree
 
 
 class Later:
