@@ -28,7 +28,8 @@ from typing import Any
 
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.learning.rule import select
+from megatron_ft.learning.rule import facts_of, reasons_against
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -346,18 +347,18 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
     ft_state = global_state.fault_tolerance_state
     if not ft_state.is_calculating_timeouts:
         return
-    update = select(
+    facts = facts_of(
         loaded=bool(ft_state.is_persistent_chkpt_loaded),
         setup_open=ft_state.is_setup_section_open is True,
         enough_steps=ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state),
         saved=ft_state.seen_checkpoints_cnt > 0,
         async_saves=bool(ft_state.is_async_chkpt_enabled),
-        is_closing=is_closing_ft,
     )
-    if update.sections or update.out_of_section:
+    names = [name for name, reason in reasons_against(facts, is_closing=is_closing_ft).items() if not reason]
+    if names:
         _update_timeouts(
-            selected_sections=list(update.sections),
-            calc_out_of_section=update.out_of_section,
+            selected_sections=[name for name in names if name != OUT_OF_SECTION],
+            calc_out_of_section=OUT_OF_SECTION in names,
             global_state=global_state,
         )
 

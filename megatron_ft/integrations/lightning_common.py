@@ -6,19 +6,23 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.integrations import lightning_faults, local_checkpoints
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.files.state_file import BrokenStateFile, UnreadableStateFile, read_state, set_aside, write_state
+from megatron_ft.ipc.files.state_file import read, write
 from megatron_ft.learning import state as learned
+from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.timeouts import SectionTimeouts, state_to_dict
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -258,23 +262,24 @@ class FitCallback(LightningCallback):
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
         """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
-        document, problem = None, ""
+        found = StateRead(path)
         if agreement.rank() == 0 or not agreement.has_process_group():
-            document, problem = _read(path)
-        document, problem = agreement.from_rank_0((document, problem))
-        if problem:
-            self._warn(problem)
-        if document is None:
+            found = read(ReadState(path, sets_aside=True))
+        found = agreement.from_rank_0(found)
+        if found.problem:
+            self._warn(f"{found.problem}. Continuing with the configured timeouts")
+        if found.state is None:
             return
         assert client.section_timeouts is not None
         known = frozenset(client.section_timeouts.section)
-        state, superseded = learned.that_applies(learned.parse(document), _configured(client), known)
+        state, superseded = learned.that_applies(found.state, _configured(client), known)
         for line in superseded.values():
             self._warn(line)
         if state.timeouts or state.heartbeats is not None:
             # as calculated, without the floor: the client applies it, and goes on from these
             calculated = {name: each.calculated_s for name, each in state.timeouts.items()}
-            client.load_state_dict(learned.client_state_of(calculated, state.heartbeats, None))
+            sections = SectionTimeouts().with_calculated(calculated)
+            client.load_state_dict(state_to_dict(state.client_heartbeats, sections))
             summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
@@ -291,11 +296,8 @@ class FitCallback(LightningCallback):
         if agreement.rank() != 0:
             return
         assert self.timeouts_file_path is not None
-        try:
-            _save(client, self.timeouts_file_path)
-        except OSError as error:
-            path = self.timeouts_file_path
-            self._warn(f"{path} can't be written: {error.strerror or error}. The next run won't know these timeouts")
+        if problem := _save(client, self.timeouts_file_path).problem:
+            self._warn(f"{problem}. The next run won't know these timeouts")
 
     def _info(self, text: str) -> None:
         if agreement.rank() == 0:
@@ -326,43 +328,18 @@ def _is_versioned(directory: Path) -> bool:
     return re.fullmatch(r"version_\d+", directory.parent.name) is not None
 
 
-def _read(path: str) -> tuple[Any, str]:
-    """Return the file's document, None if unusable, and a warning. A broken file is set aside."""
-    try:
-        document = read_state(path)
-        if document is not None:
-            learned.parse(document)
-        return document, ""
-    except (UnreadableStateFile, learned.NewerStateError) as error:
-        return None, f"{path} {error}: continuing with the configured timeouts"
-    except (BrokenStateFile, ConfigError) as error:
-        try:
-            what = f"set aside as {set_aside(path)}"
-        except OSError as again:
-            what = f"it could not be set aside ({again.strerror})"
-        return None, f"{path} {error}; {what}. Continuing with the configured timeouts"
-
-
-def _configured(client: RankMonitorClient) -> dict[str, Any]:
+def _configured(client: RankMonitorClient) -> learned.Configured:
     """Return the timeouts that the user has set."""
     assert client.cfg is not None
-    values = client.cfg.to_dict()
-    return {name: values[name] for name in learned.CONFIGURED_FIELDS if name in values}
+    return learned.Configured.of(client.cfg.to_dict())
 
 
-def _save(client: RankMonitorClient, path: Path) -> None:
+def _save(client: RankMonitorClient, path: Path) -> StateWritten:
     """Write the client's calculated timeouts to the file. Only rank 0 may call this.
 
     The file is ``ft_state.json``'s document with the client's plain state added under "current_timeouts", as
     nvidia-resiliency-ext's callbacks write and read it.
-
-    Raises:
-        OSError: the file can't be written.
     """
-    state = learned.from_client(
-        client.state_dict(),
-        configured=_configured(client),
-        written_at_unix_s=time.time(),
-        world_size=agreement.world_size(),
-    )
-    write_state(str(path), {**learned.to_document(state), **client.state_dict()})
+    plain, size = client.state_dict(), agreement.world_size()
+    state = replace(learned.parse(plain), configured_s=_configured(client), world_size=size)
+    return write(WriteState(str(path), {**msgspec.to_builtins(state), **plain}))

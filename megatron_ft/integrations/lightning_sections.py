@@ -15,7 +15,8 @@ from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_packages import names_of_classes
-from megatron_ft.learning.rule import select
+from megatron_ft.learning.rule import facts_of, reasons_against
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import safe_calls
 
@@ -155,24 +156,26 @@ class FaultToleranceSectionsCallback(FitCallback):
         if client is None or not self.calculate_timeouts:
             return
         self._learned_at = self._fit.iterations
-        update = select(
+        facts = facts_of(
             loaded=self._fit.is_from_disk,
             setup_open=self._sections is not None and self._sections.is_open(SETUP),
             enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
             saved=self._saved_at != _NEVER,
             async_saves=self._is_async_save,
-            is_closing=is_closing,
         )
-        for reason in update.reasons:
-            if reason not in self._reasons_given:
+        reasons = reasons_against(facts, is_closing=is_closing)
+        for reason in reasons.values():
+            if reason and reason not in self._reasons_given:
                 self._reasons_given.add(reason)
                 self._info(reason)
-        if not update.names:
+        names = [name for name, reason in reasons.items() if not reason]
+        if not names:
             return
-        self._info(f"Updating FT timeouts of {', '.join(update.names)}")
+        self._info(f"Updating FT timeouts of {', '.join(names)}")
         try:
             client.calculate_and_set_section_timeouts(
-                selected_sections=list(update.sections), calc_out_of_section=update.out_of_section
+                selected_sections=[name for name in names if name != OUT_OF_SECTION],
+                calc_out_of_section=OUT_OF_SECTION in names,
             )
         except RankMonitorClientError as error:
             self._warn(f"timeouts were not updated: {error}")

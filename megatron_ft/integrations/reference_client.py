@@ -49,16 +49,13 @@ class RankMonitorClient(client.RankMonitorClient):
     @property
     def loaded_hb_timeouts(self) -> HeartbeatTimeouts | None:
         """Heartbeat timeouts of the loaded state, or None."""
-        loaded = None if self._loaded is None else state_from_dict(self._loaded).heartbeats
-        return None if loaded is None else HeartbeatTimeouts(*loaded, were_calculated=True)
+        return None if self._loaded is None else state_from_dict(self._loaded)[0]
 
     @property
     def loaded_section_timeouts(self) -> SectionTimeouts | None:
         """Section timeouts of the loaded state, or None."""
-        if self._loaded is None:
-            return None
-        loaded = state_from_dict(self._loaded)
-        return SectionTimeouts().with_calculated(loaded.sections) if loaded.sections else None
+        loaded = None if self._loaded is None else state_from_dict(self._loaded)[1]
+        return loaded if loaded is not None and loaded.calculated else None
 
     def _report_iteration(self) -> None:
         if self._args is None:

@@ -21,36 +21,30 @@ def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
     replaces a timeout of the rank's own.
     """
     arm = Arm(board.cycle) if arm is None or board.watch_only else arm
-    initial_ns = heartbeat_ns = None
-    if board.heartbeat_flags & FLAG_ARE_LEARNED:
-        initial_ns = _raised(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns)
-        heartbeat_ns = _raised(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns)
-    sections = tuple(
-        each._replace(armed=_armed(arm, each.name, each.own_timeout_ns, is_calculated=each.is_calculated))
-        for each in board.sections
-    )
-    own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+    are_learned = bool(board.heartbeat_flags & FLAG_ARE_LEARNED)
+    initial = _armed(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns, True)
+    beat = _armed(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns, True)
     return board._replace(
-        sections=sections,
-        armed_out_of_section=_armed(arm, OUT_OF_SECTION, own_ns, is_calculated=is_calculated),
-        armed_initial_heartbeat_ns=initial_ns,
-        armed_heartbeat_ns=heartbeat_ns,
+        sections=tuple(
+            each._replace(armed=_armed(arm, each.name, each.own_timeout_ns, each.is_calculated))
+            for each in board.sections
+        ),
+        armed_out_of_section=_armed(
+            arm, OUT_OF_SECTION, board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+        ),
+        armed_initial_heartbeat_ns=initial.timeout_ns if initial is not None and are_learned else None,
+        armed_heartbeat_ns=beat.timeout_ns if beat is not None and are_learned else None,
     )
 
 
-def _armed(arm: Arm, name: str, own_ns: int | None, *, is_calculated: bool) -> ArmedTimeout | None:
+def _armed(arm: Arm, name: str, own_ns: int | None, is_calculated: bool) -> ArmedTimeout | None:
     if is_calculated:
-        raised_ns = _raised(arm, name, own_ns)
-        return None if raised_ns is None else ArmedTimeout(raised_ns)
-    given = arm.timeouts.get(name)
-    if given is None or (own_ns is not None and not given.enforced):
+        factor = arm.raised.get(name, 1.0)
+        return None if own_ns is None or factor <= 1.0 else ArmedTimeout(round(min(own_ns * factor, _LONGEST_NS)))
+    timeout_s = arm.timeouts.get(name)
+    if timeout_s is None or (own_ns is not None and not arm.enforced):
         return None
-    return ArmedTimeout(timeout_word(given.timeout_s), given.enforced)
-
-
-def _raised(arm: Arm, name: str, own_ns: int | None) -> int | None:
-    factor = arm.raised.get(name, 1.0)
-    return None if own_ns is None or factor <= 1.0 else round(min(own_ns * factor, _LONGEST_NS))
+    return ArmedTimeout(timeout_word(timeout_s), arm.enforced)
 
 
 def enforced_armed_s(words: Sequence[int], names: Sequence[str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Intervals of one board, counted by its rank's monitor, and the milestones of its rank.
+"""Intervals of one board, counted by its rank's monitor.
 
 Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC. Only intervals count whose start is known. The time
 out of section lies between the last close and the next open, as hang detection times it, the first one from the start
@@ -24,7 +24,7 @@ from megatron_ft.core.board.layout import (
 )
 from megatron_ft.core.facts.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Intervals, Observed
 
 _IDLE, _HEARTBEATS = -1, -2
 """Indices of the time out of section and of heartbeats among those of sections."""
@@ -85,16 +85,24 @@ class BoardIntervals:
             if not self._open and self._idle_since:
                 self._add(_IDLE, self._idle_since, now_ns, gaps)
 
-    def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> dict[str, Observed]:
-        """Return the intervals of this cycle by section and "out_of_section"; open ones count with their age."""
-        return {
-            name: Observed(
-                self._counts.get(index, 0),
-                max(self._longest_ns.get(index, 0), self._open_ns(index, board, now_ns, gaps) or 0) / 1e9,
-                board.rank,
-            )
-            for index, name in [*enumerate(each.name for each in board.sections), (_IDLE, OUT_OF_SECTION)]
-        }
+    def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Intervals:
+        """Return the intervals of this cycle so far; open ones count with their age."""
+        is_in_setup = any(each.name == SETUP and each.opened_at_ns for each in board.sections)
+        saved = FACT_SAVED if board.saves else 0
+        return Intervals(
+            board.cycle,
+            *reached_by(board),
+            ended=bool(board.learning_facts & layout.FACT_RUN_ENDS),
+            facts=board.learning_facts | saved | (FACT_SETUP_OPEN if is_in_setup else 0),
+            seen={
+                name: Observed(
+                    self._counts.get(index, 0),
+                    max(self._longest_ns.get(index, 0), self._open_ns(index, board, now_ns, gaps) or 0) / 1e9,
+                    board.rank,
+                )
+                for index, name in [*enumerate(each.name for each in board.sections), (_IDLE, OUT_OF_SECTION)]
+            },
+        )
 
     def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
         """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""
@@ -162,53 +170,13 @@ class BoardIntervals:
         return max(0, now_ns - since_ns - lost_between(gaps, since_ns, now_ns))
 
 
-class Milestones:
-    """Milestones of one rank in one cycle: each is taken once."""
-
-    def __init__(self) -> None:
-        self._steps = self._saves = 0
-        self._has_ended = False
-
-    def take(self, board: BoardSnapshot) -> list[Milestone]:
-        """Return those that this board is the first to show."""
-        if board.watch_only:
-            return []
-        found = []
-        # a loop without hooks counts no steps
-        counts_steps = board.steps > 0 or bool(board.learning_facts & layout.FACT_HOOKS)
-        steps = _reached(board.steps if counts_steps else board.iterations_seen)
-        if steps > self._steps:
-            self._steps = steps
-            found.append(Milestone(board.cycle, Moment.STEPS, steps))
-        if board.saves > self._saves:
-            self._saves = board.saves
-            found.append(Milestone(board.cycle, Moment.SAVE, board.saves))
-        # a rank that only ends its monitoring has failed, or goes on without it: its run isn't over
-        if not self._has_ended and board.learning_facts & layout.FACT_RUN_ENDS:
-            self._has_ended = True
-            found.append(Milestone(board.cycle, Moment.END))
-        return found
-
-
-def facts_of(board: BoardSnapshot) -> Facts:
-    """Return what the board says of the run for learning."""
-    said = board.learning_facts
-    return Facts(
-        learns=bool(said & layout.FACT_LEARNS),
-        has_hooks=bool(said & layout.FACT_HOOKS),
-        loaded=bool(said & layout.FACT_LOADED),
-        setup_open=any(each.name == SETUP and each.opened_at_ns for each in board.sections),
-        enough_steps=bool(said & layout.FACT_ENOUGH_STEPS),
-        saved=board.saves > 0,
-        async_saves=bool(said & layout.FACT_ASYNC_SAVES),
-    )
-
-
-def _reached(steps: int) -> int:
-    """Return the milestone that this number of steps has reached; 0: none."""
-    if steps < _DOUBLED_FROM:
-        return _FIRST_STEPS if steps >= _FIRST_STEPS else 0
-    return 1 << (steps.bit_length() - 1)
+def reached_by(board: BoardSnapshot) -> tuple[int, int]:
+    """Return the milestones of a rank: the number of its saves, and the last of 10, 32, 64, ... steps that it took."""
+    has_hooks = board.steps > 0 or bool(board.learning_facts & layout.FACT_HOOKS)
+    steps = board.steps if has_hooks else board.iterations_seen  # a loop without hooks counts no steps
+    if steps >= _DOUBLED_FROM:
+        return board.saves, 1 << (steps.bit_length() - 1)
+    return board.saves, _FIRST_STEPS if steps >= _FIRST_STEPS else 0
 
 
 def _open_on(board: BoardSnapshot) -> dict[int, int]:

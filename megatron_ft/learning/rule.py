@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from megatron_ft.core.board.intervals import CHECKPOINTING, SETUP, STEP
-from megatron_ft.learning.timeouts import OUT_OF_SECTION, floor_of
+from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
+from megatron_ft.core.board.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 REPORT_FLOOR_S = 5.0
 """Least timeout that reports: with five times a step of 20 ms, a page fault would be reported."""
 ABOVE_LONGEST = 1.25
 MOST_EXTENDED = 4.0
 """Longest interval while ranks make progress, as a multiple of its learned timeout."""
-MOST_RAISED = 64.0
 _LEAST_S = 1e-3
 
 
@@ -26,75 +25,36 @@ def calculate(longest_s: float, previous_s: float | None, factor: float) -> floa
     return max(fresh, ABOVE_LONGEST * longest_s)
 
 
-def in_force(
-    name: str, calculated_s: float, longest_s: float, *, floor_s: float, raised: float = 1.0, cap_s: float | None = None
-) -> float:
-    """Return the timeout in force.
+def facts_of(*, loaded: bool, setup_open: bool, enough_steps: bool, saved: bool, async_saves: bool) -> int:
+    """Return the FACT_ bits of a run that learns by its own collectives."""
+    bits = (FACT_LOADED, FACT_SETUP_OPEN, FACT_ENOUGH_STEPS, FACT_SAVED, FACT_ASYNC_SAVES)
+    given = (loaded, setup_open, enough_steps, saved, async_saves)
+    return sum(bit for bit, is_set in zip(bits, given, strict=True) if is_set)
 
-    Args:
-        name: the section, or OUT_OF_SECTION.
-        calculated_s: see ``calculate``. ``longest_s``: the longest interval it rests on.
-        floor_s: least timeout of a section other than "setup".
-        raised: factor by which kills have raised it.
-        cap_s: the user's timeout of the section: raising goes up to it.
+
+def reasons_against(facts: int, *, is_closing: bool) -> dict[str, str]:
+    """Return why a timeout isn't learned now, for each usual section, and at the end of a run for OUT_OF_SECTION.
+
+    Empty: it is learned. As in Megatron's modules, "setup" counts if it held the load of a checkpoint from storage:
+    others are shorter than some will be. How much of an asynchronous save falls into "checkpointing" differs between
+    runs. The longest time out of section may be yet to come until the run ends.
     """
-    floored = max(calculated_s, floor_of(name, floor_s))
-    timeout_s = floored * raised
-    if cap_s is not None:
-        timeout_s = min(timeout_s, max(cap_s, floored))
-    return max(timeout_s, ABOVE_LONGEST * longest_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Timeouts to learn now, and one line for each that isn't learned."""
-
-    sections: tuple[str, ...]
-    out_of_section: bool
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """Sections, and OUT_OF_SECTION if it is selected."""
-        return [*self.sections, *([OUT_OF_SECTION] if self.out_of_section else [])]
-
-
-def select(
-    *, loaded: bool, setup_open: bool, enough_steps: bool, saved: bool, async_saves: bool, is_closing: bool
-) -> Selection:
-    """Decide which timeouts to learn, as Megatron's modules do.
-
-    Args:
-        loaded: "setup" held the load of a checkpoint from storage; without one, or with one from memory, it was
-            shorter than others will be.
-        setup_open: "setup" isn't over yet.
-        enough_steps: enough training iterations for the longest to be typical.
-        saved: there was a save.
-        async_saves: how much of an asynchronous save falls into "checkpointing" differs between runs.
-        is_closing: the run ends; until then the longest time out of section may be yet to come.
-    """
-    sections: list[str] = []
-    reasons: list[str] = []
-    if not loaded:
-        reasons.append("the timeout of 'setup' is learned in a run that loads a persistent checkpoint")
-    elif setup_open:
-        reasons.append("the timeout of 'setup' isn't learned before its end")
-    else:
-        sections.append(SETUP)
-    if enough_steps:
-        sections.append(STEP)
-    else:
-        reasons.append("the timeout of 'step' isn't learned before more training iterations were seen")
-    if not saved:
-        reasons.append("the timeout of 'checkpointing' is learned after a save")
-    elif async_saves:
-        reasons.append("the timeout of 'checkpointing' isn't learned with asynchronous saves")
-    else:
-        sections.append(CHECKPOINTING)
-    out_of_section = is_closing and saved and SETUP in sections and STEP in sections
-    if is_closing and not out_of_section:
-        reasons.append("the out-of-section timeout isn't learned: that takes a load, enough iterations and a save")
-    return Selection(sections=tuple(sections), out_of_section=out_of_section, reasons=tuple(reasons))
+    why = dict.fromkeys(SECTIONS, "")
+    if not facts & FACT_LOADED:
+        why[SETUP] = "the timeout of 'setup' is learned in a run that loads a persistent checkpoint"
+    elif facts & FACT_SETUP_OPEN:
+        why[SETUP] = "the timeout of 'setup' isn't learned before its end"
+    if not facts & FACT_ENOUGH_STEPS:
+        why[STEP] = "the timeout of 'step' isn't learned before more training iterations were seen"
+    if not facts & FACT_SAVED:
+        why[CHECKPOINTING] = "the timeout of 'checkpointing' is learned after a save"
+    elif facts & FACT_ASYNC_SAVES:
+        why[CHECKPOINTING] = "the timeout of 'checkpointing' isn't learned with asynchronous saves"
+    if is_closing:
+        has_all = facts & FACT_SAVED and not why[SETUP] and not why[STEP]
+        all_of = "the out-of-section timeout isn't learned: that takes a load, enough iterations and a save"
+        why[OUT_OF_SECTION] = "" if has_all else all_of
+    return why
 
 
 # -- by a collective of the ranks, as nvidia-resiliency-ext's client does ----------------------------------------
@@ -102,12 +62,6 @@ def select(
 NO_OBSERVATION = -1.0
 """Value of "nothing was observed" in a maximum over ranks; every real interval is greater."""
 MaxOverRanks = Callable[[Sequence[float]], list[float]]
-
-
-class NotReady(NamedTuple):
-    """Timeouts that no rank has observed an interval for yet."""
-
-    missing: list[str]
 
 
 def calculate_over_ranks(
@@ -119,11 +73,12 @@ def calculate_over_ranks(
     max_over_ranks: MaxOverRanks,
     *,
     leaves_out_open: bool = False,
-) -> dict[str, float] | NotReady:
-    """Return new timeouts by name. A collective: values that are equal on all ranks decide if there is enough data.
+) -> tuple[dict[str, float], list[str]]:
+    """Return new timeouts by name, or those that no rank has observed an interval for yet: then there is no timeout.
 
-    Only an interval that has ended makes a timeout ready. What goes on now counts in the value: a timeout below its
-    age would end the rank the moment it takes force.
+    A collective: values that are equal on all ranks decide if there is enough data. Only an interval that has ended
+    makes a timeout ready. What goes on now counts in the value: a timeout below its age would end the rank the moment
+    it takes force.
 
     Args:
         names: what to calculate; OUT_OF_SECTION is the time in no section.
@@ -141,7 +96,6 @@ def calculate_over_ranks(
     missing = [name for name, seconds in zip(names, of_ended, strict=True) if seconds < 0]
     left_out = {name for name in missing if leaves_out_open and name != OUT_OF_SECTION and of_all[name] >= 0}
     if left_out != set(missing):
-        return NotReady([name for name in missing if name not in left_out])
-    return {
-        name: calculate(seconds, previous.get(name), factor) for name, seconds in of_all.items() if name not in left_out
-    }
+        return {}, [name for name in missing if name not in left_out]
+    found = {name: seconds for name, seconds in of_all.items() if name not in left_out}
+    return {name: calculate(seconds, previous.get(name), factor) for name, seconds in found.items()}, []

@@ -1,110 +1,154 @@
-"""What was learned, ``ft_state.json``, and which of it applies under today's configuration. Pure; seconds.
-
-A plain ``RankMonitorClient.state_dict()`` is read too: it is what Megatron's own integrations write.
-"""
+"""What was learned, as ``ft_state.json`` holds it, and which of it applies today. Pure; seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Rank, Seconds
 from megatron_ft.core.errors import ConfigError, show
-from megatron_ft.core.wording import counted
 from megatron_ft.learning.messages import Observed
-from megatron_ft.learning.rule import MOST_RAISED, calculate, in_force
+from megatron_ft.learning.rule import ABOVE_LONGEST, calculate
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
     SectionTimeouts,
-    mapping,
-    number,
-    seconds,
+    Timeout,
+    checked,
+    floor_of,
     state_from_dict,
     state_to_dict,
 )
 
-SECTIONS_FIELD = "rank_section_timeouts"
-OUT_FIELD = "rank_out_of_section_timeout"
-HEARTBEAT_FIELDS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
-CONFIGURED_FIELDS = (SECTIONS_FIELD, OUT_FIELD, *HEARTBEAT_FIELDS)
-"""Configuration fields that learned timeouts replace."""
 SCHEMA = "megatron_ft.ft_state"
 SCHEMA_VERSION = 4
 """4: ``sections`` and ``raised``. Versions 1 to 3 are still read."""
+HEARTBEATS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
+_MOST_RAISED = 64.0
+_OptionalTimeout = Timeout | None | UnsetType
 
 
-class NewerStateError(ConfigError):
-    """A newer version of this package has written the document: it isn't broken, and is left alone."""
+class UnusableStateError(ConfigError):
+    """A document that isn't broken, and is to be left alone: a newer version has written it, or it can't be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedTimeout:
-    """A calculated timeout, and the longest interval it rests on, of a rank."""
+class Configured(msgspec.Struct, frozen=True, kw_only=True):
+    """Configured timeouts that learned ones replace: only those that the user has set."""
 
-    calculated_s: float
-    longest_s: float = 0.0
-    rank: int | None = None
+    rank_section_timeouts: dict[str, Timeout | None] | UnsetType | None = UNSET
+    rank_out_of_section_timeout: _OptionalTimeout = UNSET
+    initial_rank_heartbeat_timeout: _OptionalTimeout = UNSET
+    rank_heartbeat_timeout: _OptionalTimeout = UNSET
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Configured:
+        """Return those among the set fields of a configuration."""
+        return cls(**{name: values[name] for name in cls.__struct_fields__ if name in values})
+
+    @property
+    def sections(self) -> dict[str, float | None]:
+        """Sections that the user has configured, each with its timeout."""
+        return self.rank_section_timeouts or {}
+
+    @property
+    def timeouts(self) -> dict[str, float | None]:
+        """Set values by section, OUT_OF_SECTION and name of a heartbeat's field; None is infinite."""
+        rest = {OUT_OF_SECTION: self.rank_out_of_section_timeout, **{name: getattr(self, name) for name in HEARTBEATS}}
+        return {**self.sections, **{name: value for name, value in rest.items() if value is not UNSET}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedState:
+class LearnedTimeout(msgspec.Struct, frozen=True, kw_only=True):
+    """A calculated timeout, and the longest interval it rests on."""
+
+    calculated_s: Timeout
+    max_observed_s: Seconds = 0.0
+    rank_of_max: Rank | None = None
+
+
+class Heartbeats(msgspec.Struct, frozen=True):
+    """Calculated timeouts until the first heartbeat, and between two."""
+
+    initial_s: Timeout
+    subsequent_s: Timeout
+
+
+class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything learned, and the configured values at that time."""
 
-    timeouts: Mapping[str, LearnedTimeout] = field(default_factory=dict)
-    """By section, and OUT_OF_SECTION."""
-    raised: Mapping[str, float] = field(default_factory=dict)
+    schema: Literal["megatron_ft.ft_state"] = "megatron_ft.ft_state"
+    schema_version: Literal[4] = 4
+    written_at_utc: str | None = None
+    written_at_unix_s: Seconds | None = None
+    world_size: Rank | None = None
+    sections: dict[str, LearnedTimeout] = {}
+    out_of_section: LearnedTimeout | None = None
+    heartbeats: Heartbeats | None = None
+    raised: dict[str, Annotated[float, Meta(ge=1, le=_MOST_RAISED)]] = {}
     """Factors by which kills have raised timeouts, also those that clients of ranks have calculated."""
-    heartbeats: tuple[float, float] | None = None
-    """(to the first heartbeat, between heartbeats)"""
-    configured: Mapping[str, Any] | None = None
-    """Fields of :data:`CONFIGURED_FIELDS` that were set when this was learned; None: unknown."""
-    written_at_unix_s: float | None = None
-    world_size: int | None = None
+    configured_s: Configured | None = None
+    """Timeouts that were set when this was learned; None: unknown."""
 
-    def in_force(self, floor_s: float, configured: Mapping[str, Any]) -> dict[str, float]:
-        """Return the timeouts in force with this floor; the user's bound what kills have raised."""
-        return {
-            name: in_force(
-                name,
-                each.calculated_s,
-                each.longest_s,
-                floor_s=floor_s,
-                raised=self.raised.get(name, 1.0),
-                cap_s=configured_s(configured, name),
-            )
-            for name, each in self.timeouts.items()
-        }
+    @property
+    def timeouts(self) -> dict[str, LearnedTimeout]:
+        """Timeouts by section, and OUT_OF_SECTION."""
+        return {**self.sections, **({} if self.out_of_section is None else {OUT_OF_SECTION: self.out_of_section})}
+
+    def with_timeouts(self, timeouts: Mapping[str, LearnedTimeout], **changes: Any) -> LearnedState:
+        """Return this with other timeouts, by section and OUT_OF_SECTION."""
+        sections = {name: each for name, each in timeouts.items() if name != OUT_OF_SECTION}
+        return replace(self, sections=sections, out_of_section=timeouts.get(OUT_OF_SECTION), **changes)
+
+    @property
+    def client_heartbeats(self) -> HeartbeatTimeouts | None:
+        """Heartbeat timeouts as a client has them."""
+        beats = self.heartbeats
+        return None if beats is None else HeartbeatTimeouts(beats.initial_s, beats.subsequent_s, True)
+
+    def in_force(self, floor_s: float, configured: Configured) -> dict[str, float]:
+        """Return the timeouts in force.
+
+        None is below the floor (``floor_s``, and more for "setup") or below 1.25 times the longest interval. What kills
+        have raised goes up to the user's own timeout.
+        """
+        caps, found = configured.timeouts, {}
+        for name, each in self.timeouts.items():
+            least_s = max(each.calculated_s, floor_of(name, floor_s))
+            timeout_s, cap_s = least_s * self.raised.get(name, 1.0), caps.get(name)
+            if cap_s is not None:
+                timeout_s = min(timeout_s, max(cap_s, least_s))
+            found[name] = max(timeout_s, ABOVE_LONGEST * each.max_observed_s)
+        return found
 
     def learn(self, seen: Mapping[str, Observed], factor: float, keeps_raised: Collection[str] = ()) -> LearnedState:
         """Apply the rule to these intervals; what kills have raised halves, but for the names in ``keeps_raised``."""
-        timeouts = dict(self.timeouts)
+        timeouts = self.timeouts
         for name, each in seen.items():
             before = timeouts.get(name)
             calculated_s = calculate(each.longest_s, None if before is None else before.calculated_s, factor)
-            timeouts[name] = LearnedTimeout(calculated_s=calculated_s, longest_s=each.longest_s, rank=each.rank)
+            timeouts[name] = LearnedTimeout(
+                calculated_s=calculated_s, max_observed_s=each.longest_s, rank_of_max=each.rank
+            )
         halved = seen.keys() - {*keeps_raised}
         raised = {name: value / 2 if name in halved else value for name, value in self.raised.items()}
-        return replace(self, timeouts=timeouts, raised={name: value for name, value in raised.items() if value > 1.0})
+        return self.with_timeouts(timeouts, raised={name: value for name, value in raised.items() if value > 1.0})
 
     def doubled(self, name: str) -> LearnedState:
         """Return the state in which the timeout of this name is doubled."""
-        return replace(self, raised={**self.raised, name: min(2.0 * self.raised.get(name, 1.0), MOST_RAISED)})
+        return replace(self, raised={**self.raised, name: min(2.0 * self.raised.get(name, 1.0), _MOST_RAISED)})
 
-    def difference(self, world_size: int) -> str:
-        """Return one line if a job of another size learned this; "" if not, or if that isn't known."""
-        if self.world_size is None or self.world_size == world_size:
-            return ""
-        then, now = counted(self.world_size, "rank"), counted(world_size, "rank")
-        return f"they were learned with {then}, and this run has {now}: the longest intervals may be others now"
-
-
-def configured_s(configured: Mapping[str, Any], name: str) -> float | None:
-    """Return the user's timeout of a section, or of OUT_OF_SECTION; None is infinite, or not set."""
-    timeouts = {**(configured.get(SECTIONS_FIELD) or {}), OUT_OF_SECTION: configured.get(OUT_FIELD)}
-    timeout_s: float | None = timeouts.get(name)
-    return timeout_s
+    def document(self, configured: Configured, floor_s: float) -> dict[str, Any]:
+        """Return the whole of the file: this, and what is in force in the form of nvidia-resiliency-ext."""
+        sections = SectionTimeouts(configured.sections, configured.timeouts.get(OUT_OF_SECTION))
+        current = state_to_dict(
+            self.client_heartbeats,
+            sections.with_calculated(self.in_force(floor_s, configured)),
+            with_configured=True,
+        )
+        return {**msgspec.to_builtins(self), **current}
 
 
 def shown_s(value: float | None) -> str:
@@ -113,172 +157,80 @@ def shown_s(value: float | None) -> str:
 
 
 def that_applies(
-    state: LearnedState, configured: Mapping[str, Any], sections: frozenset[str] | None = None
+    state: LearnedState, configured: Configured, known: frozenset[str] | None = None
 ) -> tuple[LearnedState, dict[str, str]]:
     """Return what applies: all timeouts but those whose configured value the user has changed since.
 
-    Also returns a line for each that doesn't apply.
-
-    Args:
-        state: what was learned.
-        configured: today's fields of :data:`CONFIGURED_FIELDS`, only those that the user set.
-        sections: names of today's sections; None: not known, all apply.
+    Also returns a line for each that doesn't apply. ``known``: names of today's sections; None: all apply.
     """
-    then, superseded = state.configured, dict[str, str]()
-
-    def applies(name: str, key: str, learned_s: float) -> bool:
-        fields = [configured, then or {}]
-        if key == SECTIONS_FIELD:
-            fields = [each.get(SECTIONS_FIELD) or {} for each in fields]
-        key = name if key == SECTIONS_FIELD else key
-        now_s, then_s = (each.get(key) for each in fields)
-        if key not in fields[0] or then is None or now_s == then_s:
-            return True  # the user sets nothing, the earlier value is unknown, or it is unchanged
-        superseded[name] = (
-            f"'{name}' keeps its configured timeout of {shown_s(now_s)}: it was changed (from {shown_s(then_s)}) since "
-            f"{shown_s(learned_s)} was learned"
-        )
-        return False
-
-    timeouts = {
-        name: each
-        for name, each in state.timeouts.items()
-        if name == OUT_OF_SECTION or sections is None or name in sections
-        if applies(name, OUT_FIELD if name == OUT_OF_SECTION else SECTIONS_FIELD, each.calculated_s)
+    now = configured.timeouts
+    then = now if state.configured_s is None else state.configured_s.timeouts
+    changed = {name for name, value in now.items() if value != then.get(name)}
+    timeouts = {n: each for n, each in state.timeouts.items() if known is None or n in known or n == OUT_OF_SECTION}
+    learned_s = {name: each.calculated_s for name, each in timeouts.items()}
+    if state.heartbeats is not None:
+        learned_s |= dict(zip(HEARTBEATS, msgspec.structs.astuple(state.heartbeats), strict=True))
+    lines = {
+        name: f"'{name}' keeps its configured timeout of {shown_s(now[name])}: it was changed "
+        f"(from {shown_s(then.get(name))}) since {shown_s(value)} was learned"
+        for name, value in learned_s.items()
+        if name in changed
     }
-    beats = state.heartbeats
-    if beats is not None:
-        # one pair: applied as a whole or not at all
-        do_apply = [applies(key, key, value) for key, value in zip(HEARTBEAT_FIELDS, beats, strict=True)]
-        beats = beats if all(do_apply) else None
-    return replace(state, timeouts=timeouts, heartbeats=beats), superseded
+    kept = {name: each for name, each in timeouts.items() if name not in changed}
+    beats = None if changed & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
+    return state.with_timeouts(kept, heartbeats=beats), lines
 
 
-# -- the file ---------------------------------------------------------------------------------------------------
+class _Entry(msgspec.Struct):
+    """A timeout of versions 1 to 3. ``timeout_s`` was in force, ``reference_s`` what the rule had calculated."""
+
+    timeout_s: Timeout | None = None
+    reference_s: Timeout | None = None
+    max_observed_s: Seconds | None = None
+    rank_of_max: Rank | None = None
+    raised: float | None = None
 
 
-def from_client(
-    client_state: Mapping[str, Any], *, configured: Mapping[str, Any], written_at_unix_s: float, world_size: int
-) -> LearnedState:
-    """Return what to write to the file after a client of a rank has calculated timeouts itself.
-
-    ``client_state``: ``RankMonitorClient.state_dict()``.
-    """
-    calculated = state_from_dict(client_state)
-    return LearnedState(
-        timeouts={name: LearnedTimeout(calculated_s=timeout_s) for name, timeout_s in calculated.sections.items()},
-        heartbeats=calculated.heartbeats,
-        configured={key: configured[key] for key in CONFIGURED_FIELDS if key in configured},
-        written_at_unix_s=written_at_unix_s,
-        world_size=world_size,
-    )
-
-
-def client_state_of(
-    timeouts: Mapping[str, float], heartbeats: tuple[float, float] | None, configured: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the state of a client that has learned these; with ``configured``, the user's other timeouts too."""
-    then = configured or {}
-    return state_to_dict(
-        None if heartbeats is None else HeartbeatTimeouts(*heartbeats, True),
-        SectionTimeouts(then.get(SECTIONS_FIELD) or {}, then.get(OUT_FIELD)).with_calculated(timeouts),
-        with_configured=configured is not None,
-    )
-
-
-def file_document(state: LearnedState, configured: Mapping[str, Any], floor_s: float) -> dict[str, Any]:
-    """Return the whole of the file: `to_document`, and what is in force in the form of nvidia-resiliency-ext."""
-    timeouts = state.in_force(floor_s, configured)
-    return {**to_document(state), **client_state_of(timeouts, state.heartbeats, configured)}
-
-
-def to_document(state: LearnedState) -> dict[str, Any]:
-    """Return the JSON-able document; keys that end in ``_s`` are seconds."""
-    beats, written = state.heartbeats, state.written_at_unix_s
-    at = None if written is None else datetime.fromtimestamp(written, timezone.utc).isoformat(timespec="seconds")
-    entries = {
-        name: {"calculated_s": each.calculated_s, "max_observed_s": each.longest_s, "rank_of_max": each.rank}
-        for name, each in state.timeouts.items()
-    }
-    out = entries.pop(OUT_OF_SECTION, None)
-    return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "written_at_utc": at,
-        "written_at_unix_s": written,
-        "world_size": state.world_size,
-        "sections": entries,
-        "out_of_section": out,
-        "heartbeats": None if beats is None else {"initial_s": beats[0], "subsequent_s": beats[1]},
-        "raised": dict(state.raised),
-        "configured_s": None if state.configured is None else dict(state.configured),
-    }
+class _Older(msgspec.Struct):
+    sections: dict[str, _Entry]
+    out_of_section: _Entry | None = None
+    seen: dict[str, _Entry] | None = None
 
 
 def parse(document: object) -> LearnedState:
-    """Read our document or a plain ``state_dict()``.
+    """Read our document or a plain ``RankMonitorClient.state_dict()``, which Megatron's own integrations write.
 
     Raises:
         ConfigError: it is neither, or a value in it can't be right; one line.
-        NewerStateError: a newer version has written it.
+        UnusableStateError: a newer version has written it.
     """
-    given = mapping("the file", document)
-    if "schema" not in given and "schema_version" not in given:
-        if "current_timeouts" not in given:
-            raise ConfigError(f"holds no learned timeouts, but {show(sorted(map(str, given)))}")
-        plain = state_from_dict(given)
-        timeouts = {name: LearnedTimeout(calculated_s=value) for name, value in plain.sections.items()}
-        return LearnedState(timeouts=timeouts, heartbeats=plain.heartbeats)
-    if given.get("schema") != SCHEMA:
-        raise ConfigError(f"schema is {show(given.get('schema'))}, not {SCHEMA!r}")
-    version = number("schema_version", given.get("schema_version"))
-    if version > SCHEMA_VERSION:
-        raise NewerStateError(f"schema_version is {version:g}, newer than {SCHEMA_VERSION}, the newest known here")
-    entries = {str(name): each for name, each in mapping("sections", given.get("sections")).items()}
-    if given.get("out_of_section") is not None:
-        entries[OUT_OF_SECTION] = given["out_of_section"]
-    seen = mapping("seen", given.get("seen") or {})  # up to version 3
-    raised = {
-        **{name: mapping(name, each)["raised"] for name, each in entries.items() if mapping(name, each).get("raised")},
-        **mapping("raised", given.get("raised") or {}),
+    given = document if isinstance(document, Mapping) else {}
+    version = given.get("schema_version")
+    if "current_timeouts" in given and "schema" not in given:
+        beats, plain = state_from_dict(given)
+        calculated = {name: {"calculated_s": value} for name, value in plain.calculated.items()}
+        given = {"heartbeats": beats and {"initial_s": beats.initial, "subsequent_s": beats.subsequent}}
+        given |= {"out_of_section": calculated.pop(OUT_OF_SECTION, None), "sections": calculated}
+    elif given.get("schema") != SCHEMA or not isinstance(version, (int, float)):
+        raise ConfigError(f"holds no learned timeouts: schema is {show(given.get('schema'))}, version {show(version)}")
+    elif version > SCHEMA_VERSION:
+        raise UnusableStateError(
+            f"has schema_version {show(version)}, newer than {SCHEMA_VERSION}, the newest known here"
+        )
+    elif version < SCHEMA_VERSION:
+        given = {**given, **_of_version_4(checked(_Older, given)), "schema_version": SCHEMA_VERSION}
+    return checked(LearnedState, given)
+
+
+def _of_version_4(older: _Older) -> dict[str, Any]:
+    entries = {**older.sections, **({} if older.out_of_section is None else {OUT_OF_SECTION: older.out_of_section})}
+    timeouts = {
+        name: {
+            "calculated_s": (older.seen or {}).get(name, each).reference_s or each.timeout_s,
+            "max_observed_s": each.max_observed_s or 0.0,
+            "rank_of_max": each.rank_of_max,
+        }
+        for name, each in entries.items()
     }
-    beats, world_size, written = (given.get(key) for key in ("heartbeats", "world_size", "written_at_unix_s"))
-    if beats is not None:
-        pair = mapping("heartbeats", beats)
-        beats = seconds("initial_s", pair.get("initial_s")), seconds("subsequent_s", pair.get("subsequent_s"))
-    return LearnedState(
-        timeouts={name: _entry(name, mapping(name, each), seen.get(name)) for name, each in entries.items()},
-        raised={str(name): min(max(1.0, number("raised", value)), MOST_RAISED) for name, value in raised.items()},
-        heartbeats=beats,
-        configured=_parse_configured(given.get("configured_s")),
-        written_at_unix_s=None if written is None else number("written_at_unix_s", written),
-        world_size=None if world_size is None else int(number("world_size", world_size)),
-    )
-
-
-def _entry(name: str, entry: Mapping[str, Any], seen: object) -> LearnedTimeout:
-    """Return a timeout of any version; up to version 3 what the rule had calculated is in ``seen``, if anywhere."""
-    calculated = entry.get("calculated_s")
-    if calculated is None and seen is not None:
-        calculated = mapping(f"seen of {name}", seen).get("reference_s")
-    rank, longest = entry.get("rank_of_max"), entry.get("max_observed_s")
-    return LearnedTimeout(
-        calculated_s=seconds(name, entry.get("timeout_s") if calculated is None else calculated),
-        longest_s=0.0 if longest is None else number(f"max_observed_s of {name}", longest),
-        rank=None if rank is None else int(number(f"rank_of_max of {name}", rank)),
-    )
-
-
-def _parse_configured(value: object) -> Mapping[str, Any] | None:
-    if value is None:
-        return None
-
-    def timeout(name: str, value: object) -> float | None:
-        return None if value is None else number(name, value)
-
-    given = mapping("configured_s", value)
-    found: dict[str, Any] = {key: timeout(key, given[key]) for key in (OUT_FIELD, *HEARTBEAT_FIELDS) if key in given}
-    if SECTIONS_FIELD in given:
-        sections = mapping(SECTIONS_FIELD, given[SECTIONS_FIELD])
-        found[SECTIONS_FIELD] = {str(name): timeout(str(name), each) for name, each in sections.items()}
-    return found
+    raised = {name: min(max(1.0, each.raised), _MOST_RAISED) for name, each in entries.items() if each.raised}
+    return {"out_of_section": timeouts.pop(OUT_OF_SECTION, None), "sections": timeouts, "raised": raised}

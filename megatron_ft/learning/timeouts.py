@@ -5,20 +5,24 @@ All values are seconds; ``None`` is infinite.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from megatron_ft.core.board.intervals import SETUP
-from megatron_ft.core.errors import ConfigError, show
+from megatron_ft.core.codec import convert
+from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.times import MAX_SECONDS
 
-_STATE_KEY = "current_timeouts"
 OUT_OF_SECTION = "out_of_section"
 """Name of the time out of section; a user's section may not have it."""
 _SETUP_FLOORS = 4.0
 """A run has one "setup", and a cold cache makes it several times longer."""
+Timeout = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
+T = TypeVar("T")
 
 
 def floor_of(name: str, floor_s: float) -> float:
@@ -30,9 +34,9 @@ def floor_of(name: str, floor_s: float) -> float:
 class HeartbeatTimeouts:
     """Timeouts of the heartbeats API, in seconds; None is infinite."""
 
-    initial: float | None = None
+    initial: Timeout | None = None
     """From the start of monitoring to the first heartbeat."""
-    subsequent: float | None = None
+    subsequent: Timeout | None = None
     """Between two heartbeats."""
     were_calculated: bool | None = None
     """True: from observed intervals; False: from the configuration; None: not known."""
@@ -53,9 +57,9 @@ class HeartbeatTimeouts:
 class SectionTimeouts:
     """Timeouts of the sections API, in seconds; None is infinite."""
 
-    section: Mapping[str, float | None] = field(default_factory=dict)
+    section: Mapping[str, Timeout | None] = field(default_factory=dict)
     """Per section name."""
-    out_of_section: float | None = None
+    out_of_section: Timeout | None = None
     """While no section is open."""
     calculated_sections: set[str] = field(default_factory=set)
     """Names whose timeout was calculated from observed intervals."""
@@ -74,7 +78,7 @@ class SectionTimeouts:
         """True if all timeouts were calculated from observed intervals."""
         return self.is_out_of_section_calculated and set(self.section) <= set(self.calculated_sections)
 
-    def with_calculated(self, timeouts: Mapping[str, float]) -> SectionTimeouts:
+    def with_calculated(self, timeouts: Mapping[str, float | None]) -> SectionTimeouts:
         """Return these with calculated values for some sections, and for OUT_OF_SECTION."""
         of_sections = {name: timeout for name, timeout in timeouts.items() if name != OUT_OF_SECTION}
         return SectionTimeouts(
@@ -88,16 +92,26 @@ class SectionTimeouts:
     def calculated(self) -> dict[str, float | None]:
         """The calculated values, by section and OUT_OF_SECTION."""
         out = {OUT_OF_SECTION: self.out_of_section} if self.is_out_of_section_calculated else {}
-        return {**{name: self.section[name] for name in self.calculated_sections}, **out}
+        return {**{name: self.section.get(name) for name in self.calculated_sections}, **out}
 
     def enforced(self, floor_s: float) -> SectionTimeouts:
         """Return timeouts to enforce: calculated values at or above their floor, configured ones as they are."""
-        floored = {name: _at_least(floor_of(name, floor_s), timeout) for name, timeout in self.calculated.items()}
-        return self.with_calculated({name: timeout for name, timeout in floored.items() if timeout is not None})
+        return self.with_calculated(
+            {name: _at_least(floor_of(name, floor_s), timeout) for name, timeout in self.calculated.items()}
+        )
 
 
 def _at_least(floor_s: float, timeout: float | None) -> float | None:
     return None if timeout is None else max(timeout, floor_s)
+
+
+class _Current(msgspec.Struct):
+    heartbeat: HeartbeatTimeouts | None = None
+    section: SectionTimeouts | None = None
+
+
+class _State(msgspec.Struct):
+    current_timeouts: _Current | None = None
 
 
 def state_to_dict(
@@ -110,76 +124,30 @@ def state_to_dict(
     """
     current: dict[str, Any] = {}
     if heartbeats is not None and heartbeats.were_calculated:
-        current["heartbeat"] = {
-            "initial": heartbeats.initial,
-            "subsequent": heartbeats.subsequent,
-            "were_calculated": True,
-        }
+        current["heartbeat"] = asdict(heartbeats)
     if sections is not None and sections.calculated:
-        names = sorted(sections.calculated_sections)
-        has_out_of_section = with_configured or sections.is_out_of_section_calculated
-        current["section"] = {
-            "section": dict(sections.section) if with_configured else {name: sections.section[name] for name in names},
-            "out_of_section": sections.out_of_section if has_out_of_section else None,
-            "calculated_sections": names,
-            "is_out_of_section_calculated": sections.is_out_of_section_calculated,
-        }
-    return {_STATE_KEY: current}
+        shown = sections if with_configured else SectionTimeouts().with_calculated(sections.calculated)
+        current["section"] = {**asdict(shown), "calculated_sections": sorted(shown.calculated_sections)}
+    return {"current_timeouts": current}
 
 
-class CalculatedTimeouts(NamedTuple):
-    """Calculated timeouts of a state, in seconds; those of ``sections`` by name, also OUT_OF_SECTION."""
-
-    heartbeats: tuple[float, float] | None
-    sections: dict[str, float]
-
-
-def state_from_dict(state: Mapping[str, Any]) -> CalculatedTimeouts:
-    """Read what :func:`state_to_dict` wrote. A state without calculated timeouts is fine.
+def state_from_dict(state: Mapping[str, Any]) -> tuple[HeartbeatTimeouts | None, SectionTimeouts]:
+    """Return the calculated timeouts of what :func:`state_to_dict` wrote. A state without any is fine.
 
     Raises:
         ConfigError: something isn't a positive number of seconds, or has the wrong type.
     """
-    current = mapping("the state", mapping("the state", state).get(_STATE_KEY) or {})
-    heartbeats = None
-    pair = mapping("'heartbeat'", current.get("heartbeat") or {})
-    if pair.get("were_calculated"):
-        heartbeats = seconds("initial", pair.get("initial")), seconds("subsequent", pair.get("subsequent"))
-    part = mapping("'section'", current.get("section") or {})
-    values = mapping("'section'", part.get("section") or {})
-    names = part.get("calculated_sections") or []
-    if not isinstance(names, (list, tuple, set, frozenset)):
-        raise ConfigError(f"'calculated_sections' must be a list, not {type(names).__name__}")
-    sections = {str(name): seconds(str(name), values.get(name)) for name in names}
-    if part.get("is_out_of_section_calculated"):
-        sections[OUT_OF_SECTION] = seconds(OUT_OF_SECTION, part.get("out_of_section"))
-    return CalculatedTimeouts(heartbeats, sections)
+    current = checked(_State, state).current_timeouts or _Current()
+    beats = current.heartbeat if current.heartbeat is not None and current.heartbeat.were_calculated else None
+    calculated = (current.section or SectionTimeouts()).calculated
+    if None in calculated.values() or (beats is not None and not beats.are_valid):
+        raise ConfigError("learned timeouts: one that was calculated has no value")
+    return beats, SectionTimeouts().with_calculated(calculated)
 
 
-def mapping(what: str, value: object) -> Mapping[str, Any]:
-    """Return the mapping. Raises ConfigError for anything else."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} of learned timeouts must be a mapping, not {type(value).__name__}")
-    return value
-
-
-def number(name: str, value: object) -> float:
-    """Return a finite number >= 0. Raises ConfigError for anything else."""
-    if not isinstance(value, bool) and isinstance(value, (int, float)):
-        try:
-            if math.isfinite(float(value)) and value >= 0:
-                return float(value)
-        except OverflowError:
-            pass  # an integer of hundreds of digits
-    raise ConfigError(f"{name} of learned timeouts must be a finite number, not negative, not {show(value)}")
-
-
-def seconds(name: str, value: object) -> float:
-    """Return a timeout. Raises ConfigError for anything else."""
-    found = number(name, value)
-    if not 0.0 < found <= MAX_SECONDS:
-        raise ConfigError(
-            f"learned timeout {show(name)} must be a positive number of seconds, at most {MAX_SECONDS:.0e}, "
-            f"not {show(value)}"
-        )
-    return found
+def checked(kind: Callable[..., T], document: object) -> T:
+    """Return the document as an object of that class. Raises ConfigError if it is none."""
+    try:
+        return convert(kind, dict(document) if isinstance(document, Mapping) else document)
+    except ProtocolError as error:
+        raise ConfigError(f"learned timeouts: {str(error).partition(': ')[2]}") from None

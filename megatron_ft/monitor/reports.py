@@ -30,7 +30,7 @@ from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
-from megatron_ft.learning.messages import Milestone
+from megatron_ft.learning.messages import Intervals
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.watched_rank import WatchedRank
 
@@ -166,7 +166,7 @@ class Reports:
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Report what the board shows for the first time: timeouts, first iteration and step, milestones."""
         for news in () if snapshot.watch_only else watched.take_news(snapshot):
-            if isinstance(news, Milestone):
+            if isinstance(news, Intervals):
                 self.tell(news)
             else:
                 self.record(news)

@@ -43,7 +43,7 @@ from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError
-from megatron_ft.learning.messages import Arm, Intervals, Survey
+from megatron_ft.learning.messages import Arm, Survey
 from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.monitor import hello
@@ -78,8 +78,6 @@ class MonitorService:
         self._group: int | None = None
         self._running = True
         self._paused_at_ns: int | None = None
-        self._ended: Intervals | None = None
-        """Intervals of the last rank that ended: a survey at the end of the run may arrive after it."""
         self._started: int | None = None
         """Process group of the rank that the launcher started last."""
         self._rank: int | None = None
@@ -133,8 +131,6 @@ class MonitorService:
             watched = self._watched
             if watched is not None and watched.attached.cycle == order.cycle:
                 self._obey_of_rank(watched, order)
-            elif isinstance(order, Survey) and self._ended is not None and self._ended.cycle == order.cycle:
-                self._reports.tell(replace(self._ended, number=order.number))
             return  # meant for an earlier rank
         match order:
             case Stop():
@@ -165,8 +161,8 @@ class MonitorService:
                 self._termination.hurry()
             case Release():
                 self._last_look.clear()  # the cycle is over: the launcher ends this rank with all others
-            case Survey(number=number):
-                self._reports.tell(watched.observed(number, self._paused_at_ns))
+            case Survey():
+                self._reports.tell(watched.observed(self._paused_at_ns))
             case Arm():
                 watched.arm(order)
                 self._next_look_ns = time.monotonic_ns()
@@ -411,7 +407,6 @@ class MonitorService:
         attached, snapshot = self._watched.attached, self._watched.final_snapshot()
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
-            self._ended = self._watched.observed(0, self._paused_at_ns)
             self._reports.minute(self._watched, at_once=True)
             self._reports.last_events(self._watched, snapshot)
         self._reports.rank_gone(attached, snapshot)

@@ -33,8 +33,8 @@ from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.learning.arming import with_armed
-from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
-from megatron_ft.learning.messages import Arm, Intervals, Milestone
+from megatron_ft.learning.intervals import BoardIntervals, reached_by
+from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 
@@ -57,7 +57,8 @@ class WatchedRank:
         self._shown_timeouts: tuple[int, Arm | None] = 0, None
         self._arm: Arm | None = None
         self._intervals: BoardIntervals | None = None
-        self._milestones = Milestones()
+        self._reached = 0, 0, False
+        """Milestones that were reported: saves, steps, and the end of the run."""
         self._has_last_minute = False
         self._has_shown_iteration = self._has_shown_step = self._has_shown_end = False
         self.is_damaged = self.board.words[layout.W_MAGIC] == layout.DAMAGED
@@ -153,10 +154,13 @@ class WatchedRank:
         self._feed(snapshot, now, self.state.gaps)
         return snapshot, outcome
 
-    def take_news(self, snapshot: BoardSnapshot) -> Iterator[records.Record | Milestone]:
+    def take_news(self, snapshot: BoardSnapshot) -> Iterator[records.Record | Intervals]:
         """Yield what this reading shows for the first time: milestones, timeouts, first iteration and step."""
         rank, cycle = self.attached.rank, self.attached.cycle
-        yield from self._milestones.take(snapshot)
+        reached = *reached_by(snapshot), bool(snapshot.learning_facts & layout.FACT_RUN_ENDS)
+        if reached != self._reached and not snapshot.watch_only:
+            self._reached = reached
+            yield self.observed()
         timeouts = snapshot.timeouts_version, self._arm
         if timeouts != self._shown_timeouts:
             self._shown_timeouts = timeouts
@@ -209,16 +213,15 @@ class WatchedRank:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
         self._arm = order
 
-    def observed(self, number: int, paused_since_ns: int | None) -> Intervals:
-        """Answer survey ``number``, excluding the time since ``paused_since_ns``."""
-        cycle, board = self.attached.cycle, self.final_snapshot()
+    def observed(self, paused_since_ns: int | None = None) -> Intervals:
+        """Return the intervals of this cycle so far, excluding the time since ``paused_since_ns``."""
+        board = self.final_snapshot()
         if board is None or board.watch_only:
-            return Intervals(cycle, number)
+            return Intervals(self.attached.cycle)
         now_ns, gaps = time.monotonic_ns(), self.state.gaps
         if paused_since_ns is not None:
             gaps = [*gaps, Gap(paused_since_ns, now_ns, now_ns - paused_since_ns, 0)]
-        seen = self._feed(board, now_ns, gaps).observed(board, now_ns, gaps)
-        return Intervals(cycle, number, seen=seen, facts=facts_of(board))
+        return self._feed(board, now_ns, gaps).observed(board, now_ns, gaps)
 
     def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
         """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.

@@ -29,7 +29,7 @@ from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
-from megatron_ft.learning.messages import Arm, Armed, Intervals, Milestone, Moment, Survey
+from megatron_ft.learning.messages import Arm, Intervals, Survey
 from megatron_ft.link.reactor import Reactor
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
@@ -39,7 +39,6 @@ __all__ = ["reactor"]
 T = TypeVar("T")
 FOREVER = "while True: signal.pause()"
 BEGIN = "client.init_workload_monitoring()\n"
-REPORT_ONLY = Armed(0.3, enforced=False)
 BOUND_S = 20.0
 
 
@@ -116,7 +115,7 @@ HANGS = f"{BEGIN}client.start_section('step')\nsay('ready')\n{FOREVER}"
 def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_rank_goes_on(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": REPORT_ONLY}))
+        launcher.slot.order(Arm(0, {"step": 0.3}, enforced=False))
         suspected = launcher.next(Suspect).verdict
         assert (suspected.learned, suspected.enforced) == (True, False)
         now_ns = time.monotonic_ns()
@@ -128,7 +127,7 @@ def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_r
         assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
         assert launcher.next(Observation).note.found_hung
         # armed again in the middle of the interval, and released with the others at the end of a cycle
-        launcher.slot.order(Arm(0, {"step": Armed(0.4, enforced=False)}))
+        launcher.slot.order(Arm(0, {"step": 0.4}, enforced=False))
         launcher.slot.order(Release(0))
         launcher.serve(1.5)
         assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == launcher.all_of(Signalled) == []
@@ -141,7 +140,7 @@ def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launche
     )
     with rank(launcher.path, script) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(0.3)}))
+        launcher.slot.order(Arm(0, {"step": 0.3}))
         launcher.next(Suspect)
         now_ns = time.monotonic_ns()
         launcher.slot.order(Collect(0, now_ns + 3_000_000_000, passive=True, again_ns=now_ns + 1_500_000_000))
@@ -155,7 +154,7 @@ def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launche
 def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(0.3)}))
+        launcher.slot.order(Arm(0, {"step": 0.3}))
         launcher.next(Suspect)
         launcher.slot.order(ConfirmHang(0))
         verdict = launcher.next(RankHung)
@@ -177,7 +176,7 @@ while True:
 """
     with rank(launcher.path, f"import random\nrng = random.Random(3)\n{script}") as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(0.001)}))
+        launcher.slot.order(Arm(0, {"step": 0.001}))
         launcher.serve(2.0)
         (line,) = launcher.lines
         assert "the progress board of rank 0 was written over by the training process" in line
@@ -189,7 +188,7 @@ while True:
 def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_counting(launcher: Launcher) -> None:
     with rank(launcher.path, HANGS) as process:
         attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": Armed(60.0)}))
+        launcher.slot.order(Arm(0, {"step": 60.0}))
         wanted = ArmedTimeout(60_000_000_000)
         launcher.wait_until_armed(wanted)
         before = launcher.slot.pid
@@ -200,32 +199,30 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
         board = launcher.slot._board
         assert board is not None
         board.words[layout.slot(0) + layout.S_ARMED] = 1
-        launcher.slot.order(Survey(0, 5))
-        found = launcher.next(Intervals)
-        assert found.number == 5
-        assert found.seen["step"].longest_s > 0
+        launcher.slot.order(Survey(0))
+        assert launcher.next(Intervals).seen["step"].longest_s > 0
         launcher.wait_until_armed(wanted)
 
 
-def test_a_survey_is_answered_also_after_the_end_of_the_rank(launcher: Launcher) -> None:
+def test_milestones_of_a_rank_and_a_question_are_answered_with_its_intervals(launcher: Launcher) -> None:
     steps = "for _ in range(40):\n    with client.section('step'): pass\n"
-    script = f"{BEGIN}say('ready')\n{steps}say('stepped')\nsys.stdin.readline()\nclient.shutdown_workload_monitoring()"
+    ends = "client._ready().add_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
+    imports = "from megatron_ft.core.board import layout"
+    script = f"{imports}\n{BEGIN}say('ready')\n{steps}say('stepped')\nsys.stdin.readline()\n{ends}"
     with rank(launcher.path, script) as process:
         attached(launcher, process)
         expect(process, "stepped")
-        launcher.slot.order(Survey(0, 3))
+        launcher.slot.order(Survey(0))
         found = launcher.next(Intervals)
-        assert (found.cycle, found.number, set(found.seen)) == (0, 3, {"step", "save", "out_of_section"})
+        assert (found.cycle, found.ended, set(found.seen)) == (0, False, {"step", "save", "out_of_section"})
         assert found.seen["step"].count == 40
         assert found.seen["save"].count == 0
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
         process.wait(BOUND_S)
-        launcher.serve(0.5)
-        launcher.slot.order(Survey(0, 4))
         found = launcher.next(Intervals)
-        assert (found.number, found.seen["step"].count) == (4, 40)
+        assert (found.ended, found.seen["step"].count) == (True, 40)
 
 
 def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:
@@ -238,10 +235,8 @@ def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_writ
     )
     with rank(launcher.path, script) as process:
         attached(launcher, process)
-        found = launcher.next(Milestone)
-        while found.count < 32:
-            found = launcher.next(Milestone)
-        assert found == Milestone(0, Moment.STEPS, 32)
+        while launcher.next(Intervals).steps < 32:
+            pass
         board = launcher.slot._board
         assert board is not None
         for word in (layout.W_COLLECTIVES_SEEN_AT, layout.W_COLLECTIVE_AT):

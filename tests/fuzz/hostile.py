@@ -92,8 +92,7 @@ REPORTS: tuple[Message, ...] = (
     {"type": "signalled", "rank": 1, "cycle": 0, "pid": 77, "signal": "SIGTERM", "at_ns": 10**12},
     {"type": "warning", "text": "the board was damaged"},
     {"type": "detached", "rank": 1, "cycle": 0, "pid": 77, "at_ns": 10**12},
-    {"type": "milestone", "cycle": 0, "moment": "steps", "count": 64},
-    {"type": "intervals", "cycle": 0, "number": 1, "facts": {"learns": True, "saved": True}},
+    {"type": "intervals", "cycle": 0, "saves": 1, "steps": 64, "facts": 257},
 )
 """What a monitor tells its launcher."""
 

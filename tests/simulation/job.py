@@ -36,6 +36,7 @@ from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
+from megatron_ft.learning.state import parse
 from tests.simulation.learning import STATE_PATH, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.snapshots import PER_S, Keeper, Snapshots
@@ -431,10 +432,11 @@ class Launcher(Process):
             case effects.OrderMonitor(_, Collect()):
                 self.later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
             case ReadState(path):
-                state = self.job.learning.state
+                document = self.job.learning.document
+                state = None if document is None else parse(document)
                 self.later(chance.uniform(0.001, 0.2), lambda: self.hear(StateRead(path, state)))
-            case WriteState(_, state, moment):
-                self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(state, moment))
+            case WriteState(_, document, at_end):
+                self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(document, at_end))
             case _:
                 self._do_to_monitor(effect)
 
@@ -443,27 +445,32 @@ class Launcher(Process):
         match effect:
             case effects.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
-            case effects.OrderMonitor(_, Survey() as survey) if self._toy is not None and chance.random() < 0.95:
-                self.later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(survey))
+            case effects.OrderMonitor(_, Survey(cycle)) if self._toy is not None and chance.random() < 0.95:
+                self.later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(cycle))
             case effects.OrderMonitor(_, ConfirmHang()) if self.runs():
                 self._confirmed()
             case effects.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self.waits or self._is_hung:
                 self._asked += 1
                 self.later_in_cycle(timeout_s / 2, self.suspects)
 
-    def _report_intervals(self, survey: Survey) -> None:
-        if self._toy is not None and self.ranks is not None and survey.cycle == self.ranks.cycle:
-            self.hear(events.MonitorReport(0, self._toy.intervals(survey, self.world.now_s)))
+    def _report_intervals(self, cycle: int) -> None:
+        if self._toy is not None and self.ranks is not None and cycle == self.ranks.cycle:
+            self.hear(events.MonitorReport(0, self._toy.intervals(self.world.now_s)))
 
-    def _write_state(self, state: Any, moment: Any) -> None:
-        self.job.learning.state = state
-        self.hear(StateWritten(True, "", moment))
+    def _write_state(self, document: Any, at_end: bool) -> None:
+        self.job.learning.document = document
+        self.hear(StateWritten("", at_end))
 
     def _reach_milestones(self, trained: Trained, left_s: float) -> None:
         """The rank takes steps, saves at random moments, and ends."""
         toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
+
+        def reach(milestone: Any) -> None:
+            toy.reaches(**milestone)
+            self._report_intervals(trained.cycle)
+
         for delay_s, milestone in toy.milestones(left_s):
-            self.later_in_cycle(delay_s, lambda milestone=milestone: self.hear(events.MonitorReport(0, milestone)))
+            self.later_in_cycle(delay_s, lambda milestone=milestone: reach(milestone))
 
     def _check_health(self) -> None:
         if self.agent.phase is AgentPhase.CHECKING:

@@ -60,7 +60,7 @@ from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
-from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
+from megatron_ft.learning.messages import Intervals, Killed, Survey
 
 _ACTIVITIES = {
     AgentPhase.JOINING: NodeActivity.WAITING,
@@ -272,7 +272,7 @@ class Agent:
                     self._options, self.cycle.record.cycle, event, self._learning, now_ns=self._turn.now_ns
                 )
                 place, world_size = event.group_rank, event.world_size
-                self._learning.begin(self.cycle.record, self._turn, place=place, world_size=world_size)
+                self._learning.begin(self.cycle.record, place=place, world_size=world_size)
             case events.RanksStarted():
                 self._ranks_started()
             case events.NotStarted(cause):
@@ -283,7 +283,7 @@ class Agent:
                 self._ranks_ended(event)
             case RestoreFailed() if self._orders.is_over:
                 pass  # its rank was terminated
-            case events.MonitorReport(local_rank, Milestone() | Intervals() as report):
+            case events.MonitorReport(local_rank, Intervals() as report):
                 self._learning.hear_monitor(local_rank, report, self._turn)
             case events.MonitorReport(report=RankHung(observed_only=True, learned=True) as verdict):
                 self.cycle.would_hang(verdict, self._turn)

@@ -10,8 +10,6 @@ hellos. A leader without a record founds the job, or takes over the newest decis
 
 from __future__ import annotations
 
-import functools
-
 from megatron_ft.core.coordinator.admission import is_of_next, refusal
 from megatron_ft.core.coordinator.decider import Decider, Plan
 from megatron_ft.core.coordinator.job_cycle import JobCycle
@@ -29,8 +27,8 @@ from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.core.memory.snapshots import KeeperPort, Saved
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
 from megatron_ft.diagnosis.waits import Waits
-from megatron_ft.learning.leader_part import LeaderLearning
-from megatron_ft.learning.messages import Intervals, Killed, Milestone
+from megatron_ft.learning.gathering import OF_NODES_S, Gathering
+from megatron_ft.learning.messages import Intervals, Killed, Survey
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -66,7 +64,7 @@ class Coordinator:
         self._alarms: list[float] = []
         self._state = JobState()
         self._cycle: JobCycle | None = None
-        self._learning = LeaderLearning()
+        self._learning = Gathering(-1, OF_NODES_S)
         """The learning of ``_cycle``."""
         self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._decider, self._nodes)
@@ -247,10 +245,11 @@ class Coordinator:
             self._heard_of_snapshot(cycle, place, node, message)
         elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
-        elif isinstance(message, Milestone | Intervals | Killed):
-            for_others = self._learning.hear(place, message)
+        elif isinstance(message, Intervals):
+            self._learning.hear(place, message)
+        elif isinstance(message, Killed) and self._learning.is_first(message):
             links = [link for link in cycle.links(self._nodes.values()).values() if link != node.link]
-            self._out += [Send(links, for_others)] if for_others is not None and links else []
+            self._out += [Send(links, message)] if links else []
 
     def _heard_of_snapshot(
         self, cycle: JobCycle, place: int, node: Node, message: Saved | m.Restored | KeeperPort
@@ -327,7 +326,7 @@ class Coordinator:
         if not silent and not reset:
             self._unacknowledged.discard(node.instance)  # it has left, if the job is over
         if self._cycle is not None and (place := self._cycle.place_of(node)) is not None:
-            self._learning.lost(place)
+            self._learning.awaited.discard(place)
 
     # -- decisions ----------------------------------------------------------------------------------------------
 
@@ -348,7 +347,7 @@ class Coordinator:
         self._state.move(CoordinatorMove.CYCLE)
         self._end = None
         self._cycle = JobCycle(self._rules, decision, self._state)
-        self._learning = self._learning.begin(decision.cycle)
+        self._learning = Gathering(decision.cycle, OF_NODES_S)
         self._slow_ranks = SlowRanks(decision.cycle, decision.world)
 
     def _job_ended(self, instances: tuple[str, ...], stays_s: float) -> None:
@@ -475,12 +474,13 @@ class Coordinator:
             self._alarms.append(cycle.alarm_s)
 
     def _learn(self) -> None:
-        """Begin or end a survey. After all decisions, which it must not delay."""
+        """Ask all nodes for their intervals, or tell them the maxima. After all decisions, which it must not delay."""
         cycle = self._cycle
         if cycle is not None:
-            links = functools.cache(lambda: cycle.links(self._nodes.values()))
-            due = self._learning.tick(self._clock.now_s, lambda: links().keys(), lambda: cycle.healthy)
-            self._out += [Send([*links().values()], message) for message in due if links()]
+            for message in self._learning.advance(lambda: cycle.healthy, self._clock.now_s):
+                links, awaited = cycle.links(self._nodes.values()), self._learning.awaited
+                to = [links[each] for each in links if each in awaited or not isinstance(message, Survey)]
+                self._out += [Send(to, message)] if to else []
             self._alarms += [] if self._learning.due_s is None else [self._learning.due_s]
 
     def _look_for_slow_ranks(self) -> None:

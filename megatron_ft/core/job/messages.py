@@ -31,7 +31,7 @@ from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.waits import Lags, Waits
-from megatron_ft.learning.messages import Intervals, Killed, Milestone, Survey
+from megatron_ft.learning.messages import Intervals, Killed, Survey
 
 _GOODBYE_S = 1.0
 """Seconds to wait until the others have received why this node leaves."""
@@ -488,7 +488,7 @@ class Dismiss(Message, frozen=True):
     text: str = ""
 
 
-OfRanks = Report | Hang | RankSnapshots | Milestone | Intervals | Killed | Saved | Restored | KeeperPort | Waits
+OfRanks = Report | Hang | RankSnapshots | Intervals | Killed | Saved | Restored | KeeperPort | Waits
 NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | NodeMessage | Beat

@@ -7,7 +7,7 @@ from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.learning.messages import Arm, Intervals, Milestone, Survey
+from megatron_ft.learning.messages import Arm, Intervals, Survey
 
 
 class Observation(Message, frozen=True):
@@ -31,7 +31,7 @@ class Suspect(Message, frozen=True):
         return self.verdict.cycle
 
 
-RankReport = Attached | Detached | FirstStep | RankHung | Suspect | Observation | Signalled | Milestone | Intervals
+RankReport = Attached | Detached | FirstStep | RankHung | Suspect | Observation | Signalled | Intervals
 """These are about the rank of one cycle."""
 Logged = monitor.Record | Evidence | RankHung | Warning_
 """The launcher writes these to the event log."""

@@ -3,66 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-import re
 import stat
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
-from megatron_ft.core.errors import FaultToleranceError
+import msgspec
+
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.state import LearnedState, UnusableStateError, parse
 
-_MAX_CHARACTERS = 1 << 20
-TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
-"""Name of a writer's temporary file (``atomic_write``); a killed writer leaves one."""
-_STALE_AFTER_S = 600.0
-
-
-class BrokenStateFile(FaultToleranceError):
-    """Raised for a file that was read and isn't JSON. The message says why."""
+_MOST_BYTES = 1 << 20
 
 
-class UnreadableStateFile(FaultToleranceError):
-    """Raised for a file that can't be read, and so must be left alone. The message says why."""
-
-
-def read_state(path: str) -> Any | None:
-    """Return the JSON document in the file; None if there is no file.
+def read_state(path: str) -> LearnedState | None:
+    """Return what the file holds; None if there is no file.
 
     Raises:
-        UnreadableStateFile: the path is no regular file, or the file system refuses to read it.
-        BrokenStateFile: the content isn't JSON. (``learning.state`` checks what it says.)
+        UnusableStateError: the path is no regular file, the file system refuses to read it, or a newer
+            version wrote it.
+        ConfigError: the file was read, and is no state.
     """
     try:
-        # checked first, because opening a FIFO would block for ever
         with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(path).st_mode
-            if not stat.S_ISREG(mode):
-                raise UnreadableStateFile("is a directory" if stat.S_ISDIR(mode) else "is not a regular file")
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_CHARACTERS + 1)
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block for ever
+                raise UnusableStateError("is not a regular file")
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UnreadableStateFile(f"can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BrokenStateFile("is not a text file") from None
-    if len(text) > _MAX_CHARACTERS:
-        raise BrokenStateFile(f"has more than {_MAX_CHARACTERS} characters")
-    if not text.strip():
-        raise BrokenStateFile("is empty")
+        raise UnusableStateError(f"can't be read: {error.strerror}") from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"has more than {_MOST_BYTES} bytes")
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise BrokenStateFile("is not JSON: nested too deep") from None
-    except ValueError as error:
-        raise BrokenStateFile(f"is not JSON: {error}") from None
-    if document is None:
-        raise BrokenStateFile("holds null, not a mapping")
-    return document
+        return parse(msgspec.json.decode(content))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"is not JSON: {error}") from None
 
 
-def write_state(path: str, document: object) -> None:
+def write_state(path: str, document: Mapping[str, Any]) -> None:
     """Replace the file. If the process is killed at any moment, the file is the old one or the new one.
 
     Raises:
@@ -70,34 +55,36 @@ def write_state(path: str, document: object) -> None:
     """
     # whatever the umask, other users can't set the timeouts by which ranks are terminated
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
-    _remove_stale_temporaries(path)
 
 
-def set_aside(path: str) -> str:
-    """Rename the file to ``<path>.corrupt-<n>``, the first free n from 1. Return the new path.
-
-    Raises:
-        OSError: the file can't be renamed.
-    """
-    number = 1
-    while os.path.lexists(f"{path}.corrupt-{number}"):
-        number += 1
-    aside = f"{path}.corrupt-{number}"
-    os.rename(path, aside)
-    return aside
-
-
-def _remove_stale_temporaries(path: str) -> None:
-    """Remove temporary files of killed writers, by their age relative to the file just written: the file server's
-    clock."""
-    with contextlib.suppress(OSError):  # failing to tidy up must not fail a write that has succeeded
-        target = os.path.realpath(path)
-        newest = os.stat(target).st_mtime
-        with os.scandir(os.path.dirname(target)) as entries:
-            for entry in entries:
-                if TEMPORARY.fullmatch(entry.name) and newest - entry.stat().st_mtime > _STALE_AFTER_S:
-                    os.unlink(entry.path)
+def write(effect: WriteState) -> StateWritten:
+    """Write the file, creating its directory if needed, with the time."""
+    at = datetime.now(timezone.utc)
+    times = {"written_at_unix_s": at.timestamp(), "written_at_utc": at.isoformat(timespec="seconds")}
+    try:
+        os.makedirs(os.path.dirname(effect.path) or ".", exist_ok=True)
+        write_state(effect.path, {**effect.document, **times})
+    except OSError as error:
+        text = f"learned timeouts can't be written to {effect.path}: {error.strerror or error}"
+        return StateWritten(text, effect.at_end)
+    return StateWritten("", effect.at_end)
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
+def read(effect: ReadState) -> StateRead:
+    """Read the file. One that was read and is no state is renamed to ``<path>.corrupt-<n>``, if wanted."""
+    path = effect.path
+    try:
+        return StateRead(path, read_state(path))
+    except UnusableStateError as error:
+        return StateRead(path, None, f"{path} {error}: leaving it alone", may_write=False)
+    except ConfigError as error:
+        if not effect.sets_aside:
+            return StateRead(path, None, f"{path} {error}: leaving it alone")
+        numbers = (number for number in itertools.count(1) if not os.path.lexists(f"{path}.corrupt-{number}"))
+        aside = f"{path}.corrupt-{next(numbers)}"
+        try:
+            os.rename(path, aside)
+        except OSError as refused:
+            text = f"{path} {error}, and can't be moved away ({refused.strerror})"
+            return StateRead(path, None, text, may_write=False)
+        return StateRead(path, None, f"{path} {error}: moved to {aside}")

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.ipc.files.state_file import read, write
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import launcher_lines
@@ -40,7 +42,6 @@ from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
-from megatron_ft.launcher.cycle.timeouts_file import TimeoutsFile
 from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
 from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
@@ -52,8 +53,12 @@ from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.learning.launcher_part import LearningOptions, ReadState, WriteState
-from megatron_ft.learning.state import CONFIGURED_FIELDS
+from megatron_ft.learning.state import Configured
+from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Reactor, Timer
+
+LAST_WRITE_S = 2.0
+"""Seconds the launcher's exit waits for a write of learned timeouts."""
 
 
 class JobOverError(FaultToleranceError):
@@ -110,7 +115,8 @@ class FaultTolerantAgent(TorchAgent):
         self._coordination = coordination
         options = _options(launcher.line, checks_health=health is not None)
         self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
-        self._timeouts_file = TimeoutsFile(launcher.reactor, self._hear, options.learning)
+        self._file_calls = FileQueue()
+        """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
         self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
         self._next_health_s = math.inf
@@ -151,7 +157,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
             raise
         finally:
-            self._timeouts_file.close()
+            self._file_calls.finish(LAST_WRITE_S)
         return self._result(self._over)
 
     def _serve(self) -> None:
@@ -265,7 +271,10 @@ class FaultTolerantAgent(TorchAgent):
             case effects.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
             case ReadState() | WriteState():
-                self._timeouts_file.act(effect)
+                post = self._launcher.reactor.post
+                self._file_calls.do(
+                    lambda: post(partial(self._hear, read(effect) if isinstance(effect, ReadState) else write(effect)))
+                )
             case effects.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()
@@ -391,7 +400,7 @@ class FaultTolerantAgent(TorchAgent):
 def _options(line: CommandLine, *, checks_health: bool) -> Options:
     """The part of the command line that the launcher's machine decides by."""
     given, config = line.options, line.options.config
-    configured = {name: getattr(config, name) for name in CONFIGURED_FIELDS if config.is_set(name)}
+    configured = Configured.of(config.to_dict())
     return Options(
         max_nodes=line.max_nodes,
         min_healthy=given.is_min_healthy,

@@ -18,7 +18,7 @@ from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.log import RANK
 from megatron_ft.learning.arming import enforced_armed_s
-from megatron_ft.learning.rule import NotReady, calculate_over_ranks
+from megatron_ft.learning.rule import calculate_over_ranks
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -238,8 +238,10 @@ class RankMonitorClient:
         }
         old = self.hb_timeouts
         before = {"initial": old.initial, "subsequent": old.subsequent} if old.were_calculated else {}
-        result = calculate_over_ranks(observed, observed, {}, before, self._given.safety_factor, max_over_ranks)
-        if isinstance(result, NotReady):
+        result, missing = calculate_over_ranks(
+            observed, observed, {}, before, self._given.safety_factor, max_over_ranks
+        )
+        if missing:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts = HeartbeatTimeouts(result["initial"], result["subsequent"], True)
         recorder.restart_clocks()
@@ -279,7 +281,7 @@ class RankMonitorClient:
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
-        result = calculate_over_ranks(
+        result, missing = calculate_over_ranks(
             keys,
             {name: seconds(ns) for name, ns in recorder.observed().items()},
             {name: seconds(ns) for name, ns in recorder.open_ages().items()},
@@ -288,8 +290,8 @@ class RankMonitorClient:
             max_over_ranks,
             leaves_out_open=self._leaves_out_open_sections and selected_sections is not None,
         )
-        if isinstance(result, NotReady):
-            return self._not_ready(f"no rank has seen the end of {result.missing} yet", skip_if_not_ready)
+        if missing:
+            return self._not_ready(f"no rank has seen the end of {missing} yet", skip_if_not_ready)
         self._section_timeouts = timeouts.with_calculated(result)
         recorder.restart_clocks()
         self._write_section_timeouts()
@@ -377,17 +379,17 @@ class RankMonitorClient:
         raise RankMonitorClientError(f"{reason}, so no timeout can be calculated")
 
     def _apply(self, state: Mapping[str, Any]) -> None:
-        learned = state_from_dict(state)
+        heartbeats, learned = state_from_dict(state)
         timeouts = self._section_timeouts
         assert timeouts is not None
         # a section that is no longer configured has neither a slot on the board nor a timeout
         names = {*timeouts.section, OUT_OF_SECTION}
         self._section_timeouts = timeouts.with_calculated(
-            {name: value for name, value in learned.sections.items() if name in names}
+            {name: value for name, value in learned.calculated.items() if name in names}
         )
         self._write_section_timeouts()
-        if learned.heartbeats is not None:
-            self.hb_timeouts = HeartbeatTimeouts(*learned.heartbeats, True)
+        if heartbeats is not None:
+            self.hb_timeouts = heartbeats
             self._write_heartbeat_timeouts()
 
     def _write_section_timeouts(self) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, SectionView
 from megatron_ft.learning.arming import with_armed
-from megatron_ft.learning.messages import Arm, Armed
+from megatron_ft.learning.messages import Arm
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000
 STEP = SectionView("step", 0, 0, None)
-LEARNED = Armed(5.0)
+LEARNED = 5.0
 STRAY = ArmedTimeout(1, enforced=False)
 
 
@@ -22,7 +22,7 @@ def armed_step(arm: Arm | None, step: SectionView = STEP) -> ArmedTimeout | None
 
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_section_without_a_timeout_gets_the_learned_one(enforced: bool) -> None:
-    arm = Arm(0, {"step": Armed(5.0, enforced), "save": LEARNED})
+    arm = Arm(0, {"step": LEARNED, "save": LEARNED}, enforced)
     assert armed_step(arm) == ArmedTimeout(5 * S, enforced)
     assert armed_step(arm, STEP._replace(name="other")) is None
 
@@ -30,29 +30,29 @@ def test_a_section_without_a_timeout_gets_the_learned_one(enforced: bool) -> Non
 def test_an_enforced_timeout_replaces_a_configured_one_and_one_that_is_only_reported_does_not() -> None:
     configured = STEP._replace(own_timeout_ns=60 * S)
     assert armed_step(Arm(0, {"step": LEARNED}), configured) is not None
-    assert armed_step(Arm(0, {"step": Armed(5.0, enforced=False)}), configured) is None
+    assert armed_step(Arm(0, {"step": LEARNED}, enforced=False), configured) is None
 
 
 def test_a_calculated_timeout_is_raised_and_never_replaced() -> None:
     calculated = STEP._replace(own_timeout_ns=8 * S, is_calculated=True)
-    assert armed_step(Arm(0, {"step": LEARNED}, {"step": 2.0}), calculated) == ArmedTimeout(16 * S)
-    assert armed_step(Arm(0, {"step": LEARNED}, {"step": 1.0}), calculated) is None
+    assert armed_step(Arm(0, {"step": LEARNED}, raised={"step": 2.0}), calculated) == ArmedTimeout(16 * S)
+    assert armed_step(Arm(0, {"step": LEARNED}, raised={"step": 1.0}), calculated) is None
     again = calculated._replace(own_timeout_ns=10 * S)
-    assert armed_step(Arm(0, {}, {"step": 2.0}), again) == ArmedTimeout(20 * S)
-    assert armed_step(Arm(0, {}, {"step": 2.0}), calculated._replace(own_timeout_ns=None)) is None
-    assert armed_step(Arm(0, {}, {"step": 2.0}), calculated._replace(is_calculated=False)) is None
-    assert armed_step(Arm(0, {}, {"step": 1e300}), calculated) == ArmedTimeout(2**62)
+    assert armed_step(Arm(0, {}, raised={"step": 2.0}), again) == ArmedTimeout(20 * S)
+    assert armed_step(Arm(0, {}, raised={"step": 2.0}), calculated._replace(own_timeout_ns=None)) is None
+    assert armed_step(Arm(0, {}, raised={"step": 2.0}), calculated._replace(is_calculated=False)) is None
+    assert armed_step(Arm(0, {}, raised={"step": 1e300}), calculated) == ArmedTimeout(2**62)
 
 
 def test_the_time_out_of_section_is_armed_under_its_name() -> None:
     found = with_armed(Arm(0, {"out_of_section": LEARNED}), BOARD._replace(own_out_of_section_timeout_ns=None))
     assert (found.armed_out_of_section, found.out_of_section_timeout_ns) == (ArmedTimeout(5 * S), 5 * S)
     calculated = BOARD._replace(own_out_of_section_timeout_ns=3 * S, is_out_of_section_calculated=True)
-    assert with_armed(Arm(0, {}, {"out_of_section": 4.0}), calculated).out_of_section_timeout_ns == 12 * S
+    assert with_armed(Arm(0, {}, raised={"out_of_section": 4.0}), calculated).out_of_section_timeout_ns == 12 * S
 
 
 def test_heartbeat_timeouts_are_raised_only_if_they_were_calculated() -> None:
-    arm = Arm(0, {}, {"heartbeat": 2.0, "initial_heartbeat": 4.0})
+    arm = Arm(0, {}, raised={"heartbeat": 2.0, "initial_heartbeat": 4.0})
     own = BOARD._replace(own_heartbeat_timeout_ns=3 * S, own_initial_heartbeat_timeout_ns=5 * S)
     found = with_armed(arm, own._replace(heartbeat_flags=FLAG_ARE_LEARNED))
     assert (found.heartbeat_timeout_ns, found.initial_heartbeat_timeout_ns) == (6 * S, 20 * S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.facts.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
-from megatron_ft.learning.intervals import BoardIntervals, Milestones, facts_of
-from megatron_ft.learning.messages import Facts, Milestone, Moment, Observed
+from megatron_ft.learning.intervals import BoardIntervals, reached_by
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Observed
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000
@@ -80,11 +81,11 @@ class Watch:
         board = rank.board()
         self.intervals = BoardIntervals(board, from_ring_head=board.ring_head if takes_over else 0)
 
-    def look(self) -> dict[str, Observed]:
+    def look(self) -> Mapping[str, Observed]:
         board, rank = self.rank.board(), self.rank
         first = max(self.intervals.read_to, board.ring_head - layout.RING_EVENTS)
         self.intervals.feed(first, rank.words[2 * first : 2 * board.ring_head], board, rank.now, self.gaps)
-        return self.intervals.observed(board, rank.now, self.gaps)
+        return self.intervals.observed(board, rank.now, self.gaps).seen
 
     def minute(self) -> RankMinute:
         self.look()
@@ -274,22 +275,21 @@ def test_minute_holds_what_has_ended_since_the_last_one_and_what_is_open() -> No
     assert later.sections["setup"].longest_s == 64.0
 
 
-def test_milestones_are_taken_once_each() -> None:
-    found, milestones = [], Milestones()
-    for steps, saves, facts in [(9, 0, 0), (10, 0, 0), (40, 1, 0), (40, 1, 0), (40, 1, layout.FACT_RUN_ENDS)]:
-        board = BOARD._replace(steps=steps, saves=saves, learning_facts=layout.FACT_HOOKS | facts)
-        found += [(each.moment, each.count) for each in milestones.take(board)]
-    assert found == [(Moment.STEPS, 10), (Moment.STEPS, 32), (Moment.SAVE, 1), (Moment.END, 0)]
-    assert Milestones().take(BOARD._replace(watch_only=True, steps=64)) == []
-    assert Milestones().take(BOARD._replace(iterations_seen=70)) == [Milestone(BOARD.cycle, Moment.STEPS, 64)]
-
-
-def test_rank_that_only_ends_its_monitoring_has_not_ended_its_run() -> None:
-    assert Milestones().take(BOARD._replace(closing=True)) == []
+@pytest.mark.parametrize(("steps", "milestone"), [(9, 0), (10, 10), (31, 10), (32, 32), (40, 32), (64, 64), (200, 128)])
+def test_milestones_are_saves_and_doubled_numbers_of_steps(steps: int, milestone: int) -> None:
+    assert reached_by(BOARD._replace(steps=steps, saves=2, learning_facts=layout.FACT_HOOKS)) == (2, milestone)
+    assert reached_by(BOARD._replace(iterations_seen=steps)) == (0, milestone), "a loop without hooks counts no steps"
 
 
 def test_facts_are_those_of_the_board() -> None:
     said = layout.FACT_LEARNS | layout.FACT_LOADED | layout.FACT_ASYNC_SAVES
     board = BOARD._replace(learning_facts=said, saves=1, sections=(SectionView("setup", START, 1, None),))
-    assert facts_of(board) == Facts(learns=True, loaded=True, setup_open=True, saved=True, async_saves=True)
-    assert facts_of(BOARD._replace(learning_facts=0, saves=0)) == Facts()
+    found = BoardIntervals(board).observed(board, START)
+    assert (found.facts, found.ended) == (said | FACT_SAVED | FACT_SETUP_OPEN, False)
+    board = BOARD._replace(learning_facts=layout.FACT_RUN_ENDS, saves=0)
+    assert BoardIntervals(board).observed(board, START).ended
+
+
+def test_rank_that_only_ends_its_monitoring_has_not_ended_its_run() -> None:
+    board = BOARD._replace(closing=True)
+    assert not BoardIntervals(board).observed(board, START).ended

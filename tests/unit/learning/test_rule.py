@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from megatron_ft.learning.rule import Selection, calculate, in_force, select
+from megatron_ft.core.board.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN
+from megatron_ft.learning.rule import calculate, facts_of, reasons_against
+from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout
 from tests.bench.rules import PATTERNS, survives
-
-ALL = {
-    "loaded": True,
-    "setup_open": False,
-    "enough_steps": True,
-    "saved": True,
-    "async_saves": False,
-    "is_closing": True,
-}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -31,42 +23,58 @@ def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before
     assert calculate(1.0, 150.0, 5.0) == 77.5
 
 
+def in_force(
+    name: str, calculated_s: float, longest_s: float, *, raised: float = 1.0, cap_s: float | None = None
+) -> float:
+    """The timeout with a floor of a minute; ``cap_s``: the user's."""
+    entry = LearnedTimeout(calculated_s=calculated_s, max_observed_s=longest_s)
+    state = LearnedState(raised={name: raised}).with_timeouts({name: entry})
+    return state.in_force(60.0, Configured(rank_section_timeouts={name: cap_s}))[name]
+
+
 @pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
 def test_timeout_is_never_below_125_percent_of_the_longest_interval(factor: float) -> None:
     assert calculate(400.0, 5.0, factor) >= 500.0
-    assert in_force("step", 5.0, 400.0, floor_s=60.0) == 500.0
+    assert in_force("step", 5.0, 400.0) == 500.0
 
 
 @pytest.mark.parametrize(
     ("name", "timeout_s"), [("step", 60.0), ("checkpointing", 60.0), ("out_of_section", 60.0), ("setup", 240.0)]
 )
 def test_interval_of_a_fraction_of_a_millisecond_makes_no_timeout_below_the_floor(name: str, timeout_s: float) -> None:
-    assert in_force(name, calculate(0.0002, None, 5.0), 0.0002, floor_s=60.0) == timeout_s
-    assert in_force(name, 1000.0, 200.0, floor_s=60.0) == 1000.0
+    assert in_force(name, calculate(0.0002, None, 5.0), 0.0002) == timeout_s
+    assert in_force(name, 1000.0, 200.0) == 1000.0
 
 
 def test_raised_timeout_goes_up_to_the_configured_one_and_never_below_what_was_learned() -> None:
-    assert in_force("step", 75.0, 15.0, floor_s=60.0, raised=4.0) == 300.0
-    assert in_force("step", 75.0, 15.0, floor_s=60.0, raised=4.0, cap_s=200.0) == 200.0
-    assert in_force("step", 75.0, 15.0, floor_s=60.0, raised=4.0, cap_s=70.0) == 75.0
+    assert in_force("step", 75.0, 15.0, raised=4.0) == 300.0
+    assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=200.0) == 200.0
+    assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=70.0) == 75.0
+
+
+ALL = FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED
 
 
 @pytest.mark.parametrize(
-    ("changes", "sections", "out_of_section"),
+    ("facts", "is_closing", "names"),
     [
-        ({}, ("setup", "step", "checkpointing"), True),
-        ({"is_closing": False}, ("setup", "step", "checkpointing"), False),
-        ({"loaded": False}, ("step", "checkpointing"), False),
-        ({"setup_open": True}, ("step", "checkpointing"), False),
-        ({"enough_steps": False}, ("setup", "checkpointing"), False),
-        ({"saved": False}, ("setup", "step"), False),
-        ({"async_saves": True}, ("setup", "step"), True),
+        (ALL, True, ["setup", "step", "checkpointing", "out_of_section"]),
+        (ALL, False, ["setup", "step", "checkpointing"]),
+        (ALL & ~FACT_LOADED, True, ["step", "checkpointing"]),
+        (ALL | FACT_SETUP_OPEN, True, ["step", "checkpointing"]),
+        (ALL & ~FACT_ENOUGH_STEPS, True, ["setup", "checkpointing"]),
+        (ALL & ~FACT_SAVED, True, ["setup", "step"]),
+        (ALL | FACT_ASYNC_SAVES, True, ["setup", "step", "out_of_section"]),
     ],
 )
-def test_selection_follows_the_conditions_of_megatrons_modules(
-    changes: dict[str, Any], sections: tuple[str, ...], out_of_section: bool
-) -> None:
-    found = select(**{**ALL, **changes})
-    assert (found.sections, found.out_of_section) == (sections, out_of_section)
-    left_out = 3 - len(sections) + (not out_of_section and found != Selection(sections=sections, out_of_section=False))
-    assert len(found.reasons) >= left_out - (not {**ALL, **changes}["is_closing"])
+def test_conditions_are_those_of_megatrons_modules(facts: int, is_closing: bool, names: list[str]) -> None:
+    reasons = reasons_against(facts, is_closing=is_closing)
+    assert [name for name, reason in reasons.items() if not reason] == names
+    assert all("isn't learned" in reason or "is learned" in reason for reason in reasons.values() if reason)
+
+
+def test_facts_of_a_script_that_learns_itself_are_the_same() -> None:
+    none = dict.fromkeys(("loaded", "setup_open", "enough_steps", "saved", "async_saves"), False)
+    assert facts_of(**none) == 0
+    assert facts_of(**{**none, "loaded": True, "enough_steps": True, "saved": True}) == ALL
+    assert facts_of(**{**none, "setup_open": True, "async_saves": True}) == FACT_SETUP_OPEN | FACT_ASYNC_SAVES

@@ -5,40 +5,39 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.state import (
+    Configured,
+    Heartbeats,
     LearnedState,
     LearnedTimeout,
-    NewerStateError,
-    client_state_of,
-    file_document,
-    from_client,
+    UnusableStateError,
     parse,
     that_applies,
-    to_document,
 )
 from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict, state_to_dict
 
-CONFIGURED: dict[str, Any] = {
-    "rank_section_timeouts": {"setup": 600.0, "step": 180.0},
-    "rank_out_of_section_timeout": 300.0,
-}
+SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 180.0}
+CONFIGURED = Configured(rank_section_timeouts=SECTIONS, rank_out_of_section_timeout=300.0)
+NOTHING = Configured()
 LEARNED = {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
 SCHEMA = "megatron_ft.ft_state"
 
 
 def learned(timeouts: dict[str, float] = LEARNED, **changes: Any) -> LearnedState:
     entries = {name: LearnedTimeout(calculated_s=value) for name, value in timeouts.items()}
-    return LearnedState(**{"timeouts": entries, "configured": CONFIGURED, **changes})
+    return LearnedState(**{"configured_s": CONFIGURED, **changes}).with_timeouts(entries)
 
 
-def with_section(name: str, value: float | None) -> dict[str, Any]:
-    return {**CONFIGURED, "rank_section_timeouts": {**CONFIGURED["rank_section_timeouts"], name: value}}
+def with_section(name: str, value: float | None) -> Configured:
+    return replace(CONFIGURED, rank_section_timeouts={**SECTIONS, name: value})
 
 
 def values_of(state: LearnedState) -> dict[str, float]:
@@ -52,18 +51,18 @@ def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> 
     state = learned({"step": 100.0, "setup": 300.0}, raised={"step": 4.0, "setup": 2.0})
     after = state.learn({"step": Observed(50, 40.0, 7)}, 5.0)
     assert values_of(after) == {"step": 150.0, "setup": 300.0}
-    assert (after.timeouts["step"].longest_s, after.timeouts["step"].rank) == (40.0, 7)
+    assert (after.timeouts["step"].max_observed_s, after.timeouts["step"].rank_of_max) == (40.0, 7)
     assert after.raised == {"step": 2.0, "setup": 2.0}, "what kills have raised halves with each calculation"
     assert after.learn({"step": Observed(50, 40.0, 7)}, 5.0).raised == {"setup": 2.0}
 
 
 def test_doubled_timeout_is_bounded_by_the_configured_one() -> None:
     state = learned({"step": 75.0, "save": 75.0}).doubled("step").doubled("step")
-    assert state.in_force(60.0, {}) == {"step": 300.0, "save": 75.0}
+    assert state.in_force(60.0, NOTHING) == {"step": 300.0, "save": 75.0}
     assert state.in_force(60.0, CONFIGURED)["step"] == 180.0
     for _ in range(20):
         state = state.doubled("step")
-    assert state.in_force(60.0, {})["step"] == 64 * 75.0
+    assert state.in_force(60.0, NOTHING)["step"] == 64 * 75.0
 
 
 # -- which apply ------------------------------------------------------------------------------------------------
@@ -73,22 +72,22 @@ def test_doubled_timeout_is_bounded_by_the_configured_one() -> None:
     ("configured", "changed"),
     [
         pytest.param(CONFIGURED, None, id="as_it_was"),
-        pytest.param({"rank_section_timeouts": {"setup": 600.0}}, None, id="no_longer_set"),
+        pytest.param(Configured(rank_section_timeouts={"setup": 600.0}), None, id="no_longer_set"),
         pytest.param(with_section("checkpointing", None), None, id="set_to_null_that_was_absent"),
         pytest.param(with_section("checkpointing", 99.0), "checkpointing", id="set_for_the_first_time"),
         pytest.param(with_section("step", 200.0), "step", id="raised"),
         pytest.param(with_section("step", None), "step", id="set_to_null"),
-        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": 301.0}, "out_of_section", id="out_of_section"),
-        pytest.param({**CONFIGURED, "rank_out_of_section_timeout": None}, "out_of_section", id="out_of_section_null"),
+        pytest.param(replace(CONFIGURED, rank_out_of_section_timeout=301.0), "out_of_section", id="out_of_section"),
+        pytest.param(replace(CONFIGURED, rank_out_of_section_timeout=None), "out_of_section", id="out_of_section_null"),
     ],
 )
 def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
-    configured: dict[str, Any], changed: str | None
+    configured: Configured, changed: str | None
 ) -> None:
     state, superseded = that_applies(learned(), configured)
     assert values_of(state) == {name: timeout for name, timeout in LEARNED.items() if name != changed}
     assert [*superseded] == ([] if changed is None else [changed])
-    assert values_of(that_applies(learned(configured=None), configured)[0]) == LEARNED
+    assert values_of(that_applies(learned(configured_s=None), configured)[0]) == LEARNED
 
 
 def test_configured_timeout_that_wins_is_told_with_what_it_was() -> None:
@@ -98,40 +97,36 @@ def test_configured_timeout_that_wins_is_told_with_what_it_was() -> None:
 
 
 def test_heartbeats_are_kept_as_a_pair() -> None:
-    state = learned(heartbeats=(50.0, 5.0), configured={"rank_heartbeat_timeout": 100.0})
-    for now_s, beats in ((100.0, (50.0, 5.0)), (90.0, None)):
-        assert that_applies(state, {"rank_heartbeat_timeout": now_s})[0].heartbeats == beats
+    pair = Heartbeats(50.0, 5.0)
+    state = learned(heartbeats=pair, configured_s=Configured(rank_heartbeat_timeout=100.0))
+    for now_s, beats in ((100.0, pair), (90.0, None)):
+        assert that_applies(state, Configured(rank_heartbeat_timeout=now_s))[0].heartbeats == beats
 
 
 def test_sections_that_a_run_does_not_have_are_left_out() -> None:
-    state, _ = that_applies(learned({"step": 9.0, "gone": 9.0, "out_of_section": 20.0}), {}, frozenset({"step"}))
+    state, _ = that_applies(learned({"step": 9.0, "gone": 9.0, "out_of_section": 20.0}), NOTHING, frozenset({"step"}))
     assert values_of(state) == {"step": 9.0, "out_of_section": 20.0}
-
-
-def test_job_of_another_size_is_named() -> None:
-    assert "learned with 8 ranks, and this run has 1 rank" in learned(world_size=8).difference(1)
-    assert learned(world_size=8).difference(8) == learned().difference(8) == ""
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
 
 seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
 names = st.text(min_size=1, max_size=20)
+entries = st.builds(
+    LearnedTimeout, calculated_s=seconds, max_observed_s=seconds, rank_of_max=st.none() | st.integers(0, 1 << 20)
+)
 states = st.builds(
     LearnedState,
-    timeouts=st.dictionaries(
-        names | st.just("out_of_section"),
-        st.builds(LearnedTimeout, calculated_s=seconds, longest_s=seconds, rank=st.none() | st.integers(0, 1 << 20)),
-        max_size=5,
-    ),
+    sections=st.dictionaries(names, entries, max_size=5),
+    out_of_section=st.none() | entries,
     raised=st.dictionaries(names, st.floats(1.0, 64.0), max_size=2),
-    heartbeats=st.none() | st.tuples(seconds, seconds),
-    configured=st.none()
-    | st.fixed_dictionaries(
-        {"rank_section_timeouts": st.dictionaries(names, st.none() | seconds)},
-        optional={"rank_out_of_section_timeout": st.none() | seconds, "rank_heartbeat_timeout": seconds},
+    heartbeats=st.none() | st.builds(Heartbeats, seconds, seconds),
+    configured_s=st.none()
+    | st.builds(
+        Configured,
+        rank_section_timeouts=st.dictionaries(names, st.none() | seconds),
+        rank_out_of_section_timeout=st.just(msgspec.UNSET) | st.none() | seconds,
     ),
-    written_at_unix_s=st.none() | st.floats(0, 4e9),
     world_size=st.none() | st.integers(1, 1 << 20),
 )
 values = st.recursive(
@@ -141,9 +136,13 @@ values = st.recursive(
 )
 
 
+def document_of(state: LearnedState, configured: Configured = NOTHING) -> Any:
+    return json.loads(json.dumps(state.document(configured, 60.0), allow_nan=False))
+
+
 @given(states)
 def test_the_round_trip_is_exact(state: LearnedState) -> None:
-    assert parse(json.loads(json.dumps(to_document(state), allow_nan=False))) == state
+    assert parse(document_of(state)) == state
 
 
 def parsed(document: Any) -> LearnedState | None:
@@ -159,14 +158,14 @@ def parsed(document: Any) -> LearnedState | None:
 
 @given(states, st.data())
 def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedState, data: st.DataObject) -> None:
-    document: Any = json.loads(json.dumps(to_document(state)))
+    document = document_of(state)
     place, key = document, data.draw(st.sampled_from(sorted(document)))
     while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
         place, key = place[key], data.draw(st.sampled_from(sorted(place[key])))
     place[key] = data.draw(values)
     result = parsed(document)
     if result is not None:
-        assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0, {}).values())
+        assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0, NOTHING).values())
 
 
 @given(values)
@@ -178,9 +177,9 @@ def test_document_of_any_content_is_read_or_refused(document: Any) -> None:
 def test_state_of_the_reference_is_read() -> None:
     plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
     state = parse(json.loads(json.dumps(plain)))
-    assert (values_of(state), state.heartbeats, state.configured) == (
+    assert (values_of(state), state.heartbeats, state.configured_s) == (
         {"step": 9.0, "out_of_section": 7.0},
-        (50.0, 5.0),
+        Heartbeats(50.0, 5.0),
         None,
     )
     assert parse(state_to_dict(None, None)) == LearnedState()
@@ -199,7 +198,7 @@ def test_document_of_version_1_or_2_is_read(version: int) -> None:
     }
     state = parse(document)
     assert values_of(state) == {"step": 50.0 if version == 2 else 9.0, "out_of_section": 20.0}
-    assert (state.timeouts["step"].longest_s, state.timeouts["step"].rank) == (1.8, 3)
+    assert (state.timeouts["step"].max_observed_s, state.timeouts["step"].rank_of_max) == (1.8, 3)
 
 
 def test_document_of_version_3_is_read_with_its_average_and_its_doubling() -> None:
@@ -221,33 +220,33 @@ def test_document_of_version_3_is_read_with_its_average_and_its_doubling() -> No
     }
     state = parse(document)
     assert (values_of(state), state.raised) == ({"step": 70.0}, {"step": 2.0})
-    assert state.in_force(60.0, {}) == {"step": 140.0}
+    assert state.in_force(60.0, NOTHING) == {"step": 140.0}
 
 
 @pytest.mark.parametrize(
     ("document", "what"),
     [
-        ([], "the file of learned timeouts must be a mapping, not list"),
+        ([], "holds no learned timeouts"),
         ({}, "holds no learned timeouts"),
         ({"schema": "x"}, "schema is 'x'"),
-        ({"schema": SCHEMA}, "schema_version"),
-        ({"schema": SCHEMA, "schema_version": 5, "sections": {}}, "newer than 4"),
-        ({"schema": SCHEMA, "schema_version": 4}, "sections of learned timeouts must be a mapping"),
-        ({"schema": SCHEMA, "schema_version": 4, "sections": {"step": {}}}, "step"),
-        ({"schema": SCHEMA, "schema_version": 1, "sections": {"step": {"timeout_s": -2}}}, "not -2"),
-        ({"schema": SCHEMA, "schema_version": 4, "sections": {}, "raised": {"step": "x"}}, "raised"),
+        ({"schema": SCHEMA}, "version None"),
+        ({"schema": SCHEMA, "schema_version": 5, "sections": 7}, "newer than 4"),
+        ({"schema": SCHEMA, "schema_version": 4, "sections": []}, "Expected `object`, got `array` - at `$.sections`"),
+        ({"schema": SCHEMA, "schema_version": 4, "sections": {"step": {}}}, "calculated_s"),
+        ({"schema": SCHEMA, "schema_version": 1, "sections": {"step": {"timeout_s": -2}}}, "> 0"),
+        ({"schema": SCHEMA, "schema_version": 4, "sections": {}, "raised": {"step": "x"}}, "$.raised"),
     ],
 )
 def test_broken_document_is_refused_with_a_reason(document: Any, what: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(document)
     assert what in str(error.value)
-    assert isinstance(error.value, NewerStateError) == ("newer" in what)
+    assert isinstance(error.value, UnusableStateError) == ("newer" in what)
 
 
 def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
-    state = learned({"step": 90.0}, heartbeats=(50.0, 5.0))
-    document = json.loads(json.dumps(file_document(state, CONFIGURED, 60.0)))
+    state = learned({"step": 90.0}, heartbeats=Heartbeats(50.0, 5.0))
+    document = document_of(state, CONFIGURED)
     assert parse(document) == state
     assert document["current_timeouts"] == {
         "heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True},
@@ -258,15 +257,30 @@ def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
             "is_out_of_section_calculated": False,
         },
     }
-    assert state_from_dict(document) == ((50.0, 5.0), {"step": 90.0})
+    heartbeats, sections = state_from_dict(document)
+    assert (heartbeats, sections.calculated) == (HeartbeatTimeouts(50.0, 5.0, True), {"step": 90.0})
 
 
-def test_state_of_a_client_is_kept_and_given_back() -> None:
-    client = state_to_dict(None, SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
-    state = from_client(client, configured=CONFIGURED, written_at_unix_s=1.7e9, world_size=4)
-    assert (values_of(state), state.configured, state.world_size) == (
-        {"step": 9.0, "out_of_section": 7.0},
-        CONFIGURED,
-        4,
+def test_file_of_the_schema_of_today_is_read() -> None:
+    entry = {"calculated_s": 9.0, "max_observed_s": 1.8, "rank_of_max": 3}
+    document = {
+        "schema": SCHEMA,
+        "schema_version": 4,
+        "written_at_utc": "2026-11-28T03:26:21+00:00",
+        "written_at_unix_s": 1795836381.0,
+        "world_size": 8,
+        "sections": {"step": entry},
+        "out_of_section": {"calculated_s": 20.0, "max_observed_s": 4.0, "rank_of_max": None},
+        "heartbeats": {"initial_s": 50.0, "subsequent_s": 5.0},
+        "raised": {"step": 2.0},
+        "configured_s": {"rank_section_timeouts": {"step": None}, "rank_heartbeat_timeout": 45.0},
+        "current_timeouts": {},
+    }
+    state = parse(document)
+    assert (values_of(state), state.raised, state.world_size) == (
+        {"step": 9.0, "out_of_section": 20.0},
+        {"step": 2.0},
+        8,
     )
-    assert client_state_of(values_of(state), None, None) == client
+    assert state.configured_s == Configured(rank_section_timeouts={"step": None}, rank_heartbeat_timeout=45.0)
+    assert state.heartbeats == Heartbeats(50.0, 5.0)

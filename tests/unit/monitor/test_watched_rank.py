@@ -14,7 +14,7 @@ from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.facts.monitor import Timeouts
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.learning.messages import Arm, Armed
+from megatron_ft.learning.messages import Arm
 from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
@@ -96,7 +96,7 @@ def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     watched.close()
 
 
-ARM = Arm(0, {"late": Armed(5.0), "step": Armed(7.0)}, {"heartbeat": 2.0})
+ARM = Arm(0, {"late": 5.0, "step": 7.0}, {"heartbeat": 2.0})
 
 
 def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: WatchedRank) -> None:
@@ -141,7 +141,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     clock: Clock, watched: WatchedRank
 ) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    watched.arm(Arm(0, {"step": Armed(0.3)}))
+    watched.arm(Arm(0, {"step": 0.3}))
     for put_off in (True, False):
         recorder.start("step")
         outcome = watched.read()[1]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.files.state_file import (
-    BrokenStateFile,
-    UnreadableStateFile,
-    read_state,
-    set_aside,
-    write_state,
-)
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.files import state_file
+from megatron_ft.ipc.files.state_file import read, read_state, write, write_state
+from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, UnusableStateError
+
+STATE = LearnedState(sections={"step": LearnedTimeout(calculated_s=12.0)})
+DOCUMENT = STATE.document(Configured(), 60.0)
 
 
 @pytest.fixture
@@ -26,93 +27,117 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "ft_state.json")
 
 
-def test_state_is_read_as_it_was_written(path: str) -> None:
-    document = {"a": 1.5, "b": None, "c": {"d": ["ü"]}}
-    write_state(path, document)
-    assert read_state(path) == document
-    assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
+def test_state_is_read_as_it_was_written_with_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ft_state.json"
+    assert write(WriteState(str(path), DOCUMENT, at_end=True)) == StateWritten("", at_end=True)
+    found = read_state(str(path))
+    assert found is not None
+    assert (found.timeouts, found.written_at_unix_s is None) == (STATE.timeouts, False)
+    assert json.loads(path.read_text())["written_at_utc"].endswith("+00:00")
+    assert os.listdir(path.parent) == ["ft_state.json"]
 
 
 def test_the_umask_decides_who_may_read(path: str) -> None:
     old = os.umask(0o027)
     try:
-        write_state(path, {})
+        write_state(path, DOCUMENT)
     finally:
         os.umask(old)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is empty"),
-        (b" \n\t", "is empty"),
-        (b'{"a": 1', "is not JSON"),
-        (b"{'a': 1}", "is not JSON"),
-        (b'{"a": NaN}', "NaN is not a number"),
-        (b'{"a": -Infinity}', "-Infinity is not a number"),
-        (b"null", "holds null"),
-        (b"\xff\xfe\x00", "is not a text file"),
-        (b"\x00" * 100, "is not JSON"),
-        (b"[" * 100_000, "nested too deep"),
-        (b" " * (1 << 20) + b"{}", "has more than"),
-        (b"1" * 5000, "is not JSON"),
-    ],
-)
-def test_broken_content_is_refused_with_a_reason(content: bytes, why: str, path: str) -> None:
+BROKEN = [
+    (b"", "is not JSON"),
+    (b" \n\t", "is not JSON"),
+    (b'{"a": 1', "is not JSON"),
+    (b"{'a': 1}", "is not JSON"),
+    (b'{"a": NaN}', "is not JSON"),
+    (b"null", "holds no learned timeouts"),
+    (b"\xff\xfe\x00", "is not JSON"),
+    (b"[" * 100_000, "is not JSON"),
+    (b" " * (1 << 20) + b"{}", "has more than"),
+    (b"1" * 5000, "holds no learned timeouts|is not JSON"),
+    (b'{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}', "Expected `object`"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), BROKEN)
+def test_broken_file_is_refused_with_a_reason_and_set_aside_by_one_launcher(
+    content: bytes, why: str, path: str
+) -> None:
     Path(path).write_bytes(content)
-    with pytest.raises(BrokenStateFile, match=why) as error:
+    with pytest.raises(ConfigError, match=why) as error:
         read_state(path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        pytest.param(os.mkdir, "is a directory", id="directory"),
-        pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
-        pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
-    ],
-)
-def test_anything_else_in_place_of_the_state_file_is_an_error_at_once(
-    path: str, make: Callable[[str], None], words: str
-) -> None:
-    make(path)
-    with pytest.raises(UnreadableStateFile, match=words):
-        read_state(path)
-
-
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
-def test_an_error_of_the_file_system_is_no_broken_file(number: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state(path, {})
-
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("builtins.open", fail)
-    with pytest.raises(UnreadableStateFile, match=f"^can't be read: {os.strerror(number)}$"):
-        read_state(path)
+    left = read(ReadState(path))
+    assert (left.problem.endswith(": leaving it alone"), left.state, left.may_write) == (True, None, True)
+    assert Path(path).read_bytes() == content
+    found = read(ReadState(path, sets_aside=True))
+    assert (found.problem.endswith(f": moved to {path}.corrupt-1"), found.may_write) == (True, True)
+    assert Path(f"{path}.corrupt-1").read_bytes() == content
+    assert read(ReadState(path, sets_aside=True)) == StateRead(path)
 
 
 def test_files_set_aside_dont_replace_each_other(path: str) -> None:
     for number in (1, 2, 3):
         Path(path).write_text(f"broken {number}")
-        assert set_aside(path) == f"{path}.corrupt-{number}"
+        assert read(ReadState(path, sets_aside=True)).problem.endswith(f"moved to {path}.corrupt-{number}")
     assert [Path(f"{path}.corrupt-{n}").read_text() for n in (1, 2, 3)] == ["broken 1", "broken 2", "broken 3"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state(path, {"old": 1})
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(os.mkdir, "is not a regular file", id="directory"),
+        pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
+        pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
+    ],
+)
+def test_anything_else_in_place_of_the_state_file_is_left_alone(
+    path: str, make: Callable[[str], None], words: str
+) -> None:
+    make(path)
+    with pytest.raises(UnusableStateError, match=words):
+        read_state(path)
+    assert not read(ReadState(path, sets_aside=True)).may_write
+    assert os.path.lexists(path)
 
-    def fail(*args: Any, **folders: Any) -> None:
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
+def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, DOCUMENT)
+
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fail)
+        found = read(ReadState(path, sets_aside=True))
+    text = f"{path} can't be read: {os.strerror(number)}: leaving it alone"
+    assert found == StateRead(path, None, text, may_write=False)
+    assert read_state(path) is not None
+
+
+def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
+    write_state(path, {**DOCUMENT, "schema_version": 99})
+    found = read(ReadState(path, sets_aside=True))
+    assert (found.state, found.may_write) == (None, False)
+    assert found.problem.startswith(f"{path} has schema_version 99")
+    assert os.path.exists(path)
+
+
+def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, DOCUMENT)
+
+    def fail(*_args: Any, **_folders: Any) -> None:
         raise OSError(28, "No space left on device")
 
     for function in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, function, fail)
-            with pytest.raises(OSError, match="No space"):
-                write_state(path, {"new": 1})
-        assert read_state(path) == {"old": 1}
+            done = write(WriteState(path, {"new": 1}))
+        assert done == StateWritten(f"learned timeouts can't be written to {path}: No space left on device")
+        assert read_state(path) is not None
         assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
 
 
@@ -130,27 +155,12 @@ def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", traced_fsync)
     monkeypatch.setattr(os, "replace", traced_replace)
-    write_state(path, {})
+    state_file.write_state(path, {})
     assert steps == ["file", "rename", "folder"]
 
 
 def test_values_that_json_has_not_are_refused_before_anything_is_written(path: str) -> None:
-    write_state(path, {"old": 1})
+    write_state(path, DOCUMENT)
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_state(path, {"new": float("nan")})
-    assert read_state(path) == {"old": 1}
-
-
-def test_old_temporaries_of_killed_writers_are_removed_and_only_those(path: str) -> None:
-    folder = Path(path).parent
-    old, young = folder / ".123-00ff00ff.tmp", folder / ".124-00ff00ff.tmp"
-    others = [folder / ".metadata", folder / "iter_10.tmp", folder / "common.pt"]
-    for file in (old, young, *others):
-        file.write_text("")
-    past = time.time() - 10_000
-    for file in (old, *others):
-        os.utime(file, (past, past))
-    write_state(path, {})
-    assert not old.exists()
-    assert young.exists()
-    assert all(file.exists() for file in others)
+    assert read_state(path) is not None

@@ -1,0 +1,175 @@
+"""Maxima of several members: when they are asked for, and when they are due."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from megatron_ft.ipc.wire import encode
+from megatron_ft.learning.gathering import BETWEEN_S, Gathering
+from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, Survey, merge
+
+CYCLE = 3
+WAIT_S = 2.0
+ASKS = Survey(CYCLE)
+
+
+class Job:
+    """One cycle of ``nodes`` nodes."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.part = Gathering(CYCLE, WAIT_S)
+        self.now_s = 100.0
+        self.members = set(range(nodes))
+        self.sent: list[Survey | Intervals] = []
+
+    def tick(self, after_s: float = 0.0) -> None:
+        self.now_s += after_s
+        self.sent += self.part.advance(lambda: self.members, self.now_s)
+
+    def hear(self, member: int, length_s: float = 1.0, *, saves: int = 0, steps: int = 0, ended: bool = False) -> None:
+        seen = {"step": Observed(10 + member, length_s, member)}
+        self.part.hear(member, Intervals(CYCLE, saves, steps, ended, 1 << member, seen))
+        self.tick()
+
+    @property
+    def results(self) -> list[Intervals]:
+        return [each for each in self.sent if isinstance(each, Intervals)]
+
+
+def test_first_news_of_each_milestone_has_the_others_asked_once() -> None:
+    job = Job()
+    for member, steps in [(0, 10), (0, 10)]:
+        job.hear(member, steps=steps)
+    assert (job.sent, job.part.awaited) == ([ASKS], {1})
+    job.hear(1, steps=9)
+    job.tick(100.0)
+    job.part.hear(1, Intervals(CYCLE - 1, saves=1))
+    job.hear(1, steps=10)
+    assert len(job.sent) == 2, "one question, one result"
+
+
+def test_maxima_of_all_are_due_with_the_last_answer() -> None:
+    job = Job()
+    job.hear(0, 9.0, saves=1)
+    job.part.hear(1, Intervals(CYCLE + 1, 1))
+    job.tick()
+    assert job.results == []
+    job.hear(1, 1.5)
+    assert job.results == [Intervals(CYCLE, 1, 0, False, 3, {"step": Observed(11, 9.0, 0)})]
+
+
+@pytest.mark.parametrize("end", ["silent", "lost"])
+def test_member_that_does_not_answer_is_left_out(end: str) -> None:
+    job = Job()
+    job.hear(0, saves=1)
+    assert job.part.due_s == job.now_s + WAIT_S
+    if end == "lost":
+        job.part.lost([1])
+        job.tick()
+    else:
+        job.tick(WAIT_S)
+    assert len(job.results) == 1
+    job.hear(1)
+    assert len(job.results) == 1
+
+
+def test_single_member_is_never_asked() -> None:
+    job = Job(1)
+    job.hear(0, saves=1)
+    assert job.sent == job.results
+    assert len(job.results) == 1
+
+
+def test_next_question_comes_a_second_after_a_result_unless_it_is_asked_for() -> None:
+    job = Job(2)
+    for member in (0, 1):
+        job.hear(member, saves=1)
+    job.hear(0, saves=2)
+    assert (len(job.sent), job.part.due_s) == (2, job.now_s + BETWEEN_S)
+    job.part.ask()
+    job.tick()
+    assert job.sent[-1] == ASKS
+    job.hear(1, saves=2)
+    job.hear(1, saves=3)
+    assert job.sent[-1] != ASKS
+    job.tick(BETWEEN_S)
+    assert job.sent[-1] == ASKS
+
+
+def test_end_is_told_once_all_members_that_were_in_the_run_have_ended() -> None:
+    job = Job(4)
+    job.part.lost([3])
+    job.hear(1, 2.0, ended=True)
+    job.hear(0, 8.0, ended=True)
+    job.tick(1000.0)
+    assert job.results == []
+    job.hear(2, 3.0, ended=True)
+    assert [(each.ended, each.seen["step"].longest_s) for each in job.results] == [(True, 8.0)]
+    job.hear(2, 3.0, ended=True)
+    job.tick(BETWEEN_S)
+    assert len(job.results) == 1
+
+
+def test_what_is_learned_before_the_end_of_all_is_no_end() -> None:
+    job = Job()
+    job.hear(1, ended=True)
+    job.hear(0, saves=1)
+    assert [(each.ended, each.saves) for each in job.results] == [(False, 1)]
+
+
+def test_monitor_that_replaces_another_takes_nothing_back() -> None:
+    job = Job(1)
+    job.hear(0, 50.0, saves=1)
+    job.tick(BETWEEN_S)
+    job.hear(0, 1.0, saves=2)
+    assert [each.seen["step"].longest_s for each in job.results] == [50.0, 50.0]
+
+
+def test_kill_is_told_to_the_others_once() -> None:
+    part = Gathering(CYCLE, WAIT_S)
+    assert part.is_first(Killed(CYCLE, "step", moved=True))
+    assert not part.is_first(Killed(CYCLE, "step"))
+    assert not part.is_first(Killed(CYCLE - 1, "setup"))
+    assert sum(part.is_first(Killed(CYCLE, f"s{number}")) for number in range(2 * MOST_NAMES)) == MOST_NAMES - 1
+
+
+observed = st.builds(Observed, st.integers(0, 99), st.floats(0, 1e6), st.integers(0, 9))
+answers = st.lists(
+    st.builds(
+        Intervals,
+        st.just(CYCLE),
+        st.integers(0, 3),
+        st.sampled_from([0, 10, 32]),
+        st.booleans(),
+        st.integers(0, 63),
+        st.dictionaries(st.sampled_from(["setup", "step", "save"]), observed),
+    ),
+    max_size=5,
+)
+
+
+@given(answers, st.randoms())
+def test_merge_is_the_maximum_in_whatever_order_answers_come(given: list[Intervals], chance: random.Random) -> None:
+    whole = merge(CYCLE, given)
+    shuffled = chance.sample(given, len(given))
+    assert merge(CYCLE, [merge(CYCLE, shuffled[:2]), *shuffled, whole]) == whole
+    assert whole.ended == all(each.ended for each in given)
+    for name, found in whole.seen.items():
+        each = [answer.seen[name] for answer in given if name in answer.seen]
+        assert (found.count, found.longest_s) == (max(e.count for e in each), max(e.longest_s for e in each))
+        assert found.rank == min(e.rank for e in each if e.longest_s == found.longest_s)
+
+
+def test_bad_answers_do_not_make_the_result_grow() -> None:
+    names = [*(f"section {number}" for number in range(500)), "x" * 1000]
+    seen = Observed(2**40, 123456.789, 10**6)
+    whole = merge(CYCLE, [replace(Intervals(CYCLE), seen={name: seen}) for name in reversed(names)])
+    assert len(whole.seen) == MOST_NAMES
+    assert len(json.dumps(sorted(whole.seen))) < 4096
+    assert len(encode(whole)) < 16_384
