@@ -7,12 +7,13 @@ earliest (``learned_floor``; "setup", of which a run has only one, after four ti
 
 **Where.** Nothing is learned in the training process. The hooks store words on the board. Each monitor keeps, for each
 section of its rank, the number of intervals, the longest, and a histogram of the last minute for the event log
-(`intervals`). When a rank reports a milestone (a save, the end of its run; in report mode also a number of steps), the
-leader's part (`leader_part`) asks all launchers for their maxima, merges them, and sends the result to all in one
-message. Each launcher's part (`launcher_part`) applies the rule to what it knows and arms its monitors; that of place 0
-also writes ``ft_state.json`` (`state`). What is learned at the end of a run applies from the next run on.
+(`intervals`). The first rank that reaches a milestone (a save, the end of its run, a number of steps) has the launcher
+ask its other monitors, and the leader ask the other launchers; both merge the maxima (`gathering`), and the leader
+sends them to all in one message. Each launcher's part (`launcher_part`) applies the rule to what it knows and arms its
+monitors; that of place 0 also writes ``ft_state.json`` (`state`). What is learned at the end of a run applies from the
+next run on.
 
-**Conditions** are those of Megatron's own modules (`rule.select`): "setup" only after a persistent checkpoint was
+**Conditions** are those of Megatron's own modules (`rule.reasons_against`): "setup" only after a persistent checkpoint was
 loaded, "step" after 16 iterations, "checkpointing" only from saves that are not asynchronous, the time out of section
 only at the end.
 

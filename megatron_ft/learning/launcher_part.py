@@ -302,15 +302,16 @@ class LauncherLearning:
         self._state, superseded = that_applies(state, self._options.configured)
         for line in superseded.values():
             turn.say_for_all(line)
-        timeouts, loaded = self._in_force(), f"timeouts loaded from {self._path}"
+        timeouts = self._in_force()
         if not timeouts and self._state.heartbeats is None:
             return
         told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items()) or "heartbeats"
-        turn.say_for_all(f"{loaded}: {told}{'' if self._enforces else ' (reported only)'}")
+        follows = "" if self._enforces else " (reported only)"
+        turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
         if state.world_size not in (None, self._world_size):
             then, now = counted(state.world_size or 0, "rank"), counted(self._world_size, "rank")
             differs = f"they were learned with {then}, and this run has {now}: the longest intervals may be others now"
-            turn.say_for_all(f"{loaded}: {differs}")
+            turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
         if self._place == 0:
             names = tuple(superseded)
             turn.write(StateLoaded(path=self._path, timeouts=timeouts, superseded=names, world_size=state.world_size))

@@ -238,9 +238,8 @@ class RankMonitorClient:
         }
         old = self.hb_timeouts
         before = {"initial": old.initial, "subsequent": old.subsequent} if old.were_calculated else {}
-        result, missing = calculate_over_ranks(
-            observed, observed, {}, before, self._given.safety_factor, max_over_ranks
-        )
+        factor = self._given.safety_factor
+        result, missing = calculate_over_ranks(observed, observed, {}, before, factor, max_over_ranks)
         if missing:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts = HeartbeatTimeouts(result["initial"], result["subsequent"], True)
@@ -365,7 +364,7 @@ class RankMonitorClient:
         return added
 
     def _observed(self) -> dict[str, float]:
-        """Return the longest observed interval per section and out of section on this rank, in seconds."""
+        """Return the longest observed intervals of this rank, in seconds, by section and out of section."""
         return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
     @property

@@ -96,7 +96,7 @@ def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     watched.close()
 
 
-ARM = Arm(0, {"late": 5.0, "step": 7.0}, {"heartbeat": 2.0})
+ARM = Arm(0, {"late": 5.0, "step": 7.0}, raised={"heartbeat": 2.0})
 
 
 def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: WatchedRank) -> None:
@@ -157,7 +157,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
         assert watched.read()[1].action is CheckAction.WATCH
         recorder.end("step")
         watched.read()
-        assert watched.observed(1, None).seen["step"].count == 1 + (not put_off)
+        assert watched.observed().seen["step"].count == 1 + (not put_off)
 
 
 def test_a_survey_in_a_pause_counts_nothing_of_the_pause(clock: Clock, watched: WatchedRank) -> None:
@@ -167,4 +167,4 @@ def test_a_survey_in_a_pause_counts_nothing_of_the_pause(clock: Clock, watched: 
     clock.pass_s(1.0)
     paused_ns = time.monotonic_ns()
     clock.pass_s(100.0)
-    assert 0.9 < watched.observed(1, paused_ns).seen["step"].longest_s < 1.5
+    assert 0.9 < watched.observed(paused_ns).seen["step"].longest_s < 1.5
