@@ -13,9 +13,9 @@ sends them to all in one message. Each launcher's part (`launcher_part`) applies
 monitors; that of place 0 also writes ``ft_state.json`` (`state`). What is learned at the end of a run applies from the
 next run on.
 
-**Conditions** are those of Megatron's own modules (`rule.reasons_against`): "setup" only after a persistent checkpoint was
-loaded, "step" after 16 iterations, "checkpointing" only from saves that are not asynchronous, the time out of section
-only at the end.
+**Conditions** are those of Megatron's own modules (`rule.reasons_against`): "setup" only after a persistent checkpoint
+was loaded, "step" after 16 iterations, "checkpointing" only from saves that are not asynchronous, the time out of
+section only at the end.
 
 **Mode.** With "report", the default, a rank that exceeds a learned timeout is reported, whether the value was learned
 now or read from a file. With "on", or where the script asks for it (``calc_ft_timeouts``), it is terminated.
