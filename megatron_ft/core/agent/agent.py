@@ -39,7 +39,6 @@ from megatron_ft.core.facts.launcher import (
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions as job
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
     End,
@@ -89,7 +88,7 @@ class Agent:
         self,
         options: Options,
         pauses: Pauses,
-        assignment: NodeAssignments | None = None,
+        orders: CoordinatorView | None = None,
         found: Kept = Kept(),  # noqa: B008 - frozen
     ) -> None:
         self.phase = AgentPhase.JOINING
@@ -105,7 +104,7 @@ class Agent:
         self._options = options
         self._pauses = pauses
         self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}))
-        self._orders = CoordinatorView(assignment or NodeAssignments())
+        self._orders = orders or CoordinatorView()
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._health = HealthGate()
         self._learning = LauncherLearning(options.learning)
@@ -256,7 +255,7 @@ class Agent:
                 )
             case StockTaken(kept):
                 self._take_stock(kept)
-                if self.phase is AgentPhase.READY and not self._orders.assignment.has_begun:
+                if self.phase is AgentPhase.READY and not self._orders.has_begun:
                     self._do(StockTaken(self._kept))
 
     def _take_stock(self, kept: Kept) -> None:
@@ -298,7 +297,7 @@ class Agent:
 
     def _requested(self, request: WorkloadControl) -> None:
         self._do(Write(request))
-        if request.action == WorkloadAction.Continue.name or self._orders.assignment.taken is None:
+        if request.action == WorkloadAction.Continue.name or self._orders.taken is None:
             self._do(Say(request.text))
             return
         self.cycle.record.requested(request)
@@ -357,19 +356,19 @@ class Agent:
         ):
             self._move(PhaseEvent.CHECK_DUE)
             self._do(effects.CheckHealth())
-        elif self.phase is AgentPhase.READY and self._orders.assignment.has_begun:
+        elif self.phase is AgentPhase.READY and self._orders.has_begun:
             self._start()
 
     def _get_ready(self) -> None:
         self._move(PhaseEvent.FIT)
         self._health = HealthGate()
-        if not self._orders.assignment.has_begun:
+        if not self._orders.has_begun:
             self._do(Ready(self._kept))
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        decision = self._orders.assignment.take().decision
+        decision = self._orders.take().decision
         self._move(PhaseEvent.BEGIN)
         self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
         self.cycle = NodeCycle(self._options, decision.cycle, None, self._learning, now_ns=self._turn.now_ns)
@@ -439,13 +438,14 @@ class Agent:
             self._report_own_failure()
         if signals:
             self._do(effects.TellStop(len(record.running)))
+        end = self._orders.end
         self._ending = RankShutdown(
             self._options,
             record,
             outcome,
             by_signals=bool(signals),
-            restarts=self._orders.restarts,
-            by_themselves=self._orders.ranks_end_by_themselves,
+            restarts=end is not None and end.restarts,
+            by_themselves=end is not None and end.by_themselves,
             turn=self._turn,
         )
         self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
@@ -493,7 +493,7 @@ class Agent:
             self._say_goodbye(self._leaving.leave_out(cause, self._stuck))
             return
         # otherwise it is logged already
-        if verdict is not None and verdict.node == orders.assignment.place and record.found is None:
+        if verdict is not None and verdict.node == orders.place and record.found is None:
             self._do(*write_finding(record.cycle, cause))
         self._tell_end(decision, cause)
         if self._leaving.is_due:
@@ -520,7 +520,9 @@ class Agent:
             self.failed = ended
             self._downtime = Downtime(record, self._turn)
             line = cycle_lines.cycle_ended(record.cycle, cause, decision, self._outcome, self._options.max_restarts)
-            is_own = self._known is None or self._known.is_own_end
+            # for this node alone, as far as it knows: no other node explains it
+            known, leaving = self._known, self._leaving
+            is_own = known is None or known.verdict is None or leaving.is_due or leaving.goodbye is not None
             self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
         self._do(Write(ended))
 
@@ -542,11 +544,12 @@ class Agent:
             text = "" if known.verdict is None else known.verdict.cause.text
             over = LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict)
             self._over(over, text or cycle_lines.run_finished(self._cycles))
-        elif self._orders.assignment.has_begun:
+        elif self._orders.has_begun:
             self._join()
-        elif (again := known.judged_again) is not None:
-            self._outcome = again.outcome
-            self._conclude(again)
+        elif (again := self._orders.verdict) is not None and again != known.verdict:
+            if again.decision.action is Action.RESTART:  # of another leader, which didn't know of the first one
+                self._outcome = again.outcome
+                self._conclude(again)
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""

@@ -121,18 +121,6 @@ class EndOfCycle:
     leaving: LeaveReason
     restarts_left: int
 
-    @property
-    def is_own_end(self) -> bool:
-        """True if the cycle has ended for this node alone, as far as it knows: no other node explains it."""
-        return self.verdict is None or self.leaving.is_due or self.leaving.goodbye is not None
-
-    @property
-    def judged_again(self) -> Verdict | None:
-        """Verdict that another coordinator, unaware of this one, has reached since; None without one."""
-        verdict = self.orders.verdict
-        is_new = verdict is not None and verdict != self.verdict and verdict.decision.action is Action.RESTART
-        return verdict if is_new else None
-
 
 def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
     """Return the report on this node. Without a ``cause``, its ranks tell it."""
@@ -187,31 +175,25 @@ def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _has_ended_the_job(known: EndOfCycle, *, is_min_healthy: bool) -> bool:
-    """Return True if ranks of this node are why the job gives up; with min-healthy that takes several nodes."""
-    verdict, told = known.verdict, known.orders.told
-    if verdict is None or verdict.outcome is Outcome.STOPPED:
-        return False
-    if is_min_healthy:
-        return told is not None and told.state is NodeState.UNHEALTHY
-    return verdict.cause.rank in known.record.ranks or verdict.node == known.orders.assignment.place
-
-
 def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> LauncherExit:
     """Return the end of a job whose last cycle has failed."""
-    verdict = known.verdict
+    verdict, told = known.verdict, known.orders.told
     if verdict is None:
         return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
-    is_ours = known.record.failed and _has_ended_the_job(known, is_min_healthy=is_min_healthy)
+    # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
+    is_ours = verdict.cause.rank in known.record.ranks or verdict.node == known.orders.place
+    if is_min_healthy:
+        is_ours = told is not None and told.state is NodeState.UNHEALTHY
+    is_ours = is_ours and bool(known.record.failed) and verdict.outcome is not Outcome.STOPPED
     return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
 
 
 def _cause(known: EndOfCycle, verdict: Verdict) -> Cause:
     """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
     record, told = known.record, known.orders.told
-    if verdict.node == known.orders.assignment.place and told is not None and verdict.cause.text == told.cause.text:
+    if verdict.node == known.orders.place and told is not None and verdict.cause.text == told.cause.text:
         if record.failed or record.found is not None:
             return replace(record.cause(), host=verdict.cause.host)
         if record.exclude_request is not None:
             return replace(record.request_cause(), host=verdict.cause.host)
-    return verdict.cause_for(known.orders.assignment.place)
+    return verdict.cause_for(known.orders.place)

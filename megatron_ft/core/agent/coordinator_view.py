@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from megatron_ft.core.job.actions import Begin, Leave, LeftOut, StandBy
-from megatron_ft.core.job.assignment import NodeAssignments
+from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.core.job.messages import End, Report, Verdict
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 
 
 class CoordinatorView:
-    """Orders of the coordinator that apply to this launcher now."""
+    """Orders of the coordinator that apply to this launcher now: to the agent, and to torch's rendezvous."""
 
-    def __init__(self, assignment: NodeAssignments) -> None:
-        self.assignment = assignment
+    def __init__(self) -> None:
+        self.begun: Assignment | None = None
+        """The last cycle that this node has a place in."""
+        self.taken: Assignment | None = None
+        """The last cycle whose ranks this node was to run."""
         self.stands_by = False
         """True if other nodes have begun a cycle without this one."""
         self.is_left_out = False
@@ -23,28 +26,44 @@ class CoordinatorView:
         """Last report of this node on the cycle."""
         self.is_cut_off = False
         """True if the cycle ended here only, because no coordinator could be reached."""
-        self._end: End | None = None
+        self.end: End | None = None
+        """End of the cycle that was taken; None while it is unknown."""
         self._verdict: Verdict | None = None
 
     def hear(self, event: Begin | StandBy | End | Verdict | LeftOut | Leave) -> None:
         """Note a decision of the coordinator."""
         match event:
             case Begin(held):
-                self.assignment.begin(held)
-                self._end = self._verdict = self.told = None
+                self.begun = held
+                self.end = self._verdict = self.told = None
                 self.is_cut_off = self.stands_by = False
             case StandBy():
                 self.stands_by = True
             case LeftOut():
                 self.is_left_out = True
             case End():
-                self._end, self.is_cut_off = event, event.is_cut_off
+                self.end, self.is_cut_off = event, event.is_cut_off
             case Verdict():
-                begun = self.assignment.begun
-                if begun is not None and event.cycle == begun.decision.cycle:
+                if self.begun is not None and event.cycle == self.begun.decision.cycle:
                     self._verdict = event
             case Leave():
                 self.left = self.left or event
+
+    def take(self) -> Assignment:
+        """Run the ranks of the cycle that has begun."""
+        assert self.begun is not None
+        self.taken = self.begun
+        return self.begun
+
+    @property
+    def has_begun(self) -> bool:
+        """True if another cycle than the one taken has begun. If that one still runs, its end was never received."""
+        return self.begun is not self.taken
+
+    @property
+    def place(self) -> int | None:
+        """Place of this node in the cycle that was taken."""
+        return None if self.taken is None else self.taken.place
 
     def may_be_news(self, state: NodeState, *, is_mixed: bool = False) -> bool:
         """Return True if a report of this state may be news: once, and again if it no longer follows from another
@@ -52,7 +71,7 @@ class CoordinatorView:
 
         A cycle whose successor has begun needs no report any more.
         """
-        if self.assignment.has_begun:
+        if self.has_begun:
             return False
         told = self.told
         return told is None or told.state is not state or told.cause.follows or is_mixed > told.is_mixed
@@ -70,36 +89,26 @@ class CoordinatorView:
     @property
     def is_over(self) -> bool:
         """True if the cycle that was taken has ended."""
-        return self._end is not None or self.left is not None or self.assignment.has_begun
+        return self.end is not None or self.left is not None or self.has_begun
 
     @property
     def is_lost(self) -> bool:
         """True if no verdict on the cycle can come any more."""
-        return self._end is None or self._end.lost or self.assignment.has_begun
+        return self.end is None or self.end.lost or self.has_begun
 
     @property
     def lost(self) -> str:
         """Why the others have given this node up, in words; empty if unknown, or if they haven't."""
-        return self._end.text if self._end is not None and self._end.lost else ""
-
-    @property
-    def restarts(self) -> bool:
-        """True if another cycle is to follow."""
-        return self._end is not None and self._end.restarts
-
-    @property
-    def ranks_end_by_themselves(self) -> bool:
-        """All ranks of the job are ending of their own accord."""
-        return self._end is not None and self._end.by_themselves
+        return self.end.text if self.end is not None and self.end.lost else ""
 
     @property
     def outcome(self) -> Outcome:
         """Outcome of the cycle."""
-        if self.assignment.has_begun:
+        if self.has_begun:
             return Outcome.MEMBERSHIP
-        return Outcome.STOPPED if self._end is None else self._end.outcome
+        return Outcome.STOPPED if self.end is None else self.end.outcome
 
     @property
     def verdict(self) -> Verdict | None:
         """Verdict on the cycle; None while it is unknown."""
-        return None if self.assignment.has_begun else self._verdict
+        return None if self.has_begun else self._verdict

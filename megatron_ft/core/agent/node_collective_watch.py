@@ -9,7 +9,6 @@ count as silence. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.core.agent import cycle_lines
@@ -18,7 +17,6 @@ from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_note
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
-from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.facts.launcher import NoCollective
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.messages import Hang
@@ -177,30 +175,21 @@ class NodeCollectiveWatch:
         if self._options.collectives_timeout_s is None:
             groups_ns = [found.group_timeout_ns for found in judged.values() if found.group_timeout_ns is not None]
             self._set_timeout(round(_SHARE_OF_GROUP * min(groups_ns)) if groups_ns else None)
-        self._note_moves(judged, turn)
+        newest_ns = max(found.moved_ns for found in judged.values())
+        if newest_ns > self._moved_ns:
+            if self._is_told:
+                turn.say_for_all(cycle_lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
+            self._begin_anew(newest_ns)
         silent_ns = turn.now_ns - self._moved_ns - self._excused_ns
         silent_ns -= self._pauses.within(self._moved_ns, turn.now_ns)
         left_ns = self._timeout_ns - silent_ns
         if left_ns > 0:
             self._due_ns = turn.now_ns + min(self._every_ns, left_ns)
-        elif not self._is_told and turn.now_ns >= self._ask_again_ns and not self._are_timed(judged, turn):
-            self._ask(min(judged), silent_ns, turn)
-
-    def _are_timed(self, local_ranks: Iterable[int], turn: Turn) -> bool:
-        """Return True if an enforced timeout applies to each of these ranks now."""
-        return all(
-            board is not None and any(interval.enforced for interval in running_intervals(board))
-            for board in (turn.seen.boards[local_rank] for local_rank in local_ranks)
-        )
-
-    def _note_moves(self, judged: dict[int, CollectiveCounts], turn: Turn) -> None:
-        newest_ns = max(found.moved_ns for found in judged.values())
-        if newest_ns <= self._moved_ns:
-            return
-        if self._is_told:
-            silent_s = (newest_ns - self._moved_ns) / 1e9
-            turn.say_for_all(cycle_lines.collectives_go_on(silent_s))
-        self._begin_anew(newest_ns)
+        elif not self._is_told and turn.now_ns >= self._ask_again_ns:
+            boards = (turn.seen.boards[local_rank] for local_rank in judged)
+            # an enforced timeout that applies to each of these ranks now does the rest
+            if not all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
+                self._ask(min(judged), silent_ns, turn)
 
     def _begin_anew(self, now_ns: int) -> None:
         self._moved_ns, self._excused_ns, self._ask_again_ns = now_ns, 0, 0

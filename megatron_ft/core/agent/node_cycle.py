@@ -25,7 +25,6 @@ from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure, was_ending
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
-from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning
 
@@ -47,6 +46,8 @@ class NodeCycle:
         self._deadlines: Deadlines | None = None
         self._collectives: NodeCollectiveWatch | None = None
         self.waits: NodeWaits | None = None
+        self._parts: list[Deadlines | NodeCollectiveWatch | NodeWaits] = []
+        """Those of these that there are, from the start of the ranks."""
         self._unread: set[int] = set()
         """Ranks that have exited, and whose error files can't be read yet."""
         self._reported: set[tuple[str, int | None]] = set()
@@ -60,12 +61,12 @@ class NodeCycle:
         if self.met is not None:
             nodes, world = self.met.nodes, self.met.world_size
             self.waits = NodeWaits(self._options, self.record, nodes=nodes, world=world, now_ns=turn.now_ns)
+        self._parts = [part for part in (self._deadlines, self._collectives, self.waits) if part is not None]
 
     def excuse_stop(self, now_ns: int) -> None:
         """Exclude a stop of the whole node."""
-        if self._deadlines is not None:
+        if self._deadlines is not None and self._collectives is not None:
             self._deadlines.excuse_stop(now_ns)
-        if self._collectives is not None:
             self._collectives.excuse_stop(now_ns)
 
     def state(self, turn: Turn) -> NodeState:
@@ -139,23 +140,18 @@ class NodeCycle:
                 self.record.trains(local_rank, report)
             case Observation(note=note):
                 # a restart within the process may have changed the number that the rank gives itself
-                self._noted(
-                    msgspec.structs.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank), turn
-                )
+                note = msgspec.structs.replace(note, rank=self.record.ranks[local_rank], local_rank=local_rank)
+                if local_rank in self.record.hung:
+                    self.record.hang_notes.setdefault(local_rank, note)
+                if self._deadlines is not None and self._collectives is not None:
+                    self._deadlines.noted(note)
+                    self._collectives.noted(note)
+                self.diagnosis.noted(note, turn)
             case Suspect(verdict) if local_rank in self.record.started:
                 self.last_look.suspected(verdict, turn)
             case RankHung() if local_rank in self.record.started:
                 self.record.found_by_monitor(report, turn.now_s, turn.seen)
                 self.diagnosis.found(report, turn)
-
-    def _noted(self, note: RankSnapshot, turn: Turn) -> None:
-        if note.local_rank in self.record.hung:
-            self.record.hang_notes.setdefault(note.local_rank, note)
-        if self._deadlines is not None:
-            self._deadlines.noted(note)
-        if self._collectives is not None:
-            self._collectives.noted(note)
-        self.diagnosis.noted(note, turn)
 
     def _exited(self, event: RankExited, turn: Turn, *, waits: bool = True) -> None:
         ended = self.record.exited(event, turn.seen)
@@ -185,9 +181,7 @@ class NodeCycle:
         grace_due_s = self.record.grace_due_s(now_ns / 1e9)
         return earliest(
             self.diagnosis.alarm_ns,
-            None if self._deadlines is None else self._deadlines.alarm_ns,
-            None if self._collectives is None else self._collectives.alarm_ns,
-            None if self.waits is None else self.waits.alarm_ns,
+            *(part.alarm_ns for part in self._parts),
             None if grace_due_s is None else round(grace_due_s * 1e9),
             now_ns + _READ_AGAIN_NS if self._unread else None,
             self.record.cut_short_due_ns,
@@ -202,12 +196,8 @@ class NodeCycle:
         """Do what is due. ``is_stopping``: the launcher was asked to stop."""
         self.read_late_words(turn)
         self.record.check_cut_short(turn.now_ns, turn.seen)
-        if self._deadlines is not None:
-            self._deadlines.go_on(turn, is_stopping=is_stopping)
-        if self._collectives is not None:
-            self._collectives.go_on(turn, is_stopping=is_stopping)
-        if self.waits is not None:
-            self.waits.go_on(turn, is_stopping=is_stopping)
+        for part in self._parts:
+            part.go_on(turn, is_stopping=is_stopping)
         self.diagnosis.go_on(turn)
 
 

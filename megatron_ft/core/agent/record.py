@@ -297,18 +297,14 @@ class CycleRecord:
         first = min((first for first, _ in known), default=-1)
         last = min((-1 if last is None else last for _, last in known), default=-1)
         trained = bool(known) or any(layout.is_through_its_start(board) for board in boards)
-        start = "" if trained or cause is None else self._failure_signature(cause, seen)
-        return Reached(first, last, trained, start, saved)
-
-    def _failure_signature(self, cause: Cause, seen: Readings) -> str:
-        if cause.rank not in self.ranks or cause.kind is not CauseKind.CRASH or cause.follows or cause.by_us:
-            return ""
-        local_rank = self.ranks.index(cause.rank)
-        end = self.exits.get(local_rank) or self.end_of_its_exception(local_rank, seen)
-        if end is None:
-            return ""
-        lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
-        return failure_signature(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
+        signature = ""
+        is_crash = cause is not None and cause.kind is CauseKind.CRASH and not (cause.follows or cause.by_us)
+        if not trained and is_crash and cause is not None and cause.rank in self.ranks:
+            local_rank = self.ranks.index(cause.rank)
+            if end := self.exits.get(local_rank) or self.end_of_its_exception(local_rank, seen):
+                lived_s = ((end.raised_at_ns or end.at_ns) - self.started[local_rank].at_ns) / 1e9
+                signature = failure_signature(end, is_watched=local_rank in self.hooked, lived_s=lived_s)
+        return Reached(first, last, trained, signature, saved)
 
     def _boards(self, seen: Readings) -> Iterable[BoardSnapshot]:
         return filter(None, (seen.boards[local_rank] for local_rank in range(len(self.ranks))))

@@ -9,9 +9,9 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
+from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.assignment import NodeAssignments
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.launcher.coordination.transport import Listener, Transport
@@ -45,7 +45,7 @@ class Coordination:
         says_all: bool = False,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
-        self.assignment = NodeAssignments()
+        self.orders = CoordinatorView()
         self.left: actions.Leave | None = None
         """This launcher's job is over."""
         self._on_decision = on_decision

@@ -129,7 +129,7 @@ def joined(
             say=launcher.say,
         )
         launcher.children.add(lock.pids)
-    rendezvous.register(config, assignment=coordination.assignment, store=store)
+    rendezvous.register(config, orders=coordination.orders, store=store)
     if lock is not None and place.is_here:
         lock.start()
     coordination.start()

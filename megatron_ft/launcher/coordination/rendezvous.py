@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.assignment import NodeAssignments
+from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.ipc.net.tcp import parse_address
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 
@@ -27,8 +27,8 @@ BACKEND = "megatron_ft"
 class CoordinatedRendezvous(RendezvousHandler):
     """Rendezvous of one launcher at the coordinator."""
 
-    def __init__(self, assignment: NodeAssignments, store: RankStore, run_id: str) -> None:
-        self._assignment = assignment
+    def __init__(self, orders: CoordinatorView, store: RankStore, run_id: str) -> None:
+        self._orders = orders
         self._store = store
         self._run_id = run_id
 
@@ -49,7 +49,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         Raises:
             RendezvousConnectionError: it can't connect.
         """
-        held = self._assignment.begun
+        held = self._orders.begun
         assert held is not None, "no cycle has begun"
         assert held.place is not None, "this node has no place in the cycle"
         try:
@@ -78,13 +78,13 @@ _make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
 """Factory of the last registration, alone."""
 
 
-def register(config: LaunchConfig, *, assignment: NodeAssignments, store: RankStore) -> None:
-    """Have the job that is launched with ``config`` meet by its ``assignment``.
+def register(config: LaunchConfig, *, orders: CoordinatorView, store: RankStore) -> None:
+    """Have the job that is launched with ``config`` meet by the coordinator's ``orders``.
 
     torch has one registry for the whole process, in which a name can't be given to another: what is registered is
     ``_create``, which makes what was asked for last.
     """
-    _make[:] = [lambda parameters: CoordinatedRendezvous(assignment, store, parameters.run_id)]
+    _make[:] = [lambda parameters: CoordinatedRendezvous(orders, store, parameters.run_id)]
     rendezvous_handler_registry.register(BACKEND, _create)
     config.rdzv_backend = BACKEND
 

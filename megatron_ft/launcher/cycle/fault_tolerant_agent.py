@@ -114,7 +114,7 @@ class FaultTolerantAgent(TorchAgent):
         self._ranks = ranks
         self._coordination = coordination
         options = _options(launcher.line, checks_health=health is not None)
-        self._machine = Agent(options, monitors.paused, coordination.assignment, launcher.files.found)
+        self._machine = Agent(options, monitors.paused, coordination.orders, launcher.files.found)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.job.assignment import NodeAssignments
+from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
@@ -244,13 +244,13 @@ def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
     return Assignment(decision, place=place, store=store)
 
 
-def handlers_of(*stores: RankStore) -> tuple[list[NodeAssignments], list[Any]]:
+def handlers_of(*stores: RankStore) -> tuple[list[CoordinatorView], list[Any]]:
     """Made as torch's launcher makes them."""
     all_decided, handlers = [], []
     for store in stores:
-        decided = NodeAssignments()
+        decided = CoordinatorView()
         config = LaunchConfig(1, 2, 1)
-        register(config, assignment=decided, store=store)
+        register(config, orders=decided, store=store)
         handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))
         all_decided.append(decided)
     return all_decided, handlers
