@@ -40,8 +40,11 @@ def make_log_directory(*, ft_log_dir: str | None, torch_log_dir: str | None, run
     state = _state_directory()
     try:
         _make_directories(state, mode=0o700)
-        own = os.path.join(state, "megatron_ft")
-        if _is_taken(own, state):
+        own, is_taken = os.path.join(state, "megatron_ft"), False
+        # taken by another user, neither root nor the owner of the directory
+        with contextlib.suppress(FileNotFoundError):
+            is_taken = os.lstat(own).st_uid not in (0, os.geteuid(), os.stat(state).st_uid)
+        if is_taken:
             own = tempfile.mkdtemp(prefix="megatron_ft-", dir=state)
     except OSError as error:
         raise OSError(f"{_STATE}: {state} can't be written: {error.strerror}") from None
@@ -64,7 +67,10 @@ def doubt_about(log_dir: str) -> str | None:
         owners = {os.lstat(log_dir).st_uid, os.stat(log_dir).st_uid} - {0, os.geteuid()}
         what = "who may remove and replace what is written there, but not read it"
         if owners:
-            return f"the log directory {log_dir} belongs to another user ({_user_name(min(owners))}), {what}"
+            name = f"uid {min(owners)}"
+            with contextlib.suppress(KeyError):
+                name = pwd.getpwuid(min(owners)).pw_name
+            return f"the log directory {log_dir} belongs to another user ({name}), {what}"
         if is_open_to_others(log_dir):
             return f"the log directory {log_dir} can be written by all users, {what}"
     return None
@@ -123,17 +129,3 @@ def _state_directory() -> str:
     if not os.path.isabs(home):
         raise FileNotFoundError("there is no home directory to write logs to: choose a place with --ft-log-dir")
     return os.path.join(home, ".local", "state")
-
-
-def _is_taken(path: str, parent: str) -> bool:
-    """Return True if another user owns the path: neither root nor the owner of the parent directory."""
-    try:
-        return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(parent).st_uid)
-    except FileNotFoundError:
-        return False
-
-
-def _user_name(uid: int) -> str:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return f"uid {uid}"

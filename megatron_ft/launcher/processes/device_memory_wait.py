@@ -69,7 +69,13 @@ class DeviceMemoryWait:
             return
         waiting.renew()
         if waiting.thread.is_alive():
-            tell = self._reactor.call_later(TELL_AFTER_S, lambda: self._say_waiting(waiting))
+
+            def say_waiting() -> None:
+                if waiting.held and waiting.left_s():
+                    text = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
+                    self._say(f"{text}: {describe(waiting.held)}")
+
+            tell = self._reactor.call_later(TELL_AFTER_S, say_waiting)
             try:
                 self._reactor.call_blocking(lambda: waiting.thread.join(waiting.left_s() + DRIVER_S), check)
             finally:
@@ -78,19 +84,10 @@ class DeviceMemoryWait:
             self._gave_up = True
             self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
         elif waiting.saw_any:
-            self._tell(waiting)
-
-    def _say_waiting(self, last: _MemoryWait) -> None:
-        if last.held and last.left_s():
-            waiting = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
-            self._say(f"{waiting}: {describe(last.held)}")
-
-    def _tell(self, last: _MemoryWait) -> None:
-        held = last.held
-        if held:
-            waited = f"after {last.waited_s:.1f} s device memory of the last cycle is still held"
-            self._say(f"{waited}: {describe(held)}; starting the ranks without waiting any longer")
-        self._log.write(records.DeviceMemory(waited_s=round(last.waited_s, 3), held=tuple(held)))
+            if waiting.held:
+                waited = f"after {waiting.waited_s:.1f} s device memory of the last cycle is still held"
+                self._say(f"{waited}: {describe(waiting.held)}; starting the ranks without waiting any longer")
+            self._log.write(records.DeviceMemory(waited_s=round(waiting.waited_s, 3), held=tuple(waiting.held)))
 
 
 class _MemoryWait:
