@@ -90,6 +90,11 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
+def cannot_start(error: OSError) -> str:
+    """Format what the launcher can't get before the job begins: open files, a directory for sockets."""
+    return f"the launcher can't start: {in_one_line(error)}"
+
+
 def launcher_failed(error: BaseException) -> str:
     """Format a failure of the launcher itself, not of a rank."""
     return f"the launcher failed: {in_one_line(error)}"
