@@ -11,16 +11,17 @@
         memory_checkpoint.save(iteration + 1, state)
 
 Under `ft_launcher`; without it `save` does nothing and `restore` returns None. Importing this module does nothing. A
-state is a dict of tensors, numbers, strings, None, and dicts, lists and tuples of them. No call is a collective.
+state is a dict of tensors, numbers, strings, bytes, None, and dicts, lists and tuples of them. No call is a collective.
 """
 
 from __future__ import annotations
 
+import operator
+
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.rank.base import say
-from megatron_ft.rank.memory import saving
-from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place
-from megatron_ft.rank.memory.restoring import restore as _restore
+from megatron_ft.rank.memory import restoring, saving
+from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place, is_child
 
 __all__ = ["SnapshotError", "restore", "save", "wait"]
 
@@ -28,23 +29,24 @@ __all__ = ["SnapshotError", "restore", "save", "wait"]
 def save(iteration: int, state: object, *, every: int = 1) -> None:
     """Keep the state after ``iteration`` completed iterations, if that is a multiple of ``every``.
 
-    Training goes on while a thread copies: the next step of the optimizer waits until its tensors are read. All other
-    tensors are copied within the call. If the snapshot before isn't done, this one is skipped.
+    The state is copied within the call; all else follows in a thread. If the snapshot before isn't verified yet, the
+    call waits for it, so that all ranks keep the same iterations; after 10 s in vain snapshots are skipped until it is.
+    The first call waits for memory, for at most 10 s, too. Call it in one thread, and not in signal handlers: a call
+    while another one runs is skipped. A lower iteration than in the call before says that training has gone back.
 
     Raises:
-        SnapshotError: the state has something that can't be kept; the message names its path.
+        SnapshotError: the state has something that can't be kept; the message names its path. Once a snapshot was kept
+            this is a warning.
         ValueError: ``iteration`` is negative, or ``every`` isn't positive.
     """
     if not isinstance(every, int) or every < 1 or iteration < 0:
         raise ValueError(f"iteration {iteration!r} or every={every!r} is out of range; every is a number of iterations")
-    if iteration % every:
-        return
     place = find_place()
     make_hasher = None if place is None else find_hasher(place)
     if place is None:
         say.warn("memory checkpoints are off: this job wasn't started with ft_launcher")
-    elif make_hasher is not None:
-        saving.saver(place, make_hasher).save(iteration, state, every)
+    elif make_hasher is not None and not is_child():
+        saving.saver(place, make_hasher).save(operator.index(iteration), state, every)
 
 
 def restore(state: object, *, newer_than: int | None = None) -> int | None:
@@ -55,27 +57,28 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
 
     Args:
         newer_than: iteration of the checkpoint that the caller has otherwise; an older snapshot isn't restored. The
-            same on all ranks.
+            same on all ranks: if some restore and others don't, the cycle ends.
 
     Raises:
         SnapshotError: the state that was chosen for all ranks can't be had; the launcher restarts the cycle. If it
             can't be told, the rank ends here: it must not go on with another state than the others.
     """
     place = find_place()
-    if place is None or place.restore is None:
+    if place is None or place.restore is None or is_child():
         return None
     key = place.restore
-    if newer_than is not None and key.iteration <= newer_than:
-        return None
     running = saving.running()
     if running is not None:
         running.disconnect()  # the keeper takes one connection per rank
-    _restore(place, key, state, find_hasher(place))
+    if newer_than is not None and key.iteration <= newer_than:
+        restoring.begin_without(place, key, newer_than)
+        return None
+    restoring.restore(place, key, state, find_hasher(place), newer_than)
     return key.iteration
 
 
 def wait() -> None:
-    """Return when no snapshot of this rank is on its way any more. One that waits for memory for 10 s is given up."""
+    """Return when no snapshot of this rank is on its way any more."""
     running = saving.running()
     if running is not None:
         running.wait()

@@ -7,7 +7,7 @@ Internally, iterations count from 0, and a rank reports each when it begins: a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _SHOWN = 100
 
@@ -21,6 +21,25 @@ def listed(parts: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
     """Join the first ``most`` parts, as in "a, b and 3 more", or "a; b; and 3 more"."""
     shown, more = joint.join(parts[:most]), len(parts) - most
     return shown if more <= 0 else f"{shown}{joint.replace(',', '')}and {more} more"
+
+
+def rough(seconds: float) -> str:
+    """Return a time for a line, without its smaller part, as in "3 h"."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def consecutive(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers in groups without gaps."""
+    groups: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if groups and groups[-1][-1] + 1 == number:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from megatron_ft.core.memory.copy_pace import CopyPace
 from megatron_ft.core.memory.segment_layout import MAX_LAYOUT_BYTES
 from megatron_ft.core.memory.snapshots import CopyTo, SnapshotKey
 from megatron_ft.core.messages.copy_messages import Offer, Want
@@ -51,7 +50,6 @@ class CopyKeeping:
         self._bytes_per_s = 0
         self._address = ""
         """Keeper that gets copies of this node's snapshots."""
-        self._pace = CopyPace()
         self._copying: Copying | None = None
         self._done: SnapshotKey | None = None
         """Newest snapshot that was copied, or could not be."""
@@ -61,7 +59,6 @@ class CopyKeeping:
     def begin(self, prepared: Prepare) -> None:
         """Begin a cycle: where copies go is told anew."""
         self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
-        self._pace = CopyPace()
         self._give_up()
         self._open()
 
@@ -90,11 +87,16 @@ class CopyKeeping:
 
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
-    @property
-    def needed(self) -> set[SnapshotKey]:
-        """Snapshots that are being copied, or will be next."""
-        copied = None if self._copying is None else self._copying.key
-        return {key for key in (copied, self.waiting) if key is not None}
+    def is_under_way(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+        """Return True while a snapshot is copied, or was and may still become complete, here or on other nodes.
+
+        Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
+        """
+        return self._copying is not None or not self._is_decided(complete, released)
+
+    def _is_decided(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+        decided = max(filter(None, (complete, released)), default=None)
+        return self._done is None or (decided is not None and decided >= self._done)
 
     def due_s(self) -> float | None:
         """Return when copying counts as failed, unless a piece is sent before."""
@@ -118,23 +120,10 @@ class CopyKeeping:
             self._failed("it doesn't answer")
         if not self._address:
             return newest
-        done, decided = self._done, max(filter(None, (complete, released)), default=None)
-        is_decided = done is None or (decided is not None and decided >= done)
-        is_free = self._copying is None and is_decided
-        self._pace.saw(newest.iteration, is_free=is_free)
-        if is_free and (waiting := self.waiting) is not None:
-            self._pace.take()
-            is_newer = all(before is None or waiting > before for before in (done, complete))
-            ranks = () if self._prepared is None else tuple(self._prepared.ranks)
-            if is_newer and waiting in self._segments.common(ranks):
-                self._copy(waiting, complete)
-        return done
-
-    @property
-    def waiting(self) -> SnapshotKey | None:
-        """Snapshot that is copied next, and must not be dropped."""
-        waiting, prepared = self._pace.waiting, self._prepared
-        return None if waiting is None or prepared is None else SnapshotKey(prepared.cycle, waiting)
+        is_newer = all(before is None or newest > before for before in (self._done, complete))
+        if is_newer and not self.is_under_way(complete, released):
+            self._copy(newest, complete)
+        return self._done
 
     def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared

@@ -12,16 +12,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.errors import LayoutError, ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory import retention
 from megatron_ft.core.memory.retention import Reserve, Reserved, gigabytes
 from megatron_ft.core.memory.segment_layout import Layout
-from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
-    Abandon,
     BeginSegment,
     CommitSegment,
     DropSegment,
@@ -34,7 +33,7 @@ from megatron_ft.core.messages.keeper_messages import (
     NotKept,
     OpenDoor,
     Prepare,
-    RankRestored,
+    RankBegan,
     SealedSegment,
     Segment,
     Stock,
@@ -44,11 +43,10 @@ from megatron_ft.core.messages.keeper_messages import (
 )
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory import segment, segment_files
 from megatron_ft.ipc.memory.digests import MakeHasher
-from megatron_ft.ipc.memory.segment_files import SegmentToWrite
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
-from megatron_ft.keeper import copies, files, work
+from megatron_ft.keeper import copies, work
 from megatron_ft.keeper.callers import RankCaller, RankCallers
 from megatron_ft.keeper.copy_keeping import CopyKeeping
 from megatron_ft.keeper.segments import HeldSegment, Segments, SegmentState
@@ -93,8 +91,8 @@ class KeeperService:
         """Order that waits for segments to be verified, and the time by which its files are written."""
         self._loaded: set[int] = set()
         """Ranks whose files this cycle has begun to load, or has found unusable."""
-        self._digests: dict[int, tuple[int, list[str]]] = {}
-        """By rank, iteration and digests of its newest verified snapshot in this cycle."""
+        self._digests: dict[int, tuple[SnapshotKey, list[bytes]]] = {}
+        """By rank, key and digests of its newest verified snapshot in this cycle."""
         self._said: set[str] = set()
         self._copies = CopyKeeping(
             self._segments,
@@ -258,10 +256,7 @@ class KeeperService:
                 self._go_on_with(caller)
             case CommitSegment():
                 self._commit(caller, request)
-            case Abandon():
-                for held in self._segments.of(caller.rank, SegmentState.WRITING):
-                    held.state, held.key = SegmentState.SPARE, None  # all of it will be written anew
-            case RankRestored() | RestoreFailed():
+            case RankBegan() | RestoreFailed():
                 self._tell(replace(request, rank=caller.rank))
 
     def _refuse(self, caller: RankCaller, hello: KeeperHello) -> str:
@@ -364,7 +359,7 @@ class KeeperService:
         assert self._prepared is not None
         common = self._segments.common(self._prepared.ranks)
         told = {key for key in common if self._saved is not None and key <= self._saved}
-        return {key for key in told if self._released is None or key > self._released} | (common & self._copies.needed)
+        return {key for key in told if self._released is None or key > self._released}
 
     def _release(self) -> None:
         """Drop what was given up for the job."""
@@ -408,14 +403,12 @@ class KeeperService:
 
     def _begin(self, caller: RankCaller, request: BeginSegment) -> None:
         """Hand out a segment, or see that there will be one."""
-        assert self._prepared is not None
         rank = caller.rank
         for held in self._segments.of(rank, SegmentState.WRITING):
             self._drop(held)  # of a snapshot that the rank has given up
         for held in self._segments.of(rank, SegmentState.SPARE):
             if held.nbytes >= request.segment_bytes:
                 held.state = SegmentState.WRITING
-                held.key = SnapshotKey(self._prepared.cycle, request.iteration)
                 caller.waits_for = None
                 caller.answer(Segment(), (held.fd,))
                 return
@@ -423,18 +416,26 @@ class KeeperService:
         if self._segments.of(rank, SegmentState.ALLOCATING, SegmentState.LEAVING, SegmentState.SEALED):
             return
         verified = self._segments.verified(rank)
-        key = retention.give_way(verified.keys(), self._complete, self._pinned())
+        is_copying = self._copies.is_under_way(self._complete, self._released)
+        # the newest one may be about to be that of all ranks
+        pinned = set(verified) if is_copying else self._pinned() | set(sorted(verified)[-1:])
+        key = retention.give_way(verified.keys(), self._complete, pinned)
         if key is not None:
             self._drop(verified[key])
-        if len(self._segments.of(rank)) < retention.SEGMENTS:  # else the launcher's word is awaited
+        if len(self._segments.of(rank)) < retention.SEGMENTS:
             self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Reserve(0)).segment_bytes))
+        elif key is None and is_copying:
+            caller.waits_for = None
+            caller.answer(NotKept("copies of the snapshot before are still on their way to another node"))
+        # else the launcher's word is awaited
 
     def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
         assert self._prepared is not None
-        key = SnapshotKey(self._prepared.cycle, request.iteration)
-        held = next((each for each in self._segments.of(caller.rank, SegmentState.WRITING) if each.key == key), None)
-        if held is None or request.nbytes > held.nbytes:
-            caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for iteration {request.iteration}"))
+        held = next(iter(self._segments.of(caller.rank, SegmentState.WRITING)), None)
+        is_of_cycle = request.key.cycle == self._prepared.cycle
+        if held is None or request.nbytes > held.nbytes or not is_of_cycle:
+            of = f"iteration {request.key.iteration} of cycle {request.key.cycle}"
+            caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
             return
         try:
             segment.seal(held.fd, request.nbytes)
@@ -442,9 +443,9 @@ class KeeperService:
             self._drop(held)
             caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
-        held.nbytes, held.state = request.nbytes, SegmentState.SEALED
+        held.key, held.nbytes, held.state = request.key, request.nbytes, SegmentState.SEALED
         held.is_with_launcher = held.is_awaited = True
-        self._tell(SealedSegment(held.number, held.rank, key), (held.fd,))
+        self._tell(SealedSegment(held.number, held.rank, request.key), (held.fd,))
 
     def _verify_next(self) -> None:
         """Begin to verify a segment, if none is being verified."""
@@ -487,23 +488,24 @@ class KeeperService:
 
     def _compare_with_last(self, layout: Layout) -> None:
         """Say, once per cycle, that a later snapshot of a rank has the same tensors as the one before."""
-        digests, (iteration, before) = (
-            [each.digest for each in layout.tensors],
-            self._digests.get(layout.rank, (-1, [])),
-        )
-        if layout.key.iteration <= iteration:
+        digests = [each.digest for each in layout.tensors]
+        last, before = self._digests.get(layout.rank, (None, []))
+        if last is not None and layout.key <= last:
             return
-        self._digests[layout.rank] = layout.key.iteration, digests
-        if digests and digests == before:
-            between = f"iterations {iteration} and {layout.key.iteration}"
+        self._digests[layout.rank] = layout.key, digests
+        if last is not None and digests and digests == before:
+            between = f"iterations {last.iteration} and {layout.key.iteration}"
             self._say("repeats", f"no tensor of rank {layout.rank}'s memory checkpoint has changed between {between}")
 
     def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
         """Return what is wrong with a segment for its place; empty if nothing is."""
-        if layout.rank != held.rank or held.key != layout.key:
+        assert held.key is not None
+        is_from_file = held.key.cycle == EARLIER_LIFE
+        found = SnapshotKey(EARLIER_LIFE, 0, layout.key.iteration) if is_from_file else layout.key
+        if layout.rank != held.rank or held.key != found:
             return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
         prepared = self._prepared
-        is_of_cycle = prepared is not None and (layout.key.cycle == prepared.cycle or layout.key == prepared.restore)
+        is_of_cycle = prepared is not None and (found.cycle == prepared.cycle or found == prepared.restore)
         if prepared is not None and is_of_cycle and layout.world != prepared.world:
             return f"it is of a job of {counted(layout.world, 'rank')}"
         return ""
@@ -547,12 +549,20 @@ class KeeperService:
         if lacking:
             self._tell(FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
             return
-        segments = [SegmentToWrite(held.rank, os.dup(held.fd)) for held in found.values() if held is not None]
-        world = self._prepared.world
+        segments = {rank: os.dup(held.fd) for rank, held in found.items() if held is not None}
+
+        def check() -> None:
+            if time.monotonic() > until_s:
+                raise LayoutError("there was no more time")
 
         def write() -> Callable[[], None]:
-            written = files.write(order, segments, world, self._make_hasher, until_s)
-            close_fds([each.fd for each in segments])
+            began_s = time.monotonic()
+            try:
+                nbytes = segment_files.write(order.directory, order.name, segments, check)
+                written = FilesWritten(nbytes, time.monotonic() - began_s)
+            except (OSError, LayoutError) as error:
+                written = FilesWritten(why=getattr(error, "strerror", None) or str(error))
+            close_fds(list(segments.values()))
             return partial(self._tell, written)
 
         self._post(0, write)
@@ -574,7 +584,7 @@ class KeeperService:
             if isinstance(source, CopySource):
                 fd, why = copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
             else:
-                fd, why = files.load(source, rank, prepared.world, self._make_hasher, is_wanted)
+                fd, why = work.load_file(source, rank, prepared.world, self._make_hasher, is_wanted)
             return partial(self._is_loaded, held, fd, why)
 
         self._post(rank % _LOADERS, load)

@@ -14,7 +14,7 @@ from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.memory.retention import refuse_chunk
 from megatron_ft.core.memory.segment_layout import Layout
 from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory import segment, segment_files
 from megatron_ft.ipc.memory.digests import MakeHasher
 
 _CHUNK = 64 << 20
@@ -77,3 +77,23 @@ def check(fd: int, make_hasher: MakeHasher, is_wanted: Callable[[], bool] = lamb
     except OSError as error:
         return f"it can't be read: {error.strerror}"
     return layout
+
+
+def load_file(
+    path: str, rank: int, world: int, make_hasher: MakeHasher, is_wanted: Callable[[], bool]
+) -> tuple[int, str]:
+    """Return the descriptor of a sealed segment with the content of a rank's file; or -1, and why there is none.
+
+    ``path``: of the directory of the snapshot.
+    """
+
+    def make_room(count: int) -> None:
+        refused = refuse_chunk(count, node_memory())
+        if refused or not is_wanted():
+            raise LayoutError(refused or "no longer needed")
+
+    directory, name = os.path.split(path)
+    try:
+        return segment_files.load(directory, name, rank, world, make_hasher, make_room), ""
+    except (LayoutError, OSError) as error:
+        return -1, getattr(error, "strerror", None) or str(error)

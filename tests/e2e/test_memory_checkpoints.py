@@ -99,7 +99,7 @@ def beginnings(finished: Finished, cycle: int) -> list[int]:
 @pytest.fixture(scope="module")
 def without_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """A job on a node that has no memory for snapshots: nothing disturbs it."""
-    more = "from megatron_ft.rank.memory import saving\nsaving._LAYOUT_SLACK = 1 << 44"
+    more = "from megatron_ft.rank.memory import saving\nsaving._SLACK = 1 << 44"
     with gone_at_the_end(Launcher(tmp_path_factory.mktemp("without_memory"), ahead=True)) as launcher:
         yield launcher.run(script(more), *TWO)
 
@@ -124,20 +124,21 @@ def test_every_failed_cycle_goes_on_from_the_newest_whole_iteration_with_equal_w
 ) -> None:
     """A rank is killed: by itself, while it copies, with the keeper, and after a snapshot that was damaged."""
     more = """
-write, writes, current = segment.write, 0, 0
-def failing_write(fd, data, offset):
-    global writes
-    writes += 1
-    if (CYCLE, RANK, current) == (1, 1, 6) and writes > 1:
+from megatron_ft.rank.memory import copying
+copy, write_end, current = copying._write_together, segment.write_end, 0
+def ending_copy(*given):
+    copy(*given)
+    if (CYCLE, RANK, current) == (1, 1, 6):
         kill()
-    write(fd, data, offset)
-    if (CYCLE, RANK, current, offset) == (3, 1, 11, 0):
+def damaging_end(fd, *given):
+    if (CYCLE, RANK, current) == (3, 1, 11):
         os.pwrite(fd, bytes([os.pread(fd, 1, 5)[0] ^ 4]), 5)
-segment.write = failing_write
+    return write_end(fd, *given)
+copying._write_together, segment.write_end = ending_copy, damaging_end
 def before(iteration):
-    global current, writes
-    current, writes = iteration, 0
-    if CYCLE == 0 and iteration in (1, 2):  # a fork of a rank neither saves nor disturbs
+    global current
+    current = iteration
+    if CYCLE == 0 and iteration in (0, 2):  # a fork of a rank neither saves nor disturbs, before its first save either
         child = os.fork()
         if child == 0:
             memory_checkpoint.save(iteration + 100, state_after(iteration + 100))

@@ -2,7 +2,7 @@
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
 restores it, whose own tensors must be untouched then. A sealed segment can't be changed, so it is changed before. Those
-in a file, or its manifest, which an earlier life of the job has left, are found by the keeper that loads it; those on
+in a file, which an earlier life of the job has left, are found by the keeper that loads it; those on
 the way from one keeper to another, by the one or the other.
 """
 
@@ -22,20 +22,21 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.core.memory import saved_files
-from megatron_ft.core.memory.segment_layout import Layout, TensorAt, TensorEntry, encode
+from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, encode_head, encode_rows
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.ipc.memory import digests, segment, segment_files
 from megatron_ft.keeper import work
+from megatron_ft.rank.base.agreement import RankInfo
+from megatron_ft.rank.memory.keeper_connection import Place
 from megatron_ft.rank.memory.restoring import fill_from
 from tests.memory.in_flight import Peer, Way, between
 
 _MADE = digests.installed()
 assert _MADE is not None, "xxhash isn't installed"
 HASHER = _MADE
-KEY = SnapshotKey(1, 1207)
+KEY = SnapshotKey(1, 0, 1207)
+PLACE = Place("", None, RankInfo(0, 0, "", 0))
 PLACES = ("tensor", "layout", "trailer")
-FILES = ("file", "manifest")
 _LANES = 32
 
 
@@ -47,22 +48,23 @@ def filled(
     world: int = 1,
 ) -> int:
     """The descriptor of a segment with these tensors of bytes, not sealed; ``flip``: one bit, in that part of it."""
-    fd, entries, end = segment.create(), [], 0
-    for name, data in content.items():
+    fd, found, end = segment.create(), [], 0
+    for data in content.values():
         hasher = HASHER()
         hasher.update(data)
-        entries.append(TensorEntry((name,), "uint8", (len(data),), end, len(data), hasher.hexdigest()))
+        found.append(hasher.digest())
         segment.write(fd, memoryview(data), end)
         end += len(data)
-    values = {name: TensorAt(at) for at, name in enumerate(content)}
-    layout = encode(Layout(key, 0, world, tuple(entries), {**values, "iteration": 1207}))
-    size = segment.write_end(fd, layout, end, HASHER)
+    rows = encode_rows(("uint8", (len(data),)) for data in content.values())
+    tree = {name: ["tensor", at] for at, name in enumerate(content)}
+    head = encode_head(key, 0, world, rows, {**tree, "iteration": 1207})
+    size = segment.write_end(fd, head, found, end, HASHER)
     if flip is not None:
         place, draw = flip
         start, stop = {
             "tensor": (0, end),
-            "layout": (end, end + len(layout)),
-            "trailer": (end + len(layout), size),
+            "layout": (end, size - TRAILER_BYTES),
+            "trailer": (size - TRAILER_BYTES, size),
         }[place]
         at, bit = draw.randrange(start, stop), draw.randrange(8)
         os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 1 << bit]), at)
@@ -83,7 +85,7 @@ def plant(runs: int, seed: int) -> Counter[str]:
         state = {name: torch.zeros(len(data), dtype=torch.uint8) for name, data in content.items()}
         is_found = isinstance(work.check(fd, HASHER), str)
         try:
-            fill_from(fd, KEY, 0, 1, state, HASHER)
+            fill_from(os.dup(fd), PLACE, KEY, state, HASHER)
             is_refused = False
         except SnapshotError:
             is_refused = not any(tensor.any() for tensor in state.values())
@@ -96,15 +98,14 @@ def plant_in_files(runs: int, seed: int) -> Counter[str]:
     """Plant so many flips in files of an earlier life; the number of those found and missed, by place."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
-    name = saved_files.set_name(KEY.iteration, 1, "a life")
-    for run in range(runs):
-        place = FILES[run % len(FILES)]
+    name = segment_files.set_name(KEY.iteration, 1, "a life")
+    for _ in range(runs):
         fd = filled({f"t{at}": draw.randbytes(draw.randrange(1, 4096)) for at in range(draw.randrange(1, 6))})
         segment.seal(fd, os.fstat(fd).st_size)
         with tempfile.TemporaryDirectory(prefix="ft_flips_") as directory:
-            segment_files.write_part(directory, name, [segment_files.SegmentToWrite(0, fd)], KEY, 1, HASHER)
-            flip(next(Path(directory).rglob("rank-0" if place == "file" else "manifest")), draw)
-            counts[f"{place} {'found' if is_found(directory, name) else 'MISSED'}"] += 1
+            segment_files.write(directory, name, {0: fd})
+            flip(next(Path(directory).rglob("rank-0")), draw)
+            counts[f"file {'found' if is_found(directory, name) else 'MISSED'}"] += 1
         os.close(fd)
     return counts
 

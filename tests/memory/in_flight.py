@@ -16,7 +16,7 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.keeper import copies
 from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
 
-SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 7), SnapshotKey(1, 6)
+SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 0, 7), SnapshotKey(1, 0, 6)
 
 
 def made(content: bytes) -> int:

@@ -11,7 +11,6 @@ from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision
-from megatron_ft.core.memory.copy_pace import CopyPace
 from megatron_ft.core.memory.snapshots import (
     Complete,
     KeeperPort,
@@ -57,14 +56,12 @@ class Keeper:
         self._chance = random.Random(f"{launcher.instance} {launcher.job.snapshots.seed}")
         self._segments: list[Segment] = []
         self._complete: SnapshotKey | None = None
-        self._stride = 1
         self._skew_s = self._chance.choice((0.02, 0.1, 0.4))
         self._is_slow = self._chance.random() < 0.3
         self.port = launcher.number + 1 if launcher.job.snapshots.copies else 0
         self._copies: list[Segment] = []
         """Of another node's rank."""
         self._to: Keeper | None = None
-        self._pace = CopyPace()
         self._copying: Segment | None = None
         self._done: SnapshotKey | None = None
         self._released: SnapshotKey | None = None
@@ -73,12 +70,11 @@ class Keeper:
 
     def prepare(self, trained: Trained, place: int, world: int, restore: Restore | None) -> None:
         """Drop what the job has left behind, and let the rank restore and save."""
-        key, self._stride = (None if restore is None else restore.key), 1
+        key = None if restore is None else restore.key
         self._segments = [] if key is None else [each for each in self._segments if each.key <= key]
         self._complete = key
         self._copies = [] if key is None else [each for each in self._copies if each.key == key]
         self._to = self._copying = self._done = self._released = None
-        self._pace = CopyPace()
         if self.port:
             opened = KeeperPort(trained.cycle, self.port)
             self.launcher.later_in_cycle(self._chance.uniform(0.01, 0.3), lambda: self.launcher.hear(opened))
@@ -129,25 +125,25 @@ class Keeper:
     def _save_later(self, trained: Trained, place: int, world: int) -> None:
         launcher = self.launcher
         at_s = (int(launcher.world.now_s / self._interval_s) + 1) * self._interval_s
-        iteration = round(at_s / self._interval_s)
         delay_s = at_s - launcher.world.now_s + self._chance.uniform(0.0, self._skew_s) * self._interval_s
 
         def saves() -> None:
-            self._save(trained, SnapshotKey(trained.cycle, round(PER_S * at_s)), iteration, world, place)
+            key = SnapshotKey(trained.cycle, 0, round(PER_S * at_s))
+            self._save(trained, key, world, place, launcher.world.now_s + self._interval_s)
             self._save_later(trained, place, world)
 
         launcher.later_in_cycle(delay_s, saves)
 
-    def _save(self, trained: Trained, key: SnapshotKey, number: int, world: int, place: int) -> None:
-        """Save, unless there is no memory for it: then twice as rarely from now on."""
-        if number % self._stride:
-            return
+    def _save(self, trained: Trained, key: SnapshotKey, world: int, place: int, until_s: float) -> None:
+        """Save once the snapshot before is verified and there is room; if that takes too long this one is skipped."""
         if len(self._segments) >= _SLOTS or not all(each.is_verified for each in self._segments):
-            self._stride *= 2
+            delay_s = 0.05 * self._interval_s
+            if self.launcher.world.now_s + delay_s < until_s:
+                self.launcher.later_in_cycle(delay_s, lambda: self._save(trained, key, world, place, until_s))
             return
         segment = Segment(key, world, place)
         self._segments.append(segment)
-        slowest = 1.9 if self._is_slow else 0.8
+        slowest = 0.95 if self._is_slow else 0.8  # training waits for a slower one
         delay_s = self._chance.uniform(0.05, slowest) * self._interval_s
         self.launcher.later(delay_s, lambda: self._verified(segment))
 
@@ -176,15 +172,11 @@ class Keeper:
         done, decided = self._done, max(filter(None, (self._complete, self._released)), default=None)
         is_decided = done is None or (decided is not None and decided >= done)
         is_free = self._copying is None and is_decided
-        self._pace.saw(newest.key.iteration, is_free=is_free)
-        if not is_free or (waiting := self._pace.take()) is None:
-            return
-        segment = next((each for each in own if each.key.iteration == waiting), None)
-        if segment is not None and all(before is None or segment.key > before for before in (done, decided)):
-            self._copying = segment
+        if is_free and all(before is None or newest.key > before for before in (done, decided)):
+            self._copying = newest
             complete = self._complete
             delay_s = self._chance.uniform(0.02, 1.2) * self._interval_s
-            launcher.later_in_cycle(delay_s, lambda: self._copied(segment, complete))
+            launcher.later_in_cycle(delay_s, lambda: self._copied(newest, complete))
 
     def _copied(self, segment: Segment, complete: SnapshotKey | None) -> None:
         """The other node has a copy; or it doesn't answer, and the snapshot counts without one."""
@@ -222,8 +214,6 @@ class Keeper:
     def release(self, key: SnapshotKey) -> None:
         """What isn't complete up to that one isn't needed."""
         needed = {self._complete, None if self._copying is None else self._copying.key}
-        if self._pace.waiting is not None:
-            needed.add(SnapshotKey(key.cycle, self._pace.waiting))
         self._segments = [each for each in self._segments if each.key > key or each.key in needed]
         self._released = key
         self._go_on()

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.memory.snapshots import Complete, Saved
 from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,
+    DropSegment,
     KeeperHello,
     KeeperWelcome,
     Prepare,
@@ -24,16 +26,31 @@ from tests.memory.flips import HASHER
 
 
 class RealKeeper:
-    """Keeper of one rank, in cycle 0."""
+    """Keeper of one rank, in cycle 0. ``answers``: with a launcher that takes each snapshot for complete."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, answers: bool = False) -> None:
         here, there = socket.socketpair()
+        self.path = path
         self.launcher = Channel(here)
         self._listener = listen(str(path))
         service = KeeperService(self._listener, Channel(there), HASHER)
         self._thread = threading.Thread(target=service.run, daemon=True)
         self._thread.start()
         self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
+        self.heard: list[Any] = []
+        if answers:
+            threading.Thread(target=self._answer, daemon=True).start()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(ChannelClosedError, OSError, ValueError):
+            while True:
+                select.select([self.launcher.fileno()], [], [], 0.05)  # a selected socket isn't closed for the peer
+                for message in self.said():
+                    self.heard.append(message)
+                    if isinstance(message, DropSegment):
+                        self.launcher.send(message)
+                    elif isinstance(message, Saved):
+                        self.launcher.send(Complete(message.key))
 
     def said(self) -> list[Any]:
         """Return what the launcher was told since the last call."""

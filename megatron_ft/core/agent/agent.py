@@ -231,12 +231,21 @@ class Agent:
                 self.cycle.told(event, self._turn)
             case NodeLost():
                 self._do(Write(event))
-            case Complete() | Passed() | CopyTo() | StockTaken() | Saved() | KeeperPort() | SnapshotRestored():
+            case (
+                Complete()
+                | Passed()
+                | CopyTo()
+                | StockTaken()
+                | Saved()
+                | KeeperPort()
+                | SnapshotRestored()
+                | Restored()
+            ):
                 self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
 
-    def _hear_of_snapshots(self, event: OfSnapshots | StockTaken | Saved | KeeperPort | SnapshotRestored) -> None:
+    def _hear_of_snapshots(self, event: OfSnapshots | events.FromKeeper) -> None:
         record = self.cycle.record
         runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
         match event:
@@ -246,12 +255,13 @@ class Agent:
                 self._do(event)
             case Saved(key) if runs and key.cycle == record.cycle:
                 self._do(event)
-            case KeeperPort(cycle) if runs and cycle == record.cycle:
+            case KeeperPort(cycle) | Restored(cycle) if runs and cycle == record.cycle:
                 self._do(event)
             case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
                 self._do(
-                    Write(replace(event, ranks=tuple(record.ranks), redone=redone)), Restored(record.cycle, event.key)
+                    Write(replace(event, ranks=tuple(record.ranks), redone=redone)),
+                    Restored(record.cycle, event.key, newer_than=event.newer_than),
                 )
             case StockTaken(kept):
                 self._take_stock(kept)

@@ -24,7 +24,7 @@ from megatron_ft.core.facts.launcher import (
     SnapshotRestored,
 )
 from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.messages import OfCycle, PrintJobLines, StockTaken
+from megatron_ft.core.job.messages import OfCycle, PrintJobLines, Restored, StockTaken
 from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Saved
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
@@ -123,6 +123,6 @@ class MonitorReport:
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | RestoreFailed
+FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
 FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave
 Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator

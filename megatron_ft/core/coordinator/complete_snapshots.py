@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_ft.core.job.messages import OfSnapshots, Restored
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.job import job_lines
+from megatron_ft.core.job.messages import OfSnapshots, Report, Restored
+from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.memory.snapshots import Complete, Passed, Restore, SnapshotKey
 
 _MOST = 1000
@@ -28,6 +31,10 @@ class CompleteSnapshots:
         self._complete: Complete | None = None
         self._passed: Passed | None = None
         self._restored: set[int] = set()
+        self.is_read = False
+        """A rank has restored what was chosen for the cycle."""
+        self._mixed: tuple[int, Report] | None = None
+        """Place of a node with a rank that began without that, and why the cycle ends if others did with it."""
 
     @property
     def has_complete(self) -> bool:
@@ -107,10 +114,31 @@ class CompleteSnapshots:
         """
         if chosen is None or place in self._restored:
             return False
-        if restored is not None and (restored.cycle, restored.key) != (self._cycle, chosen.key):
+        if restored is None:
+            self._restored.add(place)
+            self.is_read = True
             return False
-        self._restored.add(place)
-        return restored is not None and len(self._restored) == self._nodes
+        if (restored.cycle, restored.key) != (self._cycle, chosen.key):
+            return False
+        if restored.without is not None:
+            text = job_lines.mixed(restored.without, chosen.key.iteration)
+            cause = Cause(kind=CauseKind.CRASH, text=text, rank=restored.without)
+            self._mixed = self._mixed or (place, Report(self._cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
+            return False
+        self.is_read = True
+        if restored.is_whole:
+            self._restored.add(place)
+        return len(self._restored) == self._nodes
+
+    def take_mixed(self) -> tuple[int, Report] | None:
+        """Return, once, a node's place and the report that ends the cycle: some ranks have restored, others haven't.
+
+        They train from different iterations.
+        """
+        mixed = self._mixed if self.is_read else None
+        if mixed is not None:
+            self._mixed = None
+        return mixed
 
 
 def _take_one(counts: Counter[SnapshotKey], key: SnapshotKey) -> None:

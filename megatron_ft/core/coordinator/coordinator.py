@@ -260,7 +260,9 @@ class Coordinator:
                 self._serves_copies(cycle, place, address)
         elif isinstance(message, m.Restored):
             if cycle.snapshots.restored(place, message, cycle.decision.restore):
-                self._out += self._notices.restored(cycle)
+                self._out += self._notices.restored(cycle, message.newer_than)
+            if (mixed := cycle.snapshots.take_mixed()) is not None:
+                cycle.changed(*mixed)
         else:
             self._tell_of_snapshot(cycle, cycle.snapshots.saved(place, message.key))
 

@@ -410,7 +410,8 @@ class JobCycle:
         blamed = self.decided_by if self.verdict is None else self.verdict.node
         if self.outcome is not Outcome.FAILED or blamed is None:
             return before
-        return before.after(self._how_far, restored=self.decision.restore is not None)
+        restored = self.decision.restore is not None
+        return before.after(self._how_far, restored=restored, has_snapshot=self.snapshots.has_complete)
 
     @property
     def _how_far(self) -> Reached | None:
@@ -436,6 +437,7 @@ class JobCycle:
             self.decision.advance.is_exceeded(reached),
             verdict.cause.rerun is not None,
             self.decision.restore is not None or self.snapshots.has_complete,
+            self.snapshots.is_read,
         )
 
     @property

@@ -85,11 +85,11 @@ class Notices:
             told += self._losses(rules, cycle)
         return [*told, *(self._waiting_to_begin(rules, cycle, now_s) if plan is None else ())]
 
-    def restored(self, cycle: JobCycle) -> Iterable[Send]:
+    def restored(self, cycle: JobCycle, newer_than: int | None) -> Iterable[Send]:
         """A line that the ranks of all nodes have restored their state from memory."""
         restore = cycle.decision.restore
         assert restore is not None
-        return self._to_those_concerned(cycle, (), job_lines.restored(restore))
+        return self._to_those_concerned(cycle, (), job_lines.restored(restore, newer_than))
 
     def without_snapshot(self, cycle: JobCycle, reason: str) -> Iterable[Send]:
         """A line that a cycle which begins goes on from no snapshot, though there are some."""

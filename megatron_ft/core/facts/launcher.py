@@ -318,10 +318,11 @@ class SnapshotRestored(Fact, frozen=True, kw_only=True):
     """The ranks of this node have restored their state from memory, and compared it with its digests.
 
     Args:
-        key: the snapshot, by the cycle in which it was written and its iteration.
+        key: the snapshot, by the cycle in which it was written, its era and its iteration.
         ranks: ranks of this node.
         seconds: taken by the slowest of them.
         redone: iterations from the snapshot to the end of the cycle before; null if unknown.
+        newer_than: iteration of the checkpoint that the script has on disk; null if it named none.
     """
 
     cycle: Cycle
@@ -329,6 +330,7 @@ class SnapshotRestored(Fact, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...] = ()
     seconds: Seconds | None = None
     redone: Count | None = None
+    newer_than: Int | None = None
 
 
 class RestoreFailed(Fact, frozen=True, kw_only=True):

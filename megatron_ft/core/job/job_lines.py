@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.memory.saved_files import consecutive
 from megatron_ft.core.memory.snapshots import Restore
-from megatron_ft.core.wording import counted, listed
+from megatron_ft.core.wording import consecutive, counted, listed, rough
 
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 LAUNCHER_ENDED = "its launcher exited"
@@ -153,9 +152,9 @@ def others_stand_by(names: Sequence[str]) -> str:
     return f"{counted(len(names), 'node')} on standby for the next restart: {listed(names)}"
 
 
-def restored(restore: Restore) -> str:
-    """All ranks have restored their state."""
-    place = "the files of an earlier life" if restore.files else "memory"
+def restored(restore: Restore, newer_than: int | None = None) -> str:
+    """All ranks have restored their state; ``newer_than``: iteration of the checkpoint that the script has on disk."""
+    place = f"the files of an earlier life, written {rough(restore.age_s)} ago" if restore.files else "memory"
     head = f"restored iteration {restore.key.iteration} from {place}"
     if restore.sources:
         first, *others = restore.sources
@@ -164,7 +163,13 @@ def restored(restore: Restore) -> str:
         )
         more = f", others from {counted(len(others), 'other node')}" if others else ""
         head += f" (rank{'s' if len(first.ranks) > 1 else ''} {ranks} from {first.node}{more})"
+    if newer_than is not None and newer_than >= 0:
+        head += f", newer than the {newer_than} on disk"
     return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
+
+
+def mixed(rank: int, iteration: int) -> str:
+    return f"rank {rank} begins without iteration {iteration}, which other ranks have restored from memory"
 
 
 def restore_failed(rank: int, iteration: int, why: str) -> str:

@@ -307,7 +307,7 @@ class Member:
                 self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
             case KeeperPort(cycle, port) if cycle == self.standing.cycle:
                 self.standing = replace(self.standing, keeper_port=port)
-            case m.Restored(cycle) if cycle == self.standing.cycle:
+            case m.Restored(cycle, is_whole=True) if cycle == self.standing.cycle:
                 self.standing = replace(self.standing, restored=True)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)

@@ -174,10 +174,19 @@ class RankSnapshots(Message, frozen=True):
 
 
 class Restored(Message, frozen=True):
-    """All ranks of this node have restored their state from memory, and compared it."""
+    """Ranks of this node have restored their state from memory, and compared it; or one trains without.
+
+    Args:
+        is_whole: all of them have; False: one has.
+        without: a rank that begins to train without what was chosen for its cycle; None if no rank does.
+        newer_than: iteration of the checkpoint that the script has on disk; None if it named none.
+    """
 
     cycle: Int
     key: SnapshotKey
+    is_whole: bool = True
+    without: Int | None = None
+    newer_than: Int | None = None
 
 
 # -- the rules --------------------------------------------------------------------------------------------------

@@ -198,12 +198,15 @@ class JobProgress(Message, frozen=True):
     start: str = ""
     starts: Int = 0
 
-    def after(self, reached: Reached | None, *, restored: bool = False) -> JobProgress:
+    def after(self, reached: Reached | None, *, restored: bool = False, has_snapshot: bool = False) -> JobProgress:
         """After one more cycle that failed; None is one of which nothing is known.
+
+        ``has_snapshot``: all its ranks have saved one in memory. A cycle that has restored or saved one was through its
+        start, whatever its ranks have told.
 
         A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
         """
-        trained = self.trained or self.last >= 0 or reached is None or reached.trained
+        trained = self.trained or restored or has_snapshot or self.last >= 0 or reached is None or reached.trained
         start = "" if trained or reached is None else reached.start
         starts = 0 if not start else self.starts + 1 if start == self.start else 1
         return replace(self._further(reached, restored), trained=trained, start=start, starts=starts)

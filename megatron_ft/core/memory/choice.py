@@ -23,6 +23,7 @@ class SnapshotChoice:
     key: SnapshotKey | None = None
     reason: str = ""
     files: str = ""
+    age_s: float = 0.0
     """As in `Restore`."""
     copies: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Ranks whose own node has no segment of them, by the node that has: its place in what was chosen from."""
@@ -40,6 +41,7 @@ class CycleEnd:
         advanced: an iteration beyond all before had begun, or a save to a file had ended.
         resumes_from_file: the file has what the next cycle needs, and memory hasn't.
         had_snapshot: all its nodes had one, which they had restored or saved.
+        was_read: a rank has restored what the cycle was to go on from.
     """
 
     cycle: int
@@ -49,6 +51,7 @@ class CycleEnd:
     advanced: bool = False
     resumes_from_file: bool = False
     had_snapshot: bool = False
+    was_read: bool = True
 
 
 def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) -> SnapshotChoice:
@@ -97,7 +100,7 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> SnapshotChoi
     if files.world != world:
         of = f"of {counted(files.world, 'rank')}, not {world}"
         return SnapshotChoice(reason=f"the snapshot of iteration {files.iteration} in files is {of}")
-    return SnapshotChoice(SnapshotKey(EARLIER_LIFE, files.iteration), files=files.name)
+    return SnapshotChoice(SnapshotKey(EARLIER_LIFE, 0, files.iteration), files=files.name, age_s=files.age_s)
 
 
 def _lacking(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[tuple[int, str]]:
@@ -144,14 +147,15 @@ def _has_new(last: CycleEnd, restored: Restore) -> bool:
 
 def first_restore(choice: SnapshotChoice) -> Restore | None:
     """Return what the first cycle goes on from."""
-    return None if choice.key is None else Restore(choice.key, files=choice.files)
+    return None if choice.key is None else Restore(choice.key, files=choice.files, age_s=choice.age_s)
 
 
 def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None, str]:
     """Return what the next cycle goes on from, and why if that is nothing (empty if there are no snapshots at all).
 
     A snapshot from which a cycle failed before a new iteration is restored once more. It is bad if that fails, too, or
-    if the failure is that of the cycle before: a snapshot may hold what made the ranks fail.
+    if the failure is that of the cycle before: a snapshot may hold what made the ranks fail. A cycle that failed before
+    any rank had restored it says nothing about it.
     """
     key, before = choice.key, last.restored
     reached = last.reached if last.reached is not None and last.reached >= 0 else None
@@ -160,12 +164,12 @@ def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None
     if key is None:
         return None, choice.reason
     if before is None or key != before.key:
-        return Restore(key, failure=last.failure, reached=reached, files=choice.files), ""
+        return Restore(key, failure=last.failure, reached=reached, files=choice.files, age_s=choice.age_s), ""
     if _has_new(last, before):
-        return Restore(key, failure=last.failure, reached=reached, files=before.files), ""
+        return Restore(key, failure=last.failure, reached=reached, files=before.files, age_s=before.age_s), ""
     # what was done from this snapshot before is still to be done again
     reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)
-    if not last.failure:
+    if not last.failure or not last.was_read:
         return replace(before, reached=reached), ""
     if last.failure == before.failure:
         return None, f"the cycle that restored iteration {key.iteration} failed in the same way as the one before"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, Rank, WorldSize
+from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, Rank, Seconds, WorldSize
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
@@ -14,23 +14,29 @@ _WrittenIn = Annotated[int, Meta(ge=EARLIER_LIFE, le=2**62, description="cycle, 
 
 
 class SnapshotKey(Fact, frozen=True, order=True):
-    """Name of a snapshot; the greatest one is the newest. Two cycles may have made different states of one iteration.
+    """Name of a snapshot; the greatest one is the newest. Two of one iteration may have different states.
 
     Args:
         cycle: in which it was written; `EARLIER_LIFE` for one that this life has found in files.
+        era: number of times that training has gone back within the cycle.
         iteration: steps completed.
     """
 
     cycle: _WrittenIn
+    era: Count
     iteration: Count
 
 
 class SavedFiles(Message, frozen=True):
-    """Snapshot in files that an earlier life has left, of all ranks. ``name``: of their directory."""
+    """Snapshot in files that an earlier life has left, of all ranks.
+
+    ``name``: of their directory; ``age_s``: time since they were written.
+    """
 
     name: str
     iteration: Count
     world: WorldSize
+    age_s: Seconds = 0.0
 
 
 class KeptSnapshot(Message, frozen=True):
@@ -75,6 +81,7 @@ class Restore(Message, frozen=True):
         failure: how the cycle before the first restore failed, as far as two failures can be compared.
         reached: iteration at which the cycle before this one ended; None if unknown.
         files: name of the directory with the snapshot of an earlier life; empty for one of this life.
+        age_s: time since those files were written, when they were found.
         sources: where nodes get the segments of ranks that they haven't.
     """
 
@@ -83,6 +90,7 @@ class Restore(Message, frozen=True):
     failure: str = ""
     reached: Int | None = None
     files: str = ""
+    age_s: Seconds = 0.0
     sources: tuple[CopySource, ...] = ()
 
     @property

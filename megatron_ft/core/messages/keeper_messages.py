@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.core.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.memory.retention import Reserve, Reserved
 from megatron_ft.core.memory.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
@@ -22,21 +22,14 @@ class KeeperHello(Message, frozen=True):
 class BeginSegment(Message, frozen=True):
     """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
 
-    iteration: Count
     segment_bytes: Count
 
 
 class CommitSegment(Message, frozen=True):
     """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
 
-    iteration: Count
+    key: SnapshotKey
     nbytes: Count
-
-
-class Abandon(Message, frozen=True):
-    """The segment won't be completed."""
-
-    iteration: Count
 
 
 class Fetch(Message, frozen=True):
@@ -45,15 +38,22 @@ class Fetch(Message, frozen=True):
     key: SnapshotKey
 
 
-class RankRestored(Message, frozen=True):
-    """The rank's state is that of the snapshot, compared with its digests. ``rank``: set by the keeper."""
+class RankBegan(Message, frozen=True):
+    """The rank begins to train with the snapshot that was chosen for its cycle, or without it.
+
+    Args:
+        seconds: time it took to restore it, and to compare it with its digests; None: the rank begins without it.
+        newer_than: iteration of the checkpoint that the script has on disk; None: it gave none.
+        rank: set by the keeper.
+    """
 
     key: SnapshotKey
-    seconds: Seconds
+    seconds: Seconds | None = None
+    newer_than: Int | None = None
     rank: Rank = 0
 
 
-RankToKeeper = KeeperHello | Reserve | BeginSegment | CommitSegment | Abandon | Fetch | RankRestored | RestoreFailed
+RankToKeeper = KeeperHello | Reserve | BeginSegment | CommitSegment | Fetch | RankBegan | RestoreFailed
 RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 
@@ -184,7 +184,5 @@ class KeeperSays(Message, frozen=True):
     NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = (
-    SealedSegment | DropSegment | Saved | Stock | FilesWritten | RankRestored | RestoreFailed | KeeperSays
-)
+KeeperToLauncher = SealedSegment | DropSegment | Saved | Stock | FilesWritten | RankBegan | RestoreFailed | KeeperSays
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

@@ -1,25 +1,28 @@
 """Segments as files, which outlive the job: written whole or not at all, and copied back into memory.
 
-`core.memory.saved_files` has the names. No link below the user's directory is followed, and only files of this user are
-read: it may be one that others can write to.
+DIR/iteration-1207-of-16-3f2a9c0d41b7/    all ranks' files; the last part tells one life of the job from others
+    ranks-0-7/                            one node's; it has this name once it is whole, and on the disk
+        rank-0 ... rank-7                 segments, byte by byte: each has the digests of all that is in it
+
+No link below the user's directory is followed, and only files of this user are read: others may be able to write there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.memory import saved_files
-from megatron_ft.core.memory.saved_files import MANIFEST, Manifest, SavedSegment
-from megatron_ft.core.memory.segment_layout import encode
-from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SavedFiles, SnapshotKey
+from megatron_ft.core.memory.snapshots import SavedFiles
+from megatron_ft.core.wording import consecutive
 from megatron_ft.ipc.files.atomic_write import temporary_name
 from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.ipc.memory import segment
@@ -27,59 +30,53 @@ from megatron_ft.ipc.memory.digests import MakeHasher
 
 _AT_ONCE = 8
 """Files that are written at a time: one stream fills no parallel file system."""
-_MOST_MANIFEST = 64 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVED = ".removed-"
+_SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
+_PART = re.compile(r"ranks-(\d{1,8})-(\d{1,8})")
 
 
-class SegmentToWrite(NamedTuple):
-    """Verified segment of a rank."""
-
-    rank: int
-    fd: int
-
-
-@dataclass(frozen=True)
-class FoundSet:
-    """Directory of a snapshot. ``lacking``: number of ranks without a file."""
-
-    files: SavedFiles
-    lacking: int
+def set_name(iteration: int, world: int, life: str) -> str:
+    """Return the name of a snapshot's directory; ``life``: any text that no other life of the job has."""
+    return f"iteration-{iteration}-of-{world}-{hashlib.sha256(life.encode()).hexdigest()[:12]}"
 
 
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_part(
-    directory: str,
-    name: str,
-    segments: Sequence[SegmentToWrite],
-    key: SnapshotKey,
-    world: int,
-    make_hasher: MakeHasher,
-    check: Callable[[], None] = lambda: None,
-) -> int:
-    """Write the files of consecutive ranks, and return their bytes. The disk has all of them then.
+def write(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None] = lambda: None) -> int:
+    """Write the segments of a node, by rank, and return their bytes. The disk has all of them then.
 
     ``check`` is called between blocks, in several threads, and raises if they aren't wanted any more.
 
     Raises:
         ForeignFileError: something else is in the place of a directory.
-        OSError: they can't be written; nothing is left.
-        any exception of ``check``; nothing is left.
+        OSError: they can't be written.
+        any exception of ``check``.
     """
+    return sum(
+        _write_part(directory, name, {rank: segments[rank] for rank in part}, check) for part in consecutive(segments)
+    )
+
+
+def _write_part(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None]) -> int:
+    """Write the files of consecutive ranks. After an exception nothing is left."""
     with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as whole:
         temporary = temporary_name()
         os.mkdir(temporary, 0o700, dir_fd=whole)
         try:
-            with _opened(os.open(temporary, _FOLDER, dir_fd=whole)) as folder:
-                written = _write_files(folder, segments, check)
-                raw = saved_files.encode(Manifest(key, world, tuple(written)))
-                _write_manifest(folder, raw, make_hasher)
+            with _opened(os.open(temporary, _FOLDER, dir_fd=whole)) as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+                sizes = list(pool.map(lambda item: _write_file(folder, item[0], item[1], check), segments.items()))
                 os.fsync(folder)
             check()
-            _rename(whole, temporary, saved_files.part_name([each.rank for each in segments]))
+            try:
+                os.rename(temporary, _part_name(segments), src_dir_fd=whole, dst_dir_fd=whole)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                _remove_tree(whole, temporary)  # another node has written the same ranks
         except BaseException:
             with contextlib.suppress(OSError):
                 _remove_tree(whole, temporary)
@@ -88,48 +85,25 @@ def write_part(
             raise
         os.fsync(whole)
         os.fsync(root)
-    return sum(each.nbytes for each in written)
+    return sum(sizes)
 
 
-def _write_files(folder: int, segments: Sequence[SegmentToWrite], check: Callable[[], None]) -> list[SavedSegment]:
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda each: _write_file(folder, each, check), segments))
+def _part_name(ranks: Collection[int]) -> str:
+    return f"ranks-{min(ranks)}-{max(ranks)}"
 
 
-def _write_file(folder: int, given: SegmentToWrite, check: Callable[[], None]) -> SavedSegment:
-    size = os.fstat(given.fd).st_size
-    with _opened(os.open(saved_files.file_name(given.rank), _NEW, 0o600, dir_fd=folder)) as fd:
-        _copy(given.fd, fd, size, check)
+def _write_file(folder: int, rank: int, source: int, check: Callable[[], None]) -> int:
+    size = os.fstat(source).st_size
+    with _opened(os.open(f"rank-{rank}", _NEW, 0o600, dir_fd=folder)) as fd:
+        _copy(source, fd, size, lambda _: check())
         os.fsync(fd)
-    return SavedSegment(given.rank, size, segment.layout_digest(given.fd).hex())
+    return size
 
 
-def _write_manifest(folder: int, raw: bytes, make_hasher: MakeHasher) -> None:
-    with _opened(os.open(MANIFEST, _NEW, 0o600, dir_fd=folder)) as fd:
-        segment.write(fd, memoryview(raw + b"\n" + _digest(raw, make_hasher) + b"\n"), 0)
-        os.fsync(fd)
-
-
-def _digest(raw: bytes, make_hasher: MakeHasher) -> bytes:
-    hasher = make_hasher()
-    hasher.update(raw)
-    found: bytes = hasher.hexdigest().encode()
-    return found
-
-
-def _rename(folder: int, temporary: str, name: str) -> None:
-    try:
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        _remove_tree(folder, temporary)  # another node has written the same ranks
-
-
-def _copy(source: int, target: int, size: int, check: Callable[[], None]) -> None:
+def _copy(source: int, target: int, size: int, check: Callable[[int], None]) -> None:
     buffer, at = memoryview(bytearray(min(segment.BLOCK_BYTES, max(1, size)))), 0
     while at < size:
-        check()
+        check(len(buffer))
         count = os.preadv(source, [buffer[: size - at]], at)
         if count == 0:
             raise LayoutError("the file is cut off")
@@ -150,8 +124,7 @@ def load(
 ) -> int:
     """Return a sealed segment with the content of a rank's file. Its tensors are still to be verified.
 
-    Its layout has the key of a snapshot from an `EARLIER_LIFE`. ``make_room`` is called with the bytes of each block
-    before it is read, and raises if there isn't the memory.
+    ``make_room`` is called with the bytes of each block before it is read, and raises if there isn't the memory.
 
     Raises:
         LayoutError: the file isn't the one of that rank, or is damaged.
@@ -159,59 +132,46 @@ def load(
         OSError: it can't be read.
         any exception of ``make_room``.
     """
-    files = saved_files.parse_set(name)
+    found = _SET.fullmatch(name)
     with _own_folder(directory, name) as whole:
-        parts = ((each, saved_files.parse_part(each)) for each in sorted(os.listdir(whole)))
-        part = next((each for each, ranks in parts if ranks is not None and rank in ranks), None)
-        if part is None or files is None:
+        part = next((each for each in sorted(os.listdir(whole)) if rank in (_ranks_in(each) or ())), None)
+        if part is None or found is None:
             raise LayoutError("there is no such file")
         with _opened(os.open(part, _FOLDER, dir_fd=whole)) as folder:
             owners = {os.geteuid(), os.fstat(whole).st_uid}
-            manifest = _read_manifest(folder, owners, make_hasher)
-            saved = next((each for each in manifest.segments if each.rank == rank), None)
-            if saved is None or (manifest.key.iteration, manifest.world) != (files.iteration, files.world):
-                raise LayoutError(f"the manifest of {part} is of another snapshot")
-            with _opened(_open_file(folder, saved_files.file_name(rank), owners)) as source:
-                return _into_memory(source, saved, manifest, world, make_hasher, make_room)
+            with _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
+                status = os.fstat(source)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid not in owners:
+                    raise ForeignFileError(f"rank-{rank} isn't a regular file of this user")
+                fd = segment.create()
+                try:
+                    _copy(source, fd, status.st_size, make_room)
+                    segment.seal(fd, status.st_size)
+                    layout = segment.read_layout(fd, make_hasher)
+                    if (layout.key.iteration, layout.rank, layout.world) != (int(found[1]), rank, world):
+                        of = f"iteration {layout.key.iteration}, rank {layout.rank} of {layout.world}"
+                        raise LayoutError(f"the file is of {of}")
+                except BaseException:
+                    os.close(fd)
+                    raise
+                return fd
 
 
-def _read_manifest(folder: int, owners: set[int], make_hasher: MakeHasher) -> Manifest:
-    with open(_open_file(folder, MANIFEST, owners), "rb") as file:
-        content = file.read(_MOST_MANIFEST)
-    raw, newline, digest = content[:-1].rpartition(b"\n")
-    if content[-1:] != b"\n" or not newline or digest != _digest(raw, make_hasher):
-        raise LayoutError("the manifest doesn't have the digest at its end")
-    return saved_files.decode(raw)
-
-
-def _into_memory(
-    source: int,
-    saved: SavedSegment,
-    manifest: Manifest,
-    world: int,
-    make_hasher: MakeHasher,
-    make_room: Callable[[int], None],
-) -> int:
-    if os.fstat(source).st_size != saved.nbytes:
-        raise LayoutError(f"the file has {os.fstat(source).st_size} bytes, not {saved.nbytes}")
-    fd = segment.create()
-    try:
-        _copy(source, fd, saved.nbytes, lambda: make_room(min(segment.BLOCK_BYTES, saved.nbytes)))
-        if segment.layout_digest(fd).hex() != saved.digest:
-            raise LayoutError("the file has another digest than its manifest says")
-        layout = segment.read_unsealed_layout(fd, make_hasher)
-        if (layout.key, layout.rank, layout.world) != (manifest.key, saved.rank, world):
-            raise LayoutError(f"the file is of rank {layout.rank} of {layout.world}")
-        layout = replace(layout, key=SnapshotKey(EARLIER_LIFE, layout.key.iteration))
-        data_bytes = sum(each.nbytes for each in layout.tensors)
-        segment.seal(fd, segment.write_end(fd, encode(layout), data_bytes, make_hasher))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+def _ranks_in(part: str) -> range | None:
+    """Return the ranks whose files are in a directory of this name; None if it isn't that of a node."""
+    found = _PART.fullmatch(part)
+    return None if found is None else range(int(found[1]), int(found[2]) + 1)
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundSet:
+    """Directory of a snapshot. ``lacking``: number of ranks without a file."""
+
+    files: SavedFiles
+    lacking: int
 
 
 def find_sets(directory: str) -> list[FoundSet]:
@@ -224,15 +184,26 @@ def find_sets(directory: str) -> list[FoundSet]:
     found: list[tuple[int, FoundSet]] = []
     with _opened(open_own_folder(directory)) as root:
         for name in os.listdir(root):
-            files = saved_files.parse_set(name)
+            parsed = _SET.fullmatch(name)
             with contextlib.suppress(OSError):
-                if files is not None:
+                if parsed is not None:
                     with _own_folder(directory, name) as whole:
-                        lacking = saved_files.lacking(os.listdir(whole), files.world)
-                        found.append((os.fstat(whole).st_mtime_ns, FoundSet(files, lacking)))
+                        world, written_ns = int(parsed[2]), os.fstat(whole).st_mtime_ns
+                        age_s = max(0.0, time.time() - written_ns / 1e9)
+                        files = SavedFiles(name, int(parsed[1]), world, age_s)
+                        found.append((written_ns, FoundSet(files, _lacking(os.listdir(whole), world))))
                 elif name.startswith(_REMOVED):
                     _remove_tree(root, name)
     return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _lacking(parts: Iterable[str], world: int) -> int:
+    """Return the number of ranks of which there is no file, by the names of the directories."""
+    covered = reached = 0
+    for ranks in sorted(filter(None, map(_ranks_in, parts)), key=lambda each: (each.start, each.stop)):
+        covered += max(0, min(ranks.stop, world) - max(ranks.start, reached))
+        reached = max(reached, ranks.stop)
+    return world - covered
 
 
 def remove_set(directory: str, name: str) -> None:
@@ -275,12 +246,3 @@ def _own_folder(directory: str, name: str) -> Iterator[int]:
         if owner not in (os.geteuid(), os.fstat(root).st_uid):
             raise ForeignFileError(f"is a directory of another user ({owner})")
         yield folder
-
-
-def _open_file(folder: int, name: str, owners: set[int]) -> int:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
-        os.close(fd)
-        raise ForeignFileError(f"{name} isn't a regular file of this user")
-    return fd

@@ -32,7 +32,7 @@ from megatron_ft.core.messages.keeper_messages import (
     LauncherToKeeper,
     OpenDoor,
     Prepare,
-    RankRestored,
+    RankBegan,
     SealedSegment,
     Stock,
     TakeStock,
@@ -63,8 +63,8 @@ class KeeperReplaced:
     """Another keeper, or none, has the segments now, and no question about the stock is open."""
 
 
-KeeperEvent = Saved | KeeperPort | RankRestored | RestoreFailed | StockTaken | KeeperReplaced
-"""``Saved``: all ranks of this node are verified. ``RankRestored``, ``RestoreFailed``: of one rank; ``rank`` is global.
+KeeperEvent = Saved | KeeperPort | RankBegan | RestoreFailed | StockTaken | KeeperReplaced
+"""``Saved``: all ranks of this node are verified. ``RankBegan``, ``RestoreFailed``: of one rank; ``rank`` is global.
 ``StockTaken``: what was verified after the time of the answer."""
 
 
@@ -215,7 +215,7 @@ class Keeper:
         restore = None if self._prepared is None else self._prepared.restore
         return {
             KEEPER_SOCKET_VARIABLE: "" if self._xxhash is None else self.path,
-            RESTORE_VARIABLE: "" if restore is None else f"{restore.cycle}:{restore.iteration}",
+            RESTORE_VARIABLE: "" if restore is None else f"{restore.cycle}:{restore.era}:{restore.iteration}",
         }
 
     def close(self) -> None:
@@ -435,7 +435,7 @@ class Keeper:
                 self._written = message
             case KeeperSays(text):
                 self._say(text)
-            case RankRestored(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
+            case RankBegan(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
                 if self._prepared is not None and key == self._prepared.restore and rank in self._prepared.ranks:
                     self._on_event(message)
             case Saved():

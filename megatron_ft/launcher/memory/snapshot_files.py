@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.memory.retention import gigabytes
-from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
 from megatron_ft.core.messages.keeper_messages import WriteFiles
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.memory import segment_files
-from megatron_ft.ipc.memory.segment_files import FoundSet
+from megatron_ft.ipc.memory.segment_files import FoundSet, set_name
 from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.link.file_queue import FileQueue
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
+from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_RANK,
     KeeperHello,
@@ -54,11 +55,30 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     if path is None:
         return None
     text = environ.get(RESTORE_VARIABLE, "")
-    cycle, _, iteration = text.partition(":")
-    if text and not (iteration.isdecimal() and (cycle.isdecimal() or cycle == str(EARLIER_LIFE))):
-        raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ITERATION")
-    restore = SnapshotKey(int(cycle), int(iteration)) if text else None
-    return Place(path, restore, RankInfo.from_environment(environ, "", os.getpid()))
+    parts = text.split(":")
+    if text and (len(parts) != 3 or not all(each.removeprefix("-").isdecimal() for each in parts)):
+        raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ERA:ITERATION")
+    return Place(
+        path, SnapshotKey(*map(int, parts)) if text else None, RankInfo.from_environment(environ, "", os.getpid())
+    )
+
+
+def is_child() -> bool:
+    """Return True in a process that a rank has started: it has the variables of the rank, but isn't the rank."""
+    return _is_fork or (
+        "multiprocessing.process" in sys.modules and sys.modules["multiprocessing.process"].parent_process() is not None
+    )
+
+
+_is_fork = False
+
+
+def _note_fork() -> None:
+    global _is_fork
+    _is_fork = KEEPER_SOCKET_VARIABLE in os.environ  # the fork server, from which ranks are forked, has no variable
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def find_hasher(place: Place) -> MakeHasher | None:
@@ -95,14 +115,14 @@ class KeeperConnection:
     def is_open(self) -> bool:
         return self._channel is not None
 
-    def open(self, within_s: float | None = None) -> None:
-        """Connect and say hello, unless connected. A keeper that dies is replaced, so this retries for a while.
+    def open(self, within_s: float | None = None) -> bool:
+        """Connect and say hello; return False if connected before. A keeper that dies is replaced: retry for a while.
 
         Raises:
             SnapshotError: no keeper answers, or it refuses this rank.
         """
         if self._channel is not None:
-            return
+            return False
         if not self._place.path:
             raise SnapshotError("this node's launcher has no keeper")
         connect_s, hello_s = within_s or _CONNECT_S, within_s or _HELLO_S
@@ -122,7 +142,7 @@ class KeeperConnection:
                     raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
                 time.sleep(_RETRY_S)
             else:
-                return
+                return True
 
     def ask(self, request: RankToKeeper, answer: type[_T], timeout_s: float) -> _T:
         """Send a request and return its answer, which has no descriptor.

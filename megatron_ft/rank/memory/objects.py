@@ -15,8 +15,16 @@ from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
 from megatron_ft.rank.memory import restoring, saving
-from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError, find_hasher, find_place
-from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
+from megatron_ft.rank.memory.copying import why_unfit
+from megatron_ft.rank.memory.keeper_connection import (
+    KeeperConnection,
+    Place,
+    RefusedError,
+    find_hasher,
+    find_place,
+    is_child,
+)
+from megatron_ft.rank.memory.state_tree import is_tensor
 
 _PICKLE, _MAC, _LABEL, _TENSORS = "pickle", "mac", "label", "tensors"
 _CONNECT_S = 10.0
@@ -37,12 +45,13 @@ def save(iteration: int, value: object, label: str) -> None:
     """
     place = find_place()
     make_hasher = None if place is None else find_hasher(place)
-    if place is None or make_hasher is None:
+    if place is None or make_hasher is None or is_child():
         return
     key = _key(place)
     if key:
-        state = pack(value, key, _about(place, SnapshotKey(place.info.cycle, iteration), label))
-        saving.saver(place, make_hasher).save(iteration, {**state, _LABEL: label}, "given")
+        saver = saving.saver(place, make_hasher)
+        state = pack(value, key, _about(place, saver.key_of(iteration), label))
+        saver.save(iteration, {**state, _LABEL: label}, 1)
 
 
 def available(label: str) -> dict[int, SnapshotKey]:
@@ -60,7 +69,7 @@ def available(label: str) -> dict[int, SnapshotKey]:
     if running is not None:
         running.wait()
         if running.verified is not None:
-            keys.append(SnapshotKey(place.info.cycle, running.verified))
+            keys.append(running.verified)
     if place.restore is not None:
         keys.append(place.restore)
     if not keys:
@@ -72,8 +81,8 @@ def available(label: str) -> dict[int, SnapshotKey]:
     for key in keys:
         try:
             seen = restoring.peek(place, key, make_hasher, _PICKLE)
-            if seen.values.get(_LABEL) == label:
-                _check(seen.tensor, seen.values.get(_MAC), seen.pickle_key, _about(place, key, label))
+            if seen.tree.get(_LABEL) == label:
+                _check(seen.tensor, seen.tree.get(_MAC), seen.pickle_key, _about(place, key, label))
                 _keys[place.path] = seen.pickle_key
                 found[key.iteration] = key
         except RefusedError as error:
@@ -105,7 +114,8 @@ def load(key: SnapshotKey, label: str) -> Any:
 
 def _about(place: Place, key: SnapshotKey, label: str) -> str:
     info = place.info
-    return f"rank {info.global_rank} of {info.world_size}, cycle {key.cycle}, iteration {key.iteration}, {label!r}"
+    at = f"cycle {key.cycle}, era {key.era}, iteration {key.iteration}"
+    return f"rank {info.global_rank} of {info.world_size}, {at}, {label!r}"
 
 
 def _key(place: Place) -> str:
@@ -142,7 +152,7 @@ class _Pickler(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> tuple[int, str, bool, bool] | None:
-        if not is_tensor(value) or not _is_kept(value):
+        if not is_tensor(value) or why_unfit(value):  # those are pickled
             return None
         import torch
 
@@ -165,17 +175,6 @@ class _Unpickler(pickle.Unpickler):
         if is_parameter:
             return torch.nn.Parameter(tensor, requires_grad=requires_grad)
         return tensor.requires_grad_(requires_grad)
-
-
-def _is_kept(tensor: Any) -> bool:
-    """Return True for a tensor that a segment can hold; others are pickled."""
-    import torch
-
-    try:
-        check_kind((), tensor)
-    except SnapshotError:
-        return False
-    return not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
 
 
 def pack(value: object, key: str, about: str) -> dict[str, Any]:
@@ -215,7 +214,7 @@ def _check(tensor: Any, mac: object, key: str, about: str) -> bytes:
     """
     if not key or not is_tensor(tensor) or not isinstance(mac, str):
         raise SnapshotError("it has no MAC of this job")
-    raw = memory_of(tensor).tobytes()
+    raw: bytes = tensor.numpy().tobytes()
     if not hmac.compare_digest(mac.encode(), _mac(raw, key, about).encode()):
         raise SnapshotError("its MAC isn't this job's; without FT_SECRET, each launcher has a key of its own")
     return raw

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from megatron_ft.core.errors import SnapshotError
+from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.memory.segment_layout import Layout, Path, TensorAt, TensorEntry, name_of
-from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.keeper_messages import Fetch, RankRestored
+from megatron_ft.core.memory.segment_layout import Layout, Path, TensorEntry, name_of
+from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
+from megatron_ft.core.messages.keeper_messages import Fetch, RankBegan
 from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.memory.digests import MakeHasher
+from megatron_ft.rank.memory import state_tree
+from megatron_ft.rank.memory.copying import Mapping, each_of, memory_at, name_of_dtype, pieces, why_unfit
 from megatron_ft.rank.memory.keeper_connection import KeeperConnection, Place, RefusedError
-from megatron_ft.rank.memory.staging import HostMemory
-from megatron_ft.rank.memory.tensors import check_kind, is_tensor, memory_of
+from megatron_ft.rank.memory.state_tree import is_tensor
 
 _FETCH_S = 600.0
 _TOLD_S = 30.0
 
+_restored = False
 
-def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None) -> None:
+
+def has_restored() -> bool:
+    """Return True if this process has the state of the snapshot that was chosen for its cycle."""
+    return _restored
+
+
+def restore(
+    place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None, newer_than: int | None = None
+) -> None:
     """Give ``state`` the content of the snapshot. Without ``make_hasher`` this fails.
 
     The launcher is told of a failure before it is raised: whatever the script does then, its cycle is over. If it can't
@@ -33,11 +45,13 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
     Raises:
         SnapshotError: this rank can't have that state.
     """
+    global _restored
     began_s = time.monotonic()
     connection = KeeperConnection(place)
     try:
-        _restore(connection, place, key, state, make_hasher)
-        connection.tell(RankRestored(key, time.monotonic() - began_s))
+        _fetch_into(connection, place, key, state, make_hasher)
+        connection.tell(RankBegan(key, time.monotonic() - began_s, newer_than))
+        _restored = True
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"[:1000]
         failed = RestoreFailed(rank=place.info.global_rank, cycle=place.info.cycle, key=key, text=text)
@@ -52,6 +66,18 @@ def restore(place: Place, key: SnapshotKey, state: object, make_hasher: MakeHash
         connection.close()
 
 
+def begin_without(place: Place, key: SnapshotKey, newer_than: int) -> None:
+    """Tell the launcher that this rank goes on from the checkpoint on disk: either all ranks restore, or none."""
+    connection = KeeperConnection(place)
+    try:
+        connection.open()
+        connection.tell(RankBegan(key, None, newer_than))
+    except SnapshotError:
+        pass  # what this node has lost is restored by none of its ranks
+    finally:
+        connection.close()
+
+
 def read(place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> dict[str | int, Any]:
     """Return the state of a snapshot, with its tensors on the CPU. The launcher isn't told.
 
@@ -62,22 +88,22 @@ def read(place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> dict[str | 
     state: dict[str | int, Any] = {}
     connection = KeeperConnection(place)
     try:
-        _restore(connection, place, key, state, make_hasher)
+        _fetch_into(connection, place, key, state, make_hasher)
     finally:
         connection.close()
     return state
 
 
 class Peek(NamedTuple):
-    """Part of a snapshot's state. ``values``: with a `TensorAt` for each tensor."""
+    """Part of a snapshot's state. ``tree``: as in its layout."""
 
-    values: Any
+    tree: Any
     tensor: Any
     pickle_key: str
 
 
 def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> Peek:
-    """Return the values of a snapshot, and its tensor of that name, None if it has none. The launcher isn't told.
+    """Return the tree of a snapshot, and its tensor of that name, None if it has none. The launcher isn't told.
 
     Raises:
         SnapshotError: it can't be had.
@@ -86,17 +112,12 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
     connection = KeeperConnection(place)
     try:
         connection.open()
-        fd = connection.ask_segment(Fetch(key), _FETCH_S)
-        try:
-            layout = _layout_of(fd, key, place.info.global_rank, place.info.world_size, make_hasher)
-            at = layout.values.get(name) if isinstance(layout.values, dict) else None
+        with _mapped(connection.ask_segment(Fetch(key), _FETCH_S), place, key, make_hasher) as (mapping, layout):
+            at = layout.tree.get(name)
             tensor = None
-            if isinstance(at, TensorAt):
-                unused = HostMemory(is_locked=False)  # of a tensor that is created
-                tensor = _fill(fd, layout.tensors[at.index], None, make_hasher, (unused, unused))
-            return Peek(layout.values, tensor, connection.pickle_key)
-        finally:
-            os.close(fd)
+            if type(at) is list and at[0] == state_tree.TENSOR:
+                tensor = _fill(mapping, layout, at[1], None, make_hasher)
+            return Peek(layout.tree, tensor, connection.pickle_key)
     finally:
         connection.close()
 
@@ -123,7 +144,7 @@ def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
     os._exit(1)
 
 
-def _restore(
+def _fetch_into(
     connection: KeeperConnection, place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None
 ) -> None:
     if make_hasher is None:
@@ -131,82 +152,101 @@ def _restore(
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
     connection.open()
-    fd = connection.ask_segment(Fetch(key), _FETCH_S)
+    fill_from(connection.ask_segment(Fetch(key), _FETCH_S), place, key, state, make_hasher)
+
+
+@contextlib.contextmanager
+def _mapped(fd: int, place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> Iterator[tuple[Mapping, Layout]]:
+    """Map a segment, which is closed then, and check its layout and tree.
+
+    Raises:
+        SnapshotError: it is damaged, or isn't the one of this rank and key.
+        OSError: it can't be read.
+    """
     try:
-        fill_from(fd, key, place.info.global_rank, place.info.world_size, state, make_hasher)
+        layout = segment.read_layout(fd, make_hasher)
+        found = layout.key if key.cycle != EARLIER_LIFE else SnapshotKey(EARLIER_LIFE, 0, layout.key.iteration)
+        if (found, layout.rank, layout.world) != (key, place.info.global_rank, place.info.world_size):
+            of = f"rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}"
+            raise SnapshotError(f"the segment is of {of}")
+        state_tree.check(layout.tree, len(layout.tensors))
+        mapping = Mapping(fd, sum(each.nbytes for each in layout.tensors), writes=False)
+        try:
+            yield mapping, layout
+        finally:
+            mapping.close()
     finally:
         os.close(fd)
 
 
-def fill_from(
-    fd: int, key: SnapshotKey, rank: int, world: int, state: dict[str | int, Any], make_hasher: MakeHasher
-) -> None:
-    """Give ``state`` the content of a segment. Nothing of it is changed before all digests are compared.
+def fill_from(fd: int, place: Place, key: SnapshotKey, state: dict[str | int, Any], make_hasher: MakeHasher) -> None:
+    """Give ``state`` the content of a segment, and close it. No tensor is changed before all digests are compared.
 
     Raises:
         SnapshotError: the segment is damaged, or is of another state.
         OSError: it can't be read.
     """
-    layout = _layout_of(fd, key, rank, world, make_hasher)
-    plan = _Plan(layout)
-    plan.match(state, layout.values, ())
-    segment.verify(fd, layout, make_hasher)  # before the first tensor is touched
-    on_device = any(each.is_cuda for each in plan.targets.values())
-    # Host memory of which each byte is used often: new pages for each tensor took longer than to read and to copy it.
-    room = HostMemory(is_locked=on_device), HostMemory(is_locked=on_device)
-    tensors = [_fill(fd, entry, plan.targets.get(at), make_hasher, room) for at, entry in enumerate(layout.tensors)]
-    _put(state, layout.values, tensors)
+    with _mapped(fd, place, key, make_hasher) as (mapping, layout):
+        targets: dict[int, Any] = {}
+        _match(state, layout.tree, (), layout, targets)
+        numbers = range(len(layout.tensors))
+        found = each_of(numbers, lambda at: _digest(mapping, layout.tensors[at], make_hasher))
+        for at, digest in enumerate(found):
+            if digest != layout.tensors[at].digest:
+                raise LayoutError(f"{layout.name_of(at)} has changed: its digest is another one")
+        tensors = each_of(numbers, lambda at: _fill(mapping, layout, at, targets.get(at), make_hasher))
+        _put(state, layout.tree, tensors)
 
 
-def _layout_of(fd: int, key: SnapshotKey, rank: int, world: int, make_hasher: MakeHasher) -> Layout:
-    layout = segment.read_layout(fd, make_hasher)
-    if (layout.key, layout.rank, layout.world) != (key, rank, world):
-        raise SnapshotError(f"the segment is of rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}")
-    return layout
+def _digest(mapping: Mapping, entry: TensorEntry, make_hasher: MakeHasher) -> bytes:
+    return _digest_of(mapping.bytes(entry.offset, entry.nbytes), make_hasher)
 
 
-class _Plan:
-    """Which of the caller's tensors gets which of the snapshot. ``targets``: by index; the others are created."""
+def _digest_of(memory: memoryview, make_hasher: MakeHasher) -> bytes:
+    hasher = make_hasher()
+    hasher.update(memory)
+    found: bytes = hasher.digest()
+    return found
 
-    def __init__(self, layout: Layout) -> None:
-        self._entries = layout.tensors
-        self.targets: dict[int, Any] = {}
 
-    def match(self, target: object, saved: Any, path: Path) -> None:
-        """Compare a part of the caller's state with what was saved of it.
+def _match(target: Any, node: Any, path: Path, layout: Layout, targets: dict[int, Any]) -> None:
+    """Compare a part of the caller's state with what was saved of it, and collect the tensors that are overwritten.
 
-        Raises:
-            SnapshotError: they don't fit together.
-        """
-        if isinstance(saved, TensorAt):
-            self._match_tensor(target, saved.index, path)
-        elif is_tensor(target):
-            raise SnapshotError(f"{name_of(path)} is a tensor, but {type(saved).__name__} was saved")
-        elif isinstance(saved, dict) and isinstance(target, dict):
-            missing = [key for key in target if key not in saved]
-            if missing:
-                raise SnapshotError(f"{name_of((*path, missing[0]))} was not saved")
-            for key, item in saved.items():
-                if key in target:
-                    self.match(target[key], item, (*path, key))
-        elif isinstance(saved, (list, tuple)) and isinstance(target, (list, tuple)) and len(saved) == len(target):
-            for at, item in enumerate(saved):
-                self.match(target[at], item, (*path, at))
-        elif _has_tensor(target):
-            raise SnapshotError(f"{name_of(path)} has another structure than what was saved")
+    Raises:
+        SnapshotError: they don't fit together.
+    """
+    is_list = type(node) is list
+    if is_list and node[0] == state_tree.TENSOR:
+        if target is not None:  # else it is created
+            targets[node[1]] = _matched(target, layout.tensors[node[1]], path)
+    elif is_tensor(target):
+        saved = type(node).__name__ if not is_list else node[0]
+        raise SnapshotError(f"{name_of(path)} is a tensor, but {saved} was saved")
+    elif type(node) is dict and isinstance(target, dict):
+        missing = [key for key in target if key not in node]
+        if missing:
+            raise SnapshotError(f"{name_of((*path, missing[0]))} was not saved")
+        for key, item in node.items():
+            if key in target:
+                _match(target[key], item, (*path, key), layout, targets)
+    elif is_list and isinstance(target, (list, tuple)) and type(node[-1]) is list and len(node[-1]) == len(target):
+        for at, item in enumerate(node[-1]):
+            if type(item) in (dict, list) or is_tensor(target[at]):
+                _match(target[at], item, (*path, at), layout, targets)
+    elif _has_tensor(target):
+        raise SnapshotError(f"{name_of(path)} has another structure than what was saved")
 
-    def _match_tensor(self, target: object, index: int, path: Path) -> None:
-        if target is None:
-            return  # created
-        if not is_tensor(target):
-            raise SnapshotError(f"{name_of(path)} is of type {type(target).__name__}, but a tensor was saved")
-        tensor: Any = target
-        entry = self._entries[index]
-        dtype = check_kind(path, tensor)
-        if (dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-            saved = f"{entry.dtype} of shape {list(entry.shape)}"
-            raise SnapshotError(f"{name_of(path)} is {dtype} of shape {list(tensor.shape)}, but {saved} was saved")
-        self.targets[index] = tensor.detach()
+
+def _matched(target: Any, entry: TensorEntry, path: Path) -> Any:
+    if not is_tensor(target):
+        raise SnapshotError(f"{name_of(path)} is of type {type(target).__name__}, but a tensor was saved")
+    if why := why_unfit(target):
+        raise SnapshotError(f"{name_of(path)} {why}")
+    dtype = name_of_dtype(target.dtype)
+    if (dtype, tuple(target.shape)) != (entry.dtype, entry.shape):
+        saved = f"{entry.dtype} of shape {list(entry.shape)}"
+        raise SnapshotError(f"{name_of(path)} is {dtype} of shape {list(target.shape)}, but {saved} was saved")
+    return target.detach()
 
 
 def _has_tensor(value: object) -> bool:
@@ -215,54 +255,63 @@ def _has_tensor(value: object) -> bool:
     return any(map(_has_tensor, value)) if isinstance(value, (list, tuple)) else is_tensor(value)
 
 
-def _fill(
-    fd: int, entry: TensorEntry, target: Any, make_hasher: MakeHasher, room: tuple[HostMemory, HostMemory]
-) -> Any:
-    """Copy a tensor out of the segment, and compare what has arrived. Return the tensor, a new one without target."""
+def _fill(mapping: Mapping, layout: Layout, at: int, target: Any, make_hasher: MakeHasher) -> Any:
+    """Copy a tensor out of the segment, and compare what has arrived. Return the tensor, a new one without target.
+
+    Raises:
+        SnapshotError: something else has arrived.
+    """
     import torch
 
-    tensor = target
-    if target is None:
-        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-    is_direct = not tensor.is_cuda and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    landing = tensor if is_direct else _take(room[0], entry, tensor.dtype)
-    memory, at = memory_of(landing), 0
-    while at < entry.nbytes:
-        count = os.preadv(fd, [memory[at : at + segment.BLOCK_BYTES]], entry.offset + at)
-        if count == 0:
-            raise SnapshotError(f"{name_of(entry.path)} is cut off")
-        at += count
-    if not is_direct:
-        arrived = _take(room[1], entry, tensor.dtype)
+    entry = layout.tensors[at]
+    tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) if target is None else target
+    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        copy_out(mapping, entry, tensor.data_ptr())
+        arrived = tensor
+    else:
+        landing = torch.empty(entry.shape, dtype=tensor.dtype)
+        copy_out(mapping, entry, landing.data_ptr())
         with torch.no_grad():
-            tensor.copy_(landing)
-            arrived.copy_(tensor)
-        memory = memory_of(arrived)
-    hasher = make_hasher()
-    hasher.update(memory)
-    segment.compare(entry, hasher.hexdigest())
+            _widest(tensor).copy_(_widest(landing, tensor))
+            arrived = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    if _digest_of(memory_at(arrived.data_ptr(), entry.nbytes), make_hasher) != entry.digest:
+        raise SnapshotError(f"{layout.name_of(at)} isn't what was restored: its digest is another one")
     return tensor
 
 
-def _take(room: HostMemory, entry: TensorEntry, dtype: Any) -> Any:
-    room.begin(entry.nbytes)
-    return room.take(entry.nbytes).view(dtype).reshape(entry.shape)
+def copy_out(mapping: Mapping, entry: TensorEntry, address: int) -> None:
+    for each in pieces(address, mapping.address + entry.offset, entry.nbytes):
+        ctypes.memmove(*each)
 
 
-def _put(target: Any, saved: Any, tensors: list[Any]) -> Any:
+def _widest(tensor: Any, like: Any = None) -> Any:
+    """Return the part of a tensor in which no two elements share memory, or those in ``like`` do."""
+    for dim, stride in enumerate((tensor if like is None else like).stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _put(target: Any, node: Any, tensors: list[Any]) -> Any:
     """Return what takes the place of a part of the caller's state: the same object, wherever it can be changed."""
-    if isinstance(saved, TensorAt):
-        return tensors[saved.index] if not is_tensor(target) else target
-    if isinstance(saved, dict):
+    if type(node) is dict:
         into = target if isinstance(target, dict) else {}
-        for key, item in saved.items():
+        for key, item in node.items():
             into[key] = _put(into.get(key), item, tensors)
         return into
-    if isinstance(saved, (list, tuple)):
-        is_same = isinstance(target, (list, tuple)) and len(target) == len(saved)
-        items = [_put(target[at] if is_same else None, item, tensors) for at, item in enumerate(saved)]
-        if type(target) is list and type(saved) is list:
+    if type(node) is not list:
+        return node
+    if node[0] == state_tree.TENSOR:
+        return target if is_tensor(target) else tensors[node[1]]
+    if node[0] in ("list", "tuple", "namedtuple"):
+        held = node[-1]
+        is_same = isinstance(target, (list, tuple)) and len(target) == len(held)
+        items = [
+            _put(target[at] if is_same else None, item, tensors) if type(item) in (dict, list) else item
+            for at, item in enumerate(held)
+        ]
+        if type(target) is list and node[0] == "list":
             target[:] = items
             return target
-        return type(saved)(items)
-    return saved
+        return state_tree.plain(node, items)
+    return state_tree.plain(node)

@@ -65,7 +65,7 @@ def test_state_is_loaded_from_memory(keeper: RealKeeper) -> None:
 def test_reader_is_of_what_all_ranks_have(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, other: set[int], iteration: int | None
 ) -> None:
-    monkeypatch.setattr(objects, "available", lambda _: {10: SnapshotKey(0, 10), 20: SnapshotKey(0, 20)})
+    monkeypatch.setattr(objects, "available", lambda _: {10: SnapshotKey(0, 0, 10), 20: SnapshotKey(0, 0, 20)})
     monkeypatch.setattr(GroupWrapper, "all_gather_object", lambda _, mine: [mine, other])
     reader = MemoryReader.newest()
     assert (None if reader is None else reader.iteration) == iteration
@@ -86,7 +86,7 @@ def test_shards_are_loaded_and_other_shards_refused(keeper: RealKeeper, group: N
     target = distribute_tensor(torch.zeros(4), mesh, [Shard(0)])
     dcp.load({"w": target}, storage_reader=reader)
     assert target.to_local().tolist() == [0.0, 1.0, 2.0, 3.0]
-    metadata, shards = objects.load(SnapshotKey(0, 10), "torch.distributed.checkpoint")
+    metadata, shards = objects.load(SnapshotKey(0, 0, 10), "torch.distributed.checkpoint")
     reader._content = metadata, {index: data[:3] for index, data in shards.items()}
     with pytest.raises(dcp.CheckpointException, match="other shards") as found:
         dcp.load({"w": target}, storage_reader=reader)

@@ -163,7 +163,7 @@ def test_local_checkpoint_is_in_memory_and_a_new_process_loads_it(
     request = manager.save(state, 10, is_async=is_async)
     assert request == (AsyncRequest(None, (), []) if is_async else None)
     assert state.moves == []
-    new_process(monkeypatch, "0:10")
+    new_process(monkeypatch, "0:0:10")
     manager = LocalCheckpointManager(tmp_path / "root")
     assert manager.find_latest() == 10
     found, ckpt_id = manager.load()

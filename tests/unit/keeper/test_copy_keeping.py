@@ -21,7 +21,7 @@ OWN, FOREIGN, WORLD = 0, 1, 2
 
 
 def of(iteration: int) -> SnapshotKey:
-    return SnapshotKey(3, iteration)
+    return SnapshotKey(3, 0, iteration)
 
 
 class Keeping:

@@ -16,7 +16,7 @@ def add(
     return held
 
 
-OLD, CHOSEN, LATER = SnapshotKey(0, 5), SnapshotKey(0, 6), SnapshotKey(0, 7)
+OLD, CHOSEN, LATER = SnapshotKey(0, 0, 5), SnapshotKey(0, 0, 6), SnapshotKey(0, 0, 7)
 
 
 def test_stock_is_what_is_verified() -> None:
@@ -39,7 +39,7 @@ def test_cycle_keeps_only_what_it_restores() -> None:
         add(segments, 0, OLD),
         add(segments, 0, LATER),
         add(segments, 0, LATER, SegmentState.SEALED),
-        add(segments, 0, SnapshotKey(1, 1), SegmentState.WRITING),
+        add(segments, 0, SnapshotKey(1, 0, 1), SegmentState.WRITING),
         add(segments, 0, None, SegmentState.SPARE),
         add(segments, 1, CHOSEN),  # of a rank that is elsewhere now
     ]

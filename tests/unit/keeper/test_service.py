@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from megatron_ft.core.memory.retention import NodeMemory, Reserve
-from megatron_ft.core.memory.saved_files import set_name
 from megatron_ft.core.memory.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
 from megatron_ft.core.messages.keeper_messages import (
     KEEPER_TO_LAUNCHER,
@@ -40,6 +39,7 @@ from megatron_ft.core.messages.keeper_messages import (
     WriteFiles,
 )
 from megatron_ft.ipc.memory import segment
+from megatron_ft.ipc.memory.segment_files import set_name
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
 from megatron_ft.keeper import copies, service
@@ -48,7 +48,7 @@ from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
 
-from tests.memory.flips import HASHER, filled  # noqa: E402 - needs xxhash
+from tests.memory.flips import HASHER, PLACE, filled  # noqa: E402 - needs xxhash
 
 T = TypeVar("T")
 BOUND_S = 20.0
@@ -168,7 +168,7 @@ class HeldClose:
 
 def sealed(iteration: int, content: bytes = b"", world: int = 1) -> int:
     """A segment of rank 0; without content it is another one in each iteration."""
-    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, iteration), world=world)
+    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, 0, iteration), world=world)
     segment.seal(fd, os.fstat(fd).st_size)
     return fd
 
@@ -178,13 +178,13 @@ def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") ->
     fd = sealed(iteration, content)
     data = os.pread(fd, 1 << 20, 0)
     os.close(fd)
-    rank.channel.send(BeginSegment(iteration, len(data)))
+    rank.channel.send(BeginSegment(len(data)))
     _, (fd,) = rank.hear(Segment)
     os.pwrite(fd, data, 0)
     os.close(fd)
-    rank.channel.send(CommitSegment(iteration, len(data)))
+    rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
     hold, (fd,) = served.launcher.hear(SealedSegment)
-    assert (hold.rank, hold.key) == (0, SnapshotKey(0, iteration))
+    assert (hold.rank, hold.key) == (0, SnapshotKey(0, 0, iteration))
     return fd
 
 
@@ -214,7 +214,7 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
 ) -> None:
     served.order(Prepare(0, (0,), 1))
     rank = served.rank(0)
-    rank.channel.send(BeginSegment(1, 4096))
+    rank.channel.send(BeginSegment(4096))
     _, (fd,) = rank.hear(Segment)
     os.close(fd)
     closing = HeldClose(monkeypatch)
@@ -243,9 +243,9 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     served.may_verify.clear()
     fds.append(written(served, rank, 2))
     served.order(TakeStock(1, 0.05))
-    first = KeptSnapshot(SnapshotKey(0, 1), 1, (0,))
+    first = KeptSnapshot(SnapshotKey(0, 0, 1), 1, (0,))
     assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
-    both = Kept((first, KeptSnapshot(SnapshotKey(0, 2), 1, (0,))))
+    both = Kept((first, KeptSnapshot(SnapshotKey(0, 0, 2), 1, (0,))))
     served.may_verify.set()
     served.launcher.hear(Saved)
     assert served.launcher.hear(Stock)[0] == Stock(1, both)  # once all is verified
@@ -261,10 +261,10 @@ def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_pa
     rank.hear(Verified)
     served.launcher.hear(Saved)
     directory, name = str(tmp_path / "files"), set_name(7, 1, "this life")
-    served.order(WriteFiles(directory, name, SnapshotKey(0, 7), BOUND_S))
+    served.order(WriteFiles(directory, name, SnapshotKey(0, 0, 7), BOUND_S))
     done, _ = served.launcher.hear(FilesWritten)
     assert (done.why, done.nbytes > 0) == ("", True)
-    earlier = SnapshotKey(EARLIER_LIFE, 7)
+    earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
     served.order(Prepare(1, (0,), 1, earlier, files=f"{directory}/{name}"))
     served.launcher.hear(DropSegment)
     rank = served.rank(0, cycle=1)
@@ -273,13 +273,13 @@ def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_pa
     assert (hold.rank, hold.key) == (0, earlier)
     _, segments = rank.hear(Segment)
     state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
-    fill_from(segments[0], earlier, 0, 1, state, HASHER)
+    fill_from(os.dup(segments[0]), PLACE, earlier, state, HASHER)
     assert bytes(state["a"].tolist()) == bytes([7]) * 100
     close_fds([*fds, *segments])
 
 
 def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: Served, tmp_path: Path) -> None:
-    earlier = SnapshotKey(EARLIER_LIFE, 7)
+    earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
     path = f"{tmp_path}/{set_name(7, 1, 'this life')}"
     served.order(Prepare(0, (0,), 1, earlier, files=path))
     rank = served.rank(0)
@@ -299,14 +299,14 @@ def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> N
             assert served.launcher.hear(KeeperSays)[0].text == said
         rank.hear(Verified)
         served.launcher.hear(Saved)
-        served.order(Complete(SnapshotKey(0, iteration)))
+        served.order(Complete(SnapshotKey(0, 0, iteration)))
         if iteration > 1:
             served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 
 
 def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
     fd = sealed(1)
-    served.order(SealedSegment(0, 0, SnapshotKey(0, 2)), (fd,))
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.launcher.hear(DropSegment)
     assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
@@ -318,11 +318,11 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
     listener = tcp.listen("127.0.0.1", 0)
-    served.order(SealedSegment(0, 0, SnapshotKey(0, 1)), (fd,))
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 1)), (fd,))
     served.order(OpenDoor(key=KEY.hex(), bytes_per_s=0), (listener.fileno(),))
     served.order(Prepare(0, (1,), 2))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    fetched, why = copies.fetch(address, KEY, SnapshotKey(0, 1), 0, lambda: True)
+    fetched, why = copies.fetch(address, KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
     assert why == ""
     assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     listener.close()

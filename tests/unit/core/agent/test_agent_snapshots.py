@@ -21,7 +21,7 @@ from megatron_ft.core.memory.snapshots import (
 )
 from tests.support.agents import Driven, held, verdict
 
-KEY = SnapshotKey(0, 7)
+KEY = SnapshotKey(0, 0, 7)
 STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
 
 
@@ -95,7 +95,7 @@ def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the
     driven.run(nodes=2)
     assert driven.hear(Saved(KEY)) == [Saved(KEY)]
     assert driven.hear(Complete(KEY), Passed(KEY)) == [Complete(KEY), Passed(KEY)]
-    old = SnapshotKey(3, 7)
+    old = SnapshotKey(3, 0, 7)
     assert driven.hear(Saved(old), Complete(old), Passed(old)) == []
     driven.ends(Outcome.FAILED)
-    assert driven.hear(Saved(SnapshotKey(0, 8))) == []
+    assert driven.hear(Saved(SnapshotKey(0, 0, 8))) == []

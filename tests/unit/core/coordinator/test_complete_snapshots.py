@@ -31,7 +31,7 @@ RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=9)
 
 
 def key(iteration: int, cycle: int = 0) -> SnapshotKey:
-    return SnapshotKey(cycle, iteration)
+    return SnapshotKey(cycle, 0, iteration)
 
 
 def kept(place: int, *keys: SnapshotKey) -> Kept:
@@ -144,8 +144,8 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
     assert links(told, m.Tell) == [0, 1]
 
 
-FILES = SavedFiles("iteration-7-of-2", 7, 2)
-EARLIER = SnapshotKey(EARLIER_LIFE, 7)
+FILES = SavedFiles("iteration-7-of-2", 7, 2, 3 * 3600.0)
+EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
 
 
 def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_newest() -> None:
@@ -153,7 +153,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     machine = begun(RULES, "ab", [found, other])
     for link in (0, 1):
         said = lines(machine.handle(actions.Heard(link, m.Restored(0, EARLIER)), 0.0))
-    assert said == ["restored iteration 7 from the files of an earlier life"]
+    assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
     decision, _ = fails_and_meets(machine, 0, found, other)
     assert decision.restore is not None
     assert (decision.restore.key, decision.restore.files) == (EARLIER, FILES.name)
@@ -195,12 +195,65 @@ def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
     machine = begun(RULES, "ab")
     stock = kept(0, key(7)), kept(1, key(7))
     fails_and_meets(machine, 0, *stock)
+    machine.handle(actions.Heard(0, m.Restored(1, key(7), is_whole=False)), 0.0)
     decision, said = fails_and_meets(machine, 1, *stock)
     assert decision.restore is None
     why = "the cycle that restored iteration 7 failed in the same way as the one before"
     assert said == [f"cycle 2 restores nothing from memory: {why}"]
     decision, said = fails_and_meets(machine, 2, *stock)
     assert decision.restore is None, "abandoned"
+
+
+def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_fail() -> None:
+    machine = begun(RULES, "ab")
+    stock = kept(0, key(7)), kept(1, key(7))
+    for cycle in range(4):
+        decision, said = fails_and_meets(machine, cycle, *stock, text="no route to the store")
+        assert decision.restore is not None
+        assert (decision.restore.key, decision.restore.tries, said) == (key(7), 0, [])
+
+
+WHOLE, FIRST, WITHOUT = (m.Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [(0, FIRST), (1, WITHOUT)],
+        [(1, WITHOUT), (0, FIRST)],
+        [(0, WHOLE), (1, WITHOUT)],
+        [(1, FIRST), (1, WITHOUT)],
+        [(1, WITHOUT), (1, FIRST), (0, WHOLE)],
+    ],
+)
+def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
+    told: list[tuple[int, m.Restored]],
+) -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link, message in told:
+        machine.handle(actions.Heard(link, message), 0.0)
+    ended = machine.settle(0.0)
+    assert links(ended, m.End) == [0, 1]
+    (verdict,) = [each.verdict for each in ended if isinstance(each, actions.Judged)]
+    assert verdict.cause.text == "rank 1 begins without iteration 7, which other ranks have restored from memory"
+
+
+@pytest.mark.parametrize("told", [[WITHOUT, WITHOUT], [WHOLE, WHOLE], [FIRST, WHOLE]])
+def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[m.Restored]) -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link, message in enumerate(told):
+        machine.handle(actions.Heard(link, message), 0.0)
+    assert links(machine.settle(0.0), m.End) == []
+
+
+def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link in (0, 1):
+        said = lines(machine.handle(actions.Heard(link, m.Restored(1, key(7), newer_than=5)), 0.0))
+    assert said == ["restored iteration 7 from memory, newer than the 5 on disk, 2 iterations redone"]
 
 
 def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:

@@ -115,7 +115,7 @@ def test_time_from_a_hang_to_its_verdict_is_detection() -> None:
 
 
 def test_a_restore_from_memory_is_cut_out_of_the_restart() -> None:
-    restored = SnapshotRestored(cycle=1, key=SnapshotKey(0, 10), seconds=2.0)
+    restored = SnapshotRestored(cycle=1, key=SnapshotKey(0, 0, 10), seconds=2.0)
     found = goodput(*RUN, (39.0, restored))
     assert (found.seconds[TimeClass.LOAD], found.seconds[TimeClass.RESTART]) == (2.0, 6.0)
 
@@ -254,7 +254,7 @@ RECORDS: st.SearchStrategy[list[At]] = st.one_of(
     st.tuples(CYCLES, MOMENTS).map(lambda a: [last_event(*a)]),
     st.tuples(MOMENTS, MOMENTS).map(lambda a: [(min(a), Paused()), (max(a), Resumed())]),
     st.tuples(CYCLES, MOMENTS, MOMENTS).map(
-        lambda a: [(a[1], SnapshotRestored(cycle=a[0], key=SnapshotKey(0, 1), seconds=a[2]))]
+        lambda a: [(a[1], SnapshotRestored(cycle=a[0], key=SnapshotKey(0, 0, 1), seconds=a[2]))]
     ),
     MOMENTS.map(lambda at: [(at, Meeting())]),
     st.tuples(CYCLES, st.lists(MOMENTS, max_size=4), MOMENTS).map(

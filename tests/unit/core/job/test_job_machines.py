@@ -379,7 +379,7 @@ def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
 def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:
     machine, decided = led(member()), decision()
     machine.heard(Assignment(decided, 0), 1.0)
-    seven, eight, nine = (SnapshotKey(0, iteration) for iteration in (7, 8, 9))
+    seven, eight, nine = (SnapshotKey(0, 0, iteration) for iteration in (7, 8, 9))
     for each in (seven, eight, nine):
         assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
     machine.tell(m.Restored(0, seven), 1.0)
@@ -387,7 +387,7 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.heard(Passed(eight), 1.0)
     standing = machine.standing
     assert (standing.complete, standing.saved, standing.restored) == (seven, (nine,), True)
-    assert machine.heard(Complete(SnapshotKey(1, 9)), 1.0) == []
+    assert machine.heard(Complete(SnapshotKey(1, 0, 9)), 1.0) == []
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
     machine.tell(m.StockTaken(stock), 1.0)
     assert machine.standing.kept == Kept(), "while its ranks run"
@@ -403,7 +403,7 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     decided = decision(size=2)
     record = DecisionRecord(decided, "s", ("a", "b"), ("a", "b"))
     machine = Coordinator("d", m.JobDefinition("job", RULES), record=record)
-    seven, eight = SnapshotKey(0, 7), SnapshotKey(0, 8)
+    seven, eight = SnapshotKey(0, 0, 7), SnapshotKey(0, 0, 8)
     standings = {
         "a": m.NodeStatus(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
         "b": m.NodeStatus(m.NodePhase.RUNNING, 0, saved=(seven,)),
@@ -422,10 +422,10 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
 @pytest.mark.parametrize(
     "message",
     [
-        m.Ready(Kept((KeptSnapshot(SnapshotKey(3, 7), 4, (0, 1)),), 2)),
+        m.Ready(Kept((KeptSnapshot(SnapshotKey(3, 0, 7), 4, (0, 1)),), 2)),
         m.StockTaken(Kept()),
-        Saved(SnapshotKey(3, 7)),
-        m.Restored(4, SnapshotKey(3, 7)),
+        Saved(SnapshotKey(3, 0, 7)),
+        m.Restored(4, SnapshotKey(3, 0, 7)),
     ],
 )
 def test_messages_about_snapshots_survive_the_wire(message: m.NodeMessage) -> None:
@@ -436,5 +436,5 @@ def test_message_of_a_job_without_snapshots_is_as_before() -> None:
     assert encode(m.Ready()) == b"{}"
     assert b"restore" not in encode(Assignment(decision()))
     assert encode(m.NodeStatus()) == b"{}"
-    chosen = replace(decision(), restore=Restore(SnapshotKey(0, 7), 1, "crash: NaN", 9))
+    chosen = replace(decision(), restore=Restore(SnapshotKey(0, 0, 7), 1, "crash: NaN", 9))
     assert Vocabulary(m.ToMember).parse(arrived(Assignment(chosen))) == Assignment(chosen)

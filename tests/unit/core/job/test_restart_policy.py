@@ -255,6 +255,14 @@ def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | Non
     assert advance.starts == 0
 
 
+@pytest.mark.parametrize("known", [{"restored": True}, {"has_snapshot": True}])
+def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[str, bool]) -> None:
+    advance = JobProgress().after(WRONG, **known)
+    for _ in range(3):
+        advance = advance.after(WRONG)
+    assert advance.starts == 0
+
+
 @pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
 def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
     for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):

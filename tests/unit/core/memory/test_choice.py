@@ -23,7 +23,7 @@ NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
 
 
 def key(iteration: int, cycle: int = 1) -> SnapshotKey:
-    return SnapshotKey(cycle, iteration)
+    return SnapshotKey(cycle, 0, iteration)
 
 
 def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -> Kept:
@@ -120,7 +120,7 @@ def test_line_tells_iterations_that_are_redone_if_they_are_known(reached: int | 
 # -- files of an earlier life -------------------------------------------------------------------------------------
 
 FILES = SavedFiles("iteration-7-of-4", 7, 4)
-EARLIER = SnapshotKey(EARLIER_LIFE, 7)
+EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
 
 
 def reader(local_ranks: int) -> Kept:

@@ -20,7 +20,7 @@ GB = 10**9
 
 
 def key(iteration: int, cycle: int = 0) -> SnapshotKey:
-    return SnapshotKey(cycle, iteration)
+    return SnapshotKey(cycle, 0, iteration)
 
 
 @pytest.mark.parametrize(

@@ -46,39 +46,14 @@ def test_hash_function_is_xxh3_128() -> None:
     assert digests.installed() is digests.installed()
 
 
-def test_blocks_are_where_they_belong_whether_they_are_gathered_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    fd, written, write = segment.create(), [], segment.write
-    monkeypatch.setattr(segment, "_GATHERED_BYTES", 64)
-    monkeypatch.setattr(segment, "write", lambda *args: (written.append(len(args[1])), write(*args)))
-    blocks = [
-        (0, b"a" * 10),
-        (12, b"b" * 9),
-        (21, b"c" * 40),
-        (64, b"d" * 100),
-        (164, b"e"),
-        (10_000, b"f" * 3),
-        (5_000, b"g"),
-    ]
-    os.pwrite(fd, b"..", 10)
-    small = segment.BlockWriter(fd)
-    for offset, block in blocks:
-        small.write(memoryview(block), offset)
-    small.flush()
-    small.flush()
-    assert written == [10, 49, 100, 1, 3, 1]
-    assert os.pread(fd, 2, 10) == b"..", "what lies between two blocks stays"
-    for offset, block in blocks:
-        assert os.pread(fd, len(block), offset) == block
-    os.close(fd)
-
-
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
 def test_tensors_are_compared_across_the_pieces_that_are_read(
     fd: int, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     monkeypatch.setattr(segment, "BLOCK_BYTES", block_bytes)
     pauses: list[None] = []
-    layout = segment.read_unsealed_layout(fd, HASHER)
+    segment.seal(fd, os.fstat(fd).st_size)
+    layout = segment.read_layout(fd, HASHER)
     segment.verify(fd, layout, HASHER, lambda: pauses.append(None))
     data_bytes = max(each.offset + each.nbytes for each in layout.tensors)
     assert len(pauses) >= data_bytes // block_bytes

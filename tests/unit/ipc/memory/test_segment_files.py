@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.memory.saved_files import set_name
-from megatron_ft.core.memory.snapshots import EARLIER_LIFE, SnapshotKey
 from megatron_ft.ipc.files.own_files import ForeignFileError
-from megatron_ft.ipc.memory import segment
-from megatron_ft.ipc.memory.segment_files import SegmentToWrite, find_sets, load, remove_set, write_part
+from megatron_ft.ipc.memory import segment, segment_files
+from megatron_ft.ipc.memory.segment_files import find_sets, load, remove_set, set_name
+from megatron_ft.keeper import work
 from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
@@ -34,20 +33,18 @@ def fd() -> Iterator[int]:
 
 
 def write(directory: Path, fd: int, name: str = NAME) -> int:
-    return write_part(str(directory), name, [SegmentToWrite(0, fd)], KEY, 1, HASHER)
+    return segment_files.write(str(directory), name, {0: fd})
 
 
 def everything(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*"))
 
 
-def test_segment_comes_back_as_one_of_an_earlier_life(tmp_path: Path, fd: int) -> None:
+def test_segment_comes_back_byte_by_byte(tmp_path: Path, fd: int) -> None:
     assert write(tmp_path / "new", fd) == os.fstat(fd).st_size
     back = load(str(tmp_path / "new"), NAME, 0, 1, HASHER)
-    before, after = segment.read_layout(fd, HASHER), segment.read_layout(back, HASHER)
-    segment.verify(back, after, HASHER)
-    assert after.key == SnapshotKey(EARLIER_LIFE, KEY.iteration)
-    assert (after.tensors, after.values, after.rank, after.world) == (before.tensors, before.values, 0, 1)
+    assert segment.read_layout(back, HASHER) == segment.read_layout(fd, HASHER)
+    assert os.pread(back, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     os.close(back)
 
 
@@ -133,17 +130,41 @@ def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> 
         load(str(tmp_path), NAME, 0, 1, HASHER)
 
 
-def test_file_of_another_snapshot_in_place_of_one_is_found(tmp_path: Path, fd: int) -> None:
+@pytest.mark.parametrize(("iteration", "rank", "world"), [(KEY.iteration + 1, 0, 1), (KEY.iteration, 1, 2)])
+def test_file_of_another_snapshot_or_rank_is_refused(
+    tmp_path: Path, fd: int, iteration: int, rank: int, world: int
+) -> None:
+    name = set_name(iteration, world, "a life")
+    segment_files.write(str(tmp_path), name, {rank: fd})
+    with pytest.raises(LayoutError, match="the file is of iteration 1207, rank 0 of 1"):
+        load(str(tmp_path), name, rank, world, HASHER)
+
+
+def test_file_of_an_earlier_version_is_refused_with_a_line(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
-    other = filled({"a": b"z" * 100, "b": b"y" * 70})
-    segment.seal(other, os.fstat(other).st_size)
-    write(tmp_path, other, set_name(KEY.iteration, 1, "another life"))
-    os.close(other)
-    (tmp_path / set_name(KEY.iteration, 1, "another life") / "ranks-0-0" / "rank-0").rename(
-        tmp_path / NAME / "ranks-0-0" / "rank-0"
-    )
-    with pytest.raises(LayoutError, match="another digest"):
-        load(str(tmp_path), NAME, 0, 1, HASHER)
+    (tmp_path / NAME / "ranks-0-0" / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
+    found = work.load_file(str(tmp_path / NAME), 0, 1, HASHER, lambda: True)
+    assert found == (-1, "an earlier version of megatron_ft has written it")
+
+
+def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int) -> None:
+    written = segment_files.write(str(tmp_path), NAME, {0: fd, 1: fd, 5: fd})
+    assert written == 3 * os.fstat(fd).st_size
+    assert sorted(os.listdir(tmp_path / NAME)) == ["ranks-0-1", "ranks-5-5"]
+
+
+def test_file_is_loaded_unless_it_is_missing_or_memory_is_short(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / NAME)
+    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "No such file or directory")
+    write(tmp_path, fd)
+    loaded, why = work.load_file(path, 0, 1, HASHER, lambda: True)
+    assert why == ""
+    os.close(loaded)
+    assert work.load_file(path, 0, 1, HASHER, lambda: False) == (-1, "no longer needed")
+    monkeypatch.setattr(work, "refuse_chunk", lambda _count, _memory: "0 GB are free")
+    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "0 GB are free")
 
 
 def test_memory_that_does_not_suffice_leaves_no_segment(tmp_path: Path, fd: int) -> None:

@@ -37,7 +37,7 @@ __all__ = ["reactor"]
 
 BOUND_S = 20.0
 SECRET = b"a secret of the test"
-KEY = SnapshotKey(0, 7)
+KEY = SnapshotKey(0, 0, 7)
 
 
 class Processes:

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job.messages import StockTaken
+from megatron_ft.core.job.messages import Restored, StockTaken
 from megatron_ft.core.memory.snapshots import (
     Complete,
     Kept,
@@ -19,11 +19,11 @@ from megatron_ft.core.memory.snapshots import (
     Saved,
     SnapshotKey,
 )
-from megatron_ft.core.messages.keeper_messages import Prepare, RankRestored
+from megatron_ft.core.messages.keeper_messages import Prepare, RankBegan
 from megatron_ft.launcher.memory.keeper import KeeperReplaced
 from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
 
-KEY = SnapshotKey(0, 7)
+KEY = SnapshotKey(0, 0, 7)
 STOCK = Kept((KeptSnapshot(KEY, 2, (4, 5)),))
 
 
@@ -69,20 +69,30 @@ def heard() -> list[events.FromKeeper]:
 def test_node_has_restored_when_its_slowest_rank_has(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
-    memory.hear(RankRestored(KEY, 0.7, 4))
-    memory.hear(RankRestored(KEY, 0.7, 4))
-    assert heard == []
-    memory.hear(RankRestored(KEY, 0.2, 5))
-    memory.hear(RankRestored(KEY, 0.2, 5))
-    assert heard == [SnapshotRestored(cycle=1, key=KEY, seconds=0.7)]
+    memory.hear(RankBegan(KEY, 0.7, rank=4))
+    memory.hear(RankBegan(KEY, 0.7, rank=4))
+    first = Restored(1, KEY, is_whole=False)
+    assert heard == [first]  # from now on the snapshot counts as read
+    memory.hear(RankBegan(KEY, 0.2, 5, rank=5))
+    memory.hear(RankBegan(KEY, 0.2, 5, rank=5))
+    assert heard == [first, SnapshotRestored(cycle=1, key=KEY, seconds=0.7, newer_than=5)]
+
+
+def test_rank_that_trains_without_the_snapshot_is_told_of_once_and_the_node_has_not_restored(
+    heard: list[events.FromKeeper],
+) -> None:
+    memory = checkpoints(Recorder(), heard)
+    memory.prepare(1, [4, 5, 6], 8, Restore(KEY))
+    for rank, seconds in ((4, None), (5, 0.2), (6, None)):
+        memory.hear(RankBegan(KEY, seconds, rank=rank))
+    assert heard == [Restored(1, KEY, is_whole=False, without=4), Restored(1, KEY, is_whole=False)]
 
 
 def test_node_has_not_restored_if_one_of_its_ranks_cannot(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
     memory.prepare(1, [4, 5], 8, Restore(KEY))
-    memory.hear(RankRestored(KEY, 0.7, 4))
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs"))
-    memory.hear(RankRestored(KEY, 0.7, 5))
+    memory.hear(RankBegan(KEY, 0.7, rank=4))
     assert heard == [RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")]
 
 
@@ -93,12 +103,12 @@ def test_failure_to_restore_what_was_not_chosen_is_not_told(heard: list[events.F
     assert heard == []
 
 
-def test_loss_of_the_keeper_after_a_save_fails_no_script_that_did_not_restore(heard: list[events.FromKeeper]) -> None:
+def test_loss_of_the_keeper_fails_no_script_that_trains_without(heard: list[events.FromKeeper]) -> None:
     memory = checkpoints(Recorder(), heard)
-    memory.prepare(1, [4, 5], 8, Restore(KEY))
-    memory.hear(Saved(SnapshotKey(1, 9)))
+    memory.prepare(1, [5], 8, Restore(KEY))
+    memory.hear(RankBegan(KEY, rank=5))
     memory.hear(RestoreFailed(rank=5, cycle=1, key=KEY, text="this node keeps no memory checkpoints any more"))
-    assert heard == [Saved(SnapshotKey(1, 9))]
+    assert heard == [Restored(1, KEY, is_whole=False, without=5)]
 
 
 def test_snapshots_and_the_stock_of_a_replaced_keeper_are_told(heard: list[events.FromKeeper]) -> None:

@@ -101,7 +101,7 @@ def test_newest_saved_object_can_be_loaded_in_the_same_cycle(keeper: RealKeeper)
         objects.save(iteration, {"w": torch.full((2,), float(iteration))}, "here")
         saving.saver(*_place()).wait()
     found = objects.available("here")
-    assert found == {20: SnapshotKey(0, 20)}
+    assert found == {20: SnapshotKey(0, 0, 20)}
     assert objects.load(found[20], "here")["w"].tolist() == [20.0, 20.0]
 
 
@@ -112,10 +112,10 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
     saving.saver(*_place()).wait()
     saving.saver(*_place()).disconnect()
     monkeypatch.setattr(saving, "_saver", None)
-    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:10")
+    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
     assert objects.available("elsewhere") == {}
-    assert objects.available("here") == {10: SnapshotKey(0, 10)}
-    assert objects.load(SnapshotKey(0, 10), "here")["w"].tolist() == [1.0, 1.0]
+    assert objects.available("here") == {10: SnapshotKey(0, 0, 10)}
+    assert objects.load(SnapshotKey(0, 0, 10), "here")["w"].tolist() == [1.0, 1.0]
 
 
 def test_object_under_another_key_is_left_out_with_a_line(
