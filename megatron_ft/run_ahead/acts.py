@@ -116,10 +116,9 @@ class Watch:
             _handlers.update(dict.fromkeys(events.split(), functools.partial(self._act, what)))
         _handlers["open"] = self._opens
         _handlers["os.listdir"] = _handlers["os.scandir"] = self._lists
-        _handlers["os.putenv"] = _handlers["os.unsetenv"] = functools.partial(self._uses, "sets", set())
         shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
         for environ in (os.environ, os.environb):  # whose every use encodes the name first
-            self._tell_before(environ, "encodekey", functools.partial(self._uses, "reads", shared))
+            self._tell_before(environ, "encodekey", functools.partial(self._reads, shared))
         self._tell_before(type(os.environ), "__iter__", functools.partial(self._act, _ALL))
         self._tell_before(threading.Thread, "start", functools.partial(self._act, _THREAD))  # Python 3.11 has no event
         for owner, name in ((os, "urandom"), (os, "getrandom"), (random, "_urandom")):
@@ -168,10 +167,9 @@ class Watch:
         if not any(name == who or name.startswith(f"{who}.") for name in names for who in harmless):
             self._on_act(what, actor)
 
-    def _uses(self, how: str, shared: set[bytes], name: Any, *_value: object) -> None:
-        """Report the use of a variable that tells ranks apart."""
+    def _reads(self, shared: set[bytes], name: Any) -> None:
         if isinstance(name, str | bytes) and os.fsencode(name) not in shared and tells_ranks_apart(os.fsdecode(name)):
-            self._act(f"{how} {os.fsdecode(name)}")
+            self._act(f"reads {os.fsdecode(name)}")
 
     def _seeds(self, generator: random.Random, a: Any = None, *_more: Any, **_named: Any) -> None:
         if a is not None:

@@ -286,10 +286,8 @@ class ForkingSpawner:
         assert self._command is not None
         orders = Orders(self._command, environment, self.preload, tuple(self._left_out))
         if self.server is not None and self.server.orders != orders:
-            names = {name for name, _ in self.server.orders.environment.items() ^ environment.items()}
-            state = "for something else"
-            self.log.write(ForkServer(state=state, pid=self.server.pid, names=tuple(sorted(names))))
-            self._end(self.server)
+            names = sorted({name for name, _ in self.server.orders.environment.items() ^ environment.items()})
+            self._end(self.server, f"its orders have changed: {', '.join(names)}")
         if self.server is None:
             try:
                 self.server = ServerProcess(orders)
@@ -338,11 +336,11 @@ class ForkingSpawner:
             self.say(f"the fork server exited ({how}); ranks are not affected; starting a new one")
         self._have_server(server.orders.environment)
 
-    def _end(self, server: ServerProcess) -> int:
+    def _end(self, server: ServerProcess, reason: str | None = None) -> int:
         """End the server, if it hasn't ended. Return its exit code."""
         self.server = None
         code = server.end(self.known_children)
-        self.log.write(ForkServer(state="ended", pid=server.pid, exit_code=code))
+        self.log.write(ForkServer(state="ended", pid=server.pid, exit_code=code, reason=reason))
         return code
 
     def _give_up(self, reason: str) -> None:

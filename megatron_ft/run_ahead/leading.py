@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 _STATEMENTS = (
@@ -51,39 +52,35 @@ class Changes:
     """Changes to the environment, ``sys.path`` and the warning filters that belong to the script, and their undoing."""
 
     def __init__(self) -> None:
-        self._environment: dict[str, str | None] = {}
-        self._added: list[tuple[list[Any], Any]] = []
-        self._removed: list[tuple[list[Any], int, Any]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def apply(self, act: Callable[[], object]) -> None:
         """Call ``act`` and note what it changes."""
         environment = dict(os.environ._data)  # type: ignore[attr-defined]
-        lists: list[list[Any]] = [sys.path, warnings.filters]  # type: ignore[list-item]
-        before = [[*each] for each in lists]
+        path, lists = sys.path, [sys.path, warnings.filters]
+        before: list[list[Any]] = [[*each] for each in lists]
         try:
             act()
         finally:
             after = os.environ._data  # type: ignore[attr-defined]
             for name in environment.keys() | after.keys():
-                if environment.get(name) != after.get(name):
-                    value = environment.get(name)
-                    self._environment.setdefault(os.fsdecode(name), None if value is None else os.fsdecode(value))
+                if name not in environment:
+                    self._undo.append(partial(os.environb.pop, name, None))
+                elif environment[name] != after.get(name):
+                    self._undo.append(partial(os.environb.__setitem__, name, environment[name]))
+            path[:], sys.path = sys.path, path  # one list, also where a script has set another one
+            now: Any
             for now, then in zip(lists, before, strict=True):
-                self._added += [(now, entry) for entry in now if entry not in then]
-                self._removed += [(now, index, entry) for index, entry in enumerate(then) if entry not in now]
+                self._undo += [partial(now.remove, entry) for entry in now if entry not in then]
+                self._undo += [
+                    partial(now.insert, at, entry) for at, entry in [*enumerate(then)][::-1] if entry not in now
+                ]
 
     def undo(self) -> None:
         """Undo the changes; those that imported modules have made stay."""
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        for entries, entry in self._added:
-            with contextlib.suppress(ValueError):
-                entries.remove(entry)
-        for entries, index, entry in self._removed:
-            entries.insert(index, entry)
+        for undo in reversed(self._undo):
+            with contextlib.suppress(ValueError):  # a module has removed an entry itself
+                undo()
 
 
 class LeadingStatements:
@@ -146,10 +143,6 @@ class LeadingStatements:
                 self._take_all(node.finalbody)
             case ast.If() if not self._reads(node):
                 self._if(node)
-            case ast.With() if self._vouched:
-                self._take_all(node.body)
-            case ast.FunctionDef() if node.lineno < self._vouched <= (node.end_lineno or 0):
-                self._take_all([each for each in node.body if each.lineno < self._vouched])
             case _ if self._changes_something(node):
                 with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
                     self._changes.apply(lambda: self._evaluate(node))

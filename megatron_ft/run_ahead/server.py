@@ -27,7 +27,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from megatron_ft.core.messages import fork_server_messages as messages
-from megatron_ft.core.rank_variables import is_set_for_ranks, wants_watch
+from megatron_ft.core.rank_variables import wants_watch, without_ranks
 from megatron_ft.ipc.linux.process_setup import die_with_parent, set_name
 from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
@@ -42,8 +42,6 @@ _MOST_ACTS = 5
 """Number of imports that act after which the shared part ends at the first one."""
 _IDLE_MS: float = 500.0
 _PATIENCE_S = 3600.0
-_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Variable that lets torch count devices without the CUDA driver, which can't be used in a fork any more."""
 _exit, _fork = os._exit, os.fork  # a module may replace them
 
 
@@ -99,9 +97,7 @@ class ForkServer:
         _forget_hidden(known, directory)
         if not getattr(sys.flags, "safe_path", False):
             self._changes.apply(lambda: sys.path.insert(0, directory))
-        asks_itself = _ASK_NVML in os.environ
-        if not asks_itself:
-            self._changes.apply(lambda: os.environ.__setitem__(_ASK_NVML, "1"))
+        self._changes.apply(lambda: os.environ.setdefault(loaded_modules.ASK_NVML, "1"))
         argv, main = list(sys.argv), sys.modules["__main__"]
         with self._watch:
             line = self._import_all()
@@ -114,8 +110,7 @@ class ForkServer:
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
         threading._dangling.clear()  # type: ignore[attr-defined]
         gc.freeze()  # else a collection in a rank would copy every page it visits
-        variables = {name: value for name, value in os.environ.items() if asks_itself or name != _ASK_NVML}
-        self._environment = {name: value for name, value in variables.items() if not is_set_for_ranks(name)}
+        self._environment = without_ranks(os.environ)
         self.tell(messages.ImportsReady(self._where(line), time.monotonic() - self._began_s))
 
     # -- imports ----------------------------------------------------------------------------------------

@@ -466,12 +466,11 @@ class ForkServer(Fact, frozen=True, kw_only=True):
     """The process that imports what ranks share, and forks them.
 
     Args:
-        state: "started", "ready", "acts", "ended", "not started", or "for something else".
+        state: "started", "ready", "acts", "ended", or "not started".
         where: line up to which imports are shared, or of the import that acts.
         what: module that acts, and its act.
         took_s: time for the imports.
-        names: variables whose values for the ranks have changed.
-        reason: import that acts, or why the server can't be used.
+        reason: import that acts, or why the server was ended.
     """
 
     state: str = ""
@@ -479,7 +478,6 @@ class ForkServer(Fact, frozen=True, kw_only=True):
     where: str = ""
     what: str = ""
     took_s: Seconds | None = None
-    names: tuple[str, ...] = ()
     exit_code: Int | None = None
     reason: str | None = None
 

@@ -15,8 +15,10 @@ from megatron_ft.core.rank_variables import is_set_for_ranks
 
 SIZE = 1 << 18
 _LENGTH = struct.Struct("=I")
-_SET_BY_MODULES = {"TORCHINDUCTOR_CACHE_DIR", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"}
-"""Variables that torch and megatron-core set themselves."""
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Variable that lets torch count devices without the CUDA driver, which no fork could use any more."""
+_IGNORED = {ASK_NVML, "TORCHINDUCTOR_CACHE_DIR", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"}
+"""Variables that torch and megatron-core set themselves, or that only the server has."""
 
 
 class LoadedModules:
@@ -39,7 +41,7 @@ class LoadedModules:
         if self._known is None or len(sys.modules) == self._count:
             return
         self._count = len(sys.modules)
-        names = {*self._environment, *os.environ} - _SET_BY_MODULES
+        names = {*self._environment, *os.environ} - _IGNORED
         if any(self._environment.get(name) != os.environ.get(name) for name in names if not is_set_for_ranks(name)):
             return
         text = "\n".join(name for name in list(sys.modules) if name not in self._known).encode(errors="replace")

@@ -159,6 +159,16 @@ import leading_a
     assert os.environ.pop("LEADING_M") == "3"  # the module's own, as in a fresh interpreter
 
 
+def test_entries_of_the_path_that_a_script_removes_or_replaces_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["a", "b", "c", *sys.path])
+    path = [*sys.path]
+    script = "import sys\ndel sys.path[0:2]\nsys.path = ['x'] + sys.path[1:]\nsys.path.append('y')\n"
+    _, line, changes = walk(script)
+    assert (line, sys.path) == (4, ["x", *path[3:], "y"])
+    changes.undo()
+    assert sys.path == path
+
+
 def test_condition_or_value_that_differs_between_ranks_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch raises where a statement reads a variable of the rank."""
 
@@ -182,15 +192,12 @@ print = len
 print("x")
 def other():
     import nowhere
-def main():
-    import json
-    main.x = 1
-    import megatron_ft
-    megatron_ft.fork_point()
-    import queue
-with open(__file__):
-    import nowhere
+other.x = 1
+import json
+import megatron_ft
+megatron_ft.fork_point()
+import queue
 """
     done, line, _ = walk(script)
     assert done == ["import os", "import json", "import megatron_ft"]
-    assert line == 13
+    assert line == 10
