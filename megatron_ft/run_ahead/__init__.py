@@ -18,14 +18,11 @@ server then tells the launcher, and ends: there is no way back from half an impo
 interpreters at once, and another server leaves that statement out. `fork_point()` is the user's word that all imports
 above it are harmless.
 
-**What differs in a fork** (`server.ForkServer.become_rank`), beside the hash seed: process id, parent, session, name;
-variables; standard streams, with what imports have printed; generators of Python and numpy; multiprocessing's key;
-the mask of signals, which the server blocks. Nothing of the watch is left, but an audit hook that is a function of C
-by then.
+**What a fork changes** (`server.ForkServer.become_rank`): variables, standard streams, generators of Python and numpy,
+multiprocessing's key, the name, the mask of signals. Nothing of the watch is left, but an audit hook of C.
 
-**Who is whose child** (`forking`). The launcher is child subreaper: ranks are grandchildren of the server whose
-parent ends at once, so that the launcher adopts them, and the server's death doesn't touch them. A rank waits until
-it is told to go: the launcher has watched it and printed the start of the cycle by then.
+**Who is whose child** (`forking_spawner`, the launcher's side). The launcher is child subreaper and adopts ranks, which
+the server's death doesn't touch. A rank waits until the launcher has watched it and printed the start of the cycle.
 """
 
 

@@ -73,9 +73,8 @@ _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "plats
 _IN_PACKAGES = re.compile("/(site|dist)-packages/")
 _IMPORT = "<frozen importlib"
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_NOT_FILES = ("/proc/", "/sys/", "/dev/")
 _SHARED_MEMORY = re.compile(r"^(\S+) .w.s \S+ \S+ \S+ *(.*)$", re.MULTILINE)
-_HARMLESS_DEVICES = re.compile(r"/dev/(null|zero|full|u?random|nvidiactl|nvidia\d+)$")
+_HARMLESS_DEVICES = re.compile(r" /dev/(null|zero|full|u?random|nvidiactl|nvidia\d+) open$")
 """The last two: the driver's library that counts devices keeps them open; a process with CUDA also has nvidia-uvm."""
 _handlers: dict[str, Callable[..., None]] = {}
 """Handlers by audit event; empty while nothing is watched."""
@@ -106,8 +105,7 @@ class Watch:
         """States of the generators of Python and numpy."""
         self._seeded: weakref.WeakSet[random.Random] = weakref.WeakSet()
         """Other generators, seeded from the system."""
-        self._own_memory = _shared_memory()
-        self._own_fds = _descriptors()
+        self._own = _held()
         sys.addaudithook(_Hook())
 
     def __enter__(self) -> Watch:
@@ -200,10 +198,9 @@ class Watch:
 
     def note(self, path: str) -> None:
         """Note a file that is read now."""
-        with contextlib.suppress(OSError, ValueError):  # no working directory; no such name
-            path = os.path.abspath(path)
-            if not path.startswith(_NOT_FILES):
-                self.files.setdefault(path, _facts(path))
+        path = os.path.abspath(path)
+        if not path.startswith(("/proc/", "/sys/", "/dev/")):
+            self.files.setdefault(path, _facts(path))
 
     def changed_file(self) -> str | None:
         """Return a file of the user that has changed since it was read or imported; None without one."""
@@ -213,10 +210,14 @@ class Watch:
 
     def remains(self) -> str | None:
         """Return what an import has left in this process that no fork may share; None if there is nothing."""
-        before, self._states = self._states, _generators()
-        for name, state in before.items():
-            if self._states[name] != state:
-                return f"draws from {name}, or seeds it"
+        modules: Any = sys.modules
+        states = {"random": modules["random"].getstate()}
+        if "numpy.random.mtrand" in modules:
+            _, key, position, *_ = modules["numpy.random.mtrand"]._rand.get_state()
+            states["numpy.random"] = (key.tobytes(), position)
+        before, self._states = self._states, states
+        if drawn := [name for name, state in before.items() if states[name] != state]:
+            return f"draws from {drawn[0]}, or seeds it"
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return "leaves a child process"
@@ -231,22 +232,8 @@ class Watch:
             os.waitpid(pid, 0)
             if thread_count() > 1:
                 return "starts a thread of a C library"
-        for fd, link in _descriptors().items():
-            if fd not in self._own_fds and not _HARMLESS_DEVICES.match(link):
-                return CUDA if link == "/dev/nvidia-uvm" else f"keeps {link} open"
-        new = [file for place, file in _shared_memory().items() if place not in self._own_memory]
-        return f"has shared memory ({new[0] or 'anonymous'})" if new else None
-
-
-def _generators() -> dict[str, Any]:
-    """Return the states of the generators that differ between processes: Python's and numpy's."""
-    python: Any = sys.modules["random"]
-    found: dict[str, Any] = {"random": python.getstate()}
-    numpy: Any = sys.modules.get("numpy.random.mtrand")
-    if numpy is not None:
-        _, key, position, *_ = numpy._rand.get_state()
-        found["numpy.random"] = (key.tobytes(), position)
-    return found
+        new = [what for place, what in _held().items() if place not in self._own and not _HARMLESS_DEVICES.search(what)]
+        return CUDA if any("/dev/nvidia-uvm" in what for what in new) else next(iter(new), None)
 
 
 @functools.cache
@@ -295,17 +282,13 @@ def _facts(path: str) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _descriptors() -> dict[int, str]:
-    """Return open descriptors, directories aside, each with its target."""
+def _held() -> dict[str, str]:
+    """Return what a fork would share: open files, directories aside, by descriptor, and shared memory by address."""
     found = {}
-    for fd in map(int, os.listdir("/proc/self/fd")):
+    for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor that listed them
-            if not stat.S_ISDIR(os.fstat(fd).st_mode):
-                found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-    return found
-
-
-def _shared_memory() -> dict[str, str]:
-    """Return the memory that a fork would share, by its addresses, each with its file."""
+            if not stat.S_ISDIR(os.fstat(int(fd)).st_mode):
+                found[fd] = f"keeps {os.readlink(f'/proc/self/fd/{fd}')} open"
     with open("/proc/self/maps", errors="surrogateescape") as file:
-        return dict(_SHARED_MEMORY.findall(file.read()))
+        shared = _SHARED_MEMORY.findall(file.read())
+    return {**found, **{place: f"has shared memory ({name or 'anonymous'})" for place, name in shared}}

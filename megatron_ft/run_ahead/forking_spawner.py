@@ -22,12 +22,13 @@ from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
-from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.run_ahead.startup import with_startup
 
 _ANSWER_S = 3.0
 """Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""
 _LONGEST_END_S = 5.0
+Adopt = Callable[[RankSpec, int], None]
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""
 
@@ -44,20 +45,13 @@ class ServerProcess:
         self.orders = orders
         self.last: FromServer | None = None
         """Its last report."""
-        self.is_gone = False
-        self._reactor: Reactor | None = None
+        self.is_ready = self.is_gone = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel = Channel(ours, takes_fds=False)
         self.channel_fd = ours.fileno()
-        python_path = orders.environment.get("PYTHONPATH")
-        asked = {
-            "fd": theirs.fileno(),
-            "launcher": os.getpid(),
-            "python_path": python_path,
-            "preload": orders.preload,
-            "left_out": orders.left_out,
-        }
-        own = {messages.RUN_AHEAD_VARIABLE: json.dumps(asked), "PYTHONPATH": with_startup(python_path)}
+        given = {name: orders.environment[name] for name in orders.environment.keys() & {"PYTHONPATH"}}
+        asked = {"fd": theirs.fileno(), "launcher": os.getpid(), **orders._asdict(), "environment": given}
+        own = {messages.RUN_AHEAD_VARIABLE: json.dumps(asked), "PYTHONPATH": with_startup(given.get("PYTHONPATH"))}
         # what imports print is written by each rank
         out, err = (open(os.memfd_create(name), "wb") for name in ("ft_stdout", "ft_stderr"))  # noqa: SIM115
         with theirs, out, err:
@@ -73,26 +67,15 @@ class ServerProcess:
         restore_file_limit_of(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
-    @property
-    def is_ready(self) -> bool:
-        """True once ranks can be forked from it."""
-        return isinstance(self.last, messages.ImportsReady)
-
-    def watch(self, reactor: Reactor, *, on_message: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Have these called by the event loop until ``end``."""
-        self._reactor = reactor
-        reactor.watch(self.channel_fd, on_message)
-        reactor.watch(self.pidfd, on_end, Priority.DEATH)
-
     def read(self) -> list[FromServer]:
-        """Return new reports: the imports are done, or one acts; a module to preload was left out."""
-        reports: list[FromServer] = []
-        try:
-            if self.channel.fileno() >= 0:
-                reports = [messages.FROM_SERVER.parse(message) for message, _ in self.channel.receive()]
-        except (ChannelClosedError, ProtocolError):
-            self._lose()  # it is ending anyway: its pidfd reports that
+        """Return new reports: the imports are done, or one acts; a module to preload was left out.
+
+        Raises:
+            ChannelClosedError, ProtocolError: it ends, or says something else.
+        """
+        reports = [messages.FROM_SERVER.parse(message) for message, _ in self.channel.receive()]
         self.last = reports[-1] if reports else self.last
+        self.is_ready = isinstance(self.last, messages.ImportsReady)
         return reports
 
     def fork_ranks(self, requests: Sequence[tuple[Mapping[str, str], Sequence[int]]]) -> FromServer:
@@ -118,19 +101,14 @@ class ServerProcess:
                     raise ProtocolError(f"process {pid}, its rank, is no child of the launcher") from None
             return answer
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            self._lose()
-            return messages.Failed(str(error))
+            self.kill()
+            self.last = messages.Failed(str(error))
+            return self.last
 
     def kill(self) -> None:
         """Kill the server, stopped or not; it needs no cleanup."""
         if not self.is_gone:
             send_signal(self.pidfd, signal.SIGKILL)
-
-    def _lose(self) -> None:
-        """Kill a server that has failed."""
-        if self.channel.fileno() < 0 and self._reactor is not None:
-            self._reactor.unwatch(self.channel_fd)  # the number of the descriptor may soon be reused
-        self.kill()
 
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
         """Kill the server and its leftovers, reap it, and return its exit code as in ``subprocess``.
@@ -139,18 +117,11 @@ class ServerProcess:
         that aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
         assert not self.is_gone
-        if self._reactor is not None:
-            self._reactor.unwatch(self.pidfd)
-            if self.channel.fileno() >= 0:
-                self._reactor.unwatch(self.channel_fd)
         self.kill()
         wait_gone(self.pidfd, _LONGEST_END_S)
         process_tree.end_strays(self.pid, messages.FORK_SERVER_NAME, known_children)
-        code = process_tree.exit_code_unreaped(self.pid)
-        if code is not None:
-            process_tree.reap(self.pid)
-        # otherwise Popen would wait for a number that may be reused by then
-        self._process.returncode = -signal.SIGKILL if code is None else code
+        if self._process.poll() is None:  # otherwise Popen would wait for it
+            self._process.returncode = -signal.SIGKILL
         self.is_gone = True
         self.channel.close()
         os.close(self.pidfd)
@@ -200,7 +171,7 @@ class ForkingSpawner:
         self._command = list(argv)
         self._have_server(without_ranks(self.environment()))
 
-    def fork(self, specs: Sequence[RankSpec], adopt: Callable[[RankSpec, int], None]) -> bool:
+    def fork(self, specs: Sequence[RankSpec], adopt: Adopt) -> bool:
         """Fork the ranks and call ``adopt`` with each and its PID. They wait for ``release``.
 
         Return False if none was made, and they have to be fresh interpreters.
@@ -216,10 +187,9 @@ class ForkingSpawner:
         """Let the forked ranks go on, once the start of their cycle was reported."""
         if self._go is not None:
             fd, count = self._go
-            with contextlib.suppress(BrokenPipeError):  # all have ended
-                os.write(fd, b"g" * count)
-            os.close(fd)
             self._go = None
+            with contextlib.suppress(BrokenPipeError), open(fd, "wb", buffering=0) as go:  # all have ended
+                go.write(b"g" * count)
 
     def pids(self) -> set[int]:
         """Return the PID of the server, if there is one."""
@@ -235,7 +205,7 @@ class ForkingSpawner:
         if self.server is not None:
             self._end(self.server)
 
-    def _fork(self, server: ServerProcess, specs: Sequence[RankSpec], adopt: Callable[[RankSpec, int], None]) -> bool:
+    def _fork(self, server: ServerProcess, specs: Sequence[RankSpec], adopt: Adopt) -> bool:
         go_read, go_write = os.pipe()
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, go_read)
@@ -253,6 +223,7 @@ class ForkingSpawner:
             answer = server.fork_ranks(requests)
             if isinstance(answer, messages.Failed):
                 self.log.write(ForkFailed(pids=(server.pid,), reason=answer.reason))
+                self._replace(server)
             if isinstance(answer, FilesChanged):
                 self.say(f"{answer.path} changed: importing anew")
                 self._left_out.clear()
@@ -298,11 +269,16 @@ class ForkingSpawner:
 
     def _watch(self, server: ServerProcess) -> None:
         self.log.write(ForkServer(state="started", pid=server.pid))
-        server.watch(self.reactor, on_message=lambda: self._take(server), on_end=lambda: self._ended(server))
+        self.reactor.watch(server.channel_fd, lambda: self._take(server))
 
     def _take(self, server: ServerProcess) -> None:
-        """Tell what the server reports."""
-        for report in server.read():
+        """Tell what the server reports. A server that can't be heard any more is replaced."""
+        try:
+            reports = server.read()
+        except (ChannelClosedError, ProtocolError):
+            self._replace(server)
+            return
+        for report in reports:
             match report:
                 case messages.ModuleLeftOut(name=name, reason=reason):
                     self._say_once(f"--ft-preload: {name} could not be imported: {reason}", self.say)
@@ -310,8 +286,6 @@ class ForkingSpawner:
                     self.log.write(ForkServer(state="ready", pid=server.pid, where=where, took_s=round(took_s, 3)))
                     if where:
                         self._say_once(f"ranks share the imports up to {where}", self.announce, f" ({took_s:.1f} s)")
-                    else:
-                        self._say_once("ranks share no import of their script", self.announce)
                 case messages.ImportActs(statement=reason, where=where):
                     self._left_out.append(reason)
                     what = f"{report.module} {report.what}"
@@ -319,9 +293,8 @@ class ForkingSpawner:
                     place = f" ({where})" if where else ""
                     self._say_once(f"each rank does {reason!r}{place} itself: {what}", self.announce)
 
-    def _ended(self, server: ServerProcess) -> None:
+    def _replace(self, server: ServerProcess) -> None:
         """Start another server, unless too many have died."""
-        self._take(server)  # its last reports
         code = self._end(server)
         if self._command is None:
             return
@@ -339,6 +312,7 @@ class ForkingSpawner:
     def _end(self, server: ServerProcess, reason: str | None = None) -> int:
         """End the server, if it hasn't ended. Return its exit code."""
         self.server = None
+        self.reactor.unwatch(server.channel_fd)
         code = server.end(self.known_children)
         self.log.write(ForkServer(state="ended", pid=server.pid, exit_code=code, reason=reason))
         return code

@@ -44,7 +44,7 @@ class EndError(Exception):
     """Raised at the first statement that does something."""
 
 
-class RankError(BaseException):
+class RankError(EndError):
     """Raised while a leading statement is evaluated that asks for what differs between ranks."""
 
 
@@ -107,21 +107,19 @@ class LeadingStatements:
     def find_vouched(self, tree: ast.Module) -> bool:
         """Return True if the user vouches for all imports above a line, with ``fork_point()`` there."""
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        self._vouched = max((call.lineno for call in calls if _last_name(call.func) == _VOUCH), default=0)
+        self._vouched = max((call.lineno for call in calls if ast.unparse(call.func).endswith(_VOUCH)), default=0)
         return self._vouched > 0
 
     def run(self, tree: ast.Module) -> int:
         """Walk the statements. Return the line at which the list ends, or the last one."""
-        last = 0
         for node in tree.body:
-            if self._vouched and node.lineno >= self._vouched:
-                return node.lineno
             try:
+                if self._vouched and node.lineno >= self._vouched:
+                    raise EndError
                 self._take(node)
             except (EndError, ImportError):
                 return node.lineno
-            last = node.end_lineno or node.lineno
-        return last
+        return tree.body[-1].end_lineno or 0 if tree.body else 0
 
     def _take(self, node: ast.stmt) -> None:
         """Follow one statement.
@@ -159,11 +157,7 @@ class LeadingStatements:
         """Follow the branch that the script will take, if that is the same in all ranks."""
         if not self._reads(node.test):
             raise EndError
-        try:
-            is_true = self._evaluate(node.test)
-        except RankError:
-            raise EndError from None
-        self._take_all(node.body if is_true else node.orelse)
+        self._take_all(node.body if self._evaluate(node.test) else node.orelse)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -188,7 +182,7 @@ class LeadingStatements:
             for name in (names - self._namespace.keys()) & self._unread.keys():
                 self._namespace[name] = self._evaluate(self._unread.pop(name))
             return self._execute(node)
-        except EndError:
+        except RankError:
             raise
         except Exception:  # noqa: BLE001 - whatever the statement raises, it raises in the script, too
             raise EndError from None
@@ -217,11 +211,9 @@ class LeadingStatements:
     def _reads(self, node: ast.AST) -> bool:
         """Return True if a statement or an expression only reads, so that ranks do it themselves."""
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                called = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
-                return all(map(self._only_reads, called))
-            case ast.Lambda():
-                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
+                decorators = getattr(node, "decorator_list", [])
+                return all(self._only_reads(each.func if isinstance(each, ast.Call) else each) for each in decorators)
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
                 return self._full_name(node).startswith("warnings.")
             case ast.Call(func=function) if not self._only_reads(function):
@@ -262,7 +254,3 @@ class LeadingStatements:
         if isinstance(node, ast.Attribute) and (owner := self._full_name(node.value)) and owner != "?":
             return f"{owner}.{node.attr}"
         return ""
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

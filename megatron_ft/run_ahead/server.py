@@ -41,17 +41,14 @@ from megatron_ft.run_ahead.leading import Changes, EndError, LeadingStatements, 
 _MOST_ACTS = 5
 """Number of imports that act after which the shared part ends at the first one."""
 _IDLE_MS: float = 500.0
-_PATIENCE_S = 3600.0
 _exit, _fork = os._exit, os.fork  # a module may replace them
 
 
 def begin(known: set[str]) -> None:
     """Serve; return only in ranks. ``known``: modules that a script finds imported anyway."""
     orders = json.loads(os.environ.pop(messages.RUN_AHEAD_VARIABLE))
-    if orders["python_path"] is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = orders["python_path"]
+    del os.environ["PYTHONPATH"]
+    os.environ.update(orders["environment"])
     server = ForkServer(orders)
     try:
         server.begin(known)
@@ -70,7 +67,6 @@ class ForkServer:
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._began_s = time.monotonic()
-        self._pid = os.getpid()
         self._orders = orders
         self._command = sys.orig_argv[2:]
         self._script = ""
@@ -132,7 +128,7 @@ class ForkServer:
             self._script, package = self._find_script()
             with open(self._script, "rb") as file:
                 tree = ast.parse(file.read())
-        except (OSError, ImportError, SyntaxError, ValueError, AttributeError):
+        except (OSError, ImportError, SyntaxError, ValueError, AttributeError, LookupError, TypeError):
             return 0  # its ranks report it
         # some modules ask what is run
         sys.modules["__main__"].__file__ = sys.argv[0] = self._script
@@ -146,15 +142,15 @@ class ForkServer:
         if script != "-m":
             return (os.path.join(script, "__main__.py") if os.path.isdir(script) else script), None
         name = self._command[1]
-        if "." in name:
-            self._import_module(name.rpartition(".")[0])
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            self._import_module(name)
-            spec = importlib.util.find_spec(f"{name}.__main__")
-        if spec is None or spec.origin is None:
-            raise ImportError(name)
-        return spec.origin, spec.parent
+        found: list[Any] = []
+
+        def find() -> None:  # imports its packages
+            spec = importlib.util.find_spec(name)
+            is_package = spec is not None and spec.submodule_search_locations is not None
+            found.append(importlib.util.find_spec(f"{name}.__main__") if is_package else spec)
+
+        self._import(f"import {name}", 0, find)
+        return found[0].origin, found[0].parent
 
     def _import_module(self, name: str) -> None:
         self._import(f"import {name}", 0, lambda: importlib.import_module(name))
@@ -178,7 +174,7 @@ class ForkServer:
         """Hear from the watch what is about to be done."""
         if self._current is None:
             raise RankError
-        if not self._is_vouched and os.getpid() == self._pid:
+        if not self._is_vouched:
             self._acted(what, module)
 
     def _acted(self, what: str, module: str) -> None:
@@ -206,7 +202,7 @@ class ForkServer:
     def tell(self, message: messages.FromServer) -> None:
         try:
             # a stopped launcher reads nothing, and is waited for; its death ends this process
-            self._channel.send(message, timeout_s=_PATIENCE_S)
+            self._channel.send(message, timeout_s=3600.0)
         except ChannelClosedError:
             _exit(0)
 
@@ -282,7 +278,11 @@ class ForkServer:
         set_name(self._name)
         self._changes.undo()
         os.environ.update(variables)
-        self._take_streams(fds)
+        for number, stream in enumerate(fds[1:], 1):  # what imports have printed comes first
+            with contextlib.suppress(OSError):  # its reader has gone
+                os.write(stream, os.pread(number, os.fstat(number).st_size, 0))
+            os.dup2(stream, number)
+        close_fds([fd for fd in fds if fd > 2])
         self._loaded.begin(self._environment if variables.get("LOCAL_RANK") == "0" else None)
         if not wants_watch(os.environ):
             init_hook.end()
@@ -299,14 +299,6 @@ class ForkServer:
         threading._register_atexit(_write_error)  # type: ignore[attr-defined]
         importlib.invalidate_caches()
         note_user_code()
-
-    def _take_streams(self, fds: tuple[int, ...]) -> None:
-        """Write what imports have printed to the rank's own streams, and put these in the place of the server's."""
-        for number, stream in enumerate(fds[1:], 1):
-            with contextlib.suppress(OSError):  # its reader has gone
-                os.write(stream, os.pread(number, os.fstat(number).st_size, 0))
-            os.dup2(stream, number)
-        close_fds([fd for fd in fds if fd > 2])
 
 
 def _forget_hidden(known: set[str], directory: str) -> None:

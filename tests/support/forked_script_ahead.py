@@ -132,6 +132,12 @@ class _Forked:
         self.pid = pid
         self.returncode: int | None = None
 
+    def poll(self) -> int | None:
+        """Reap it, if it has ended."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
 
 def popen(known: set[str]) -> Callable[..., Any]:
     """In the place of that of ``forked_helpers``: itself, but for the first process that runs a script ahead.

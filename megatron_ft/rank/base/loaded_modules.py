@@ -15,8 +15,7 @@ from megatron_ft.core.rank_variables import is_set_for_ranks
 
 SIZE = 1 << 18
 _LENGTH = struct.Struct("=I")
-ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Variable that lets torch count devices without the CUDA driver, which no fork could use any more."""
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch counts devices without the CUDA driver, which no fork could use then
 _IGNORED = {ASK_NVML, "TORCHINDUCTOR_CACHE_DIR", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"}
 """Variables that torch and megatron-core set themselves, or that only the server has."""
 

@@ -10,10 +10,6 @@ and a Python that can't import this package only loads the ``sitecustomize`` tha
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # noqa: F401 - in a comment: Python 2.7 knows no annotations
-
 _OLDEST = (3, 10)
 _NEWEST = (3, 14)
 """Oldest and newest Python for which a failure is reported; a newer one may have its reasons."""
@@ -38,21 +34,22 @@ def _begin():  # type: () -> None
         if not is_wanted:
             continue
         try:
-            _ours("megatron_ft.rank." + module, here).begin()
+            _begin_ours("megatron_ft.rank." + module, here)
         except Exception as error:  # noqa: BLE001 - no script may fail because of this
             if sys.version_info[:2] <= _NEWEST and sys.stderr is not None:
                 sys.stderr.write("FT: WARNING: %s: %r\n" % (what, error))  # noqa: UP031 - as old as Python 2.7
     if "MEGATRON_FT_RUN_AHEAD" in os.environ:
-        _ours("megatron_ft.run_ahead.server", here).begin(_known)
+        _begin_ours("megatron_ft.run_ahead.server", here, _known)
 
 
-def _ours(module, here):  # type: (str, str) -> Any
+def _begin_ours(module, here, *arguments):  # type: (str, str, *object) -> None
     # last, and only for now: a launcher started beside its package finds it nowhere else
     sys.path.append(os.path.abspath(os.path.join(here, *[os.pardir] * 3)))
     try:
-        return __import__(module, fromlist=["begin"])
+        begin = __import__(module, fromlist=["begin"]).begin
     finally:
         sys.path.pop()
+    begin(*arguments)
 
 
 _begin()
