@@ -22,7 +22,7 @@ from megatron_ft.integrations.lightning_packages import LightningCallback, is_tu
 from megatron_ft.ipc.files.state_file import read, write
 from megatron_ft.learning import state as learned
 from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
-from megatron_ft.learning.timeouts import SectionTimeouts, state_to_dict
+from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, state_to_dict
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -270,14 +270,14 @@ class FitCallback(LightningCallback):
             self._warn(f"{found.problem}. Continuing with the configured timeouts")
         if found.state is None:
             return
-        assert client.section_timeouts is not None
-        known = frozenset(client.section_timeouts.section)
-        state, superseded = learned.that_applies(found.state, _configured(client), known)
+        state, superseded = learned.that_applies(found.state, _configured(client))
         for line in superseded.values():
             self._warn(line)
         if state.timeouts or state.heartbeats is not None:
             # as calculated, without the floor: the client applies it, and goes on from these
-            calculated = {name: each.calculated_s for name, each in state.timeouts.items()}
+            assert client.section_timeouts is not None
+            known = {*client.section_timeouts.section, OUT_OF_SECTION}
+            calculated = {name: each.calculated_s for name, each in state.timeouts.items() if name in known}
             sections = SectionTimeouts().with_calculated(calculated)
             client.load_state_dict(state_to_dict(state.client_heartbeats, sections))
             summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())

@@ -156,18 +156,15 @@ def shown_s(value: float | None) -> str:
     return "infinity" if value is None else f"{value:.4g} s"
 
 
-def that_applies(
-    state: LearnedState, configured: Configured, known: frozenset[str] | None = None
-) -> tuple[LearnedState, dict[str, str]]:
+def that_applies(state: LearnedState, configured: Configured) -> tuple[LearnedState, dict[str, str]]:
     """Return what applies: all timeouts but those whose configured value the user has changed since.
 
-    Also returns a line for each that doesn't apply. ``known``: names of today's sections; None: all apply.
+    Also returns a line for each that doesn't apply.
     """
     now = configured.timeouts
     then = now if state.configured_s is None else state.configured_s.timeouts
     changed = {name for name, value in now.items() if value != then.get(name)}
-    timeouts = {n: each for n, each in state.timeouts.items() if known is None or n in known or n == OUT_OF_SECTION}
-    learned_s = {name: each.calculated_s for name, each in timeouts.items()}
+    learned_s = {name: each.calculated_s for name, each in state.timeouts.items()}
     if state.heartbeats is not None:
         learned_s |= dict(zip(HEARTBEATS, msgspec.structs.astuple(state.heartbeats), strict=True))
     lines = {
@@ -176,25 +173,9 @@ def that_applies(
         for name, value in learned_s.items()
         if name in changed
     }
-    kept = {name: each for name, each in timeouts.items() if name not in changed}
+    kept = {name: each for name, each in state.timeouts.items() if name not in changed}
     beats = None if changed & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
     return state.with_timeouts(kept, heartbeats=beats), lines
-
-
-class _Entry(msgspec.Struct):
-    """A timeout of versions 1 to 3. ``timeout_s`` was in force, ``reference_s`` what the rule had calculated."""
-
-    timeout_s: Timeout | None = None
-    reference_s: Timeout | None = None
-    max_observed_s: Seconds | None = None
-    rank_of_max: Rank | None = None
-    raised: float | None = None
-
-
-class _Older(msgspec.Struct):
-    sections: dict[str, _Entry]
-    out_of_section: _Entry | None = None
-    seen: dict[str, _Entry] | None = None
 
 
 def parse(document: object) -> LearnedState:
@@ -218,19 +199,27 @@ def parse(document: object) -> LearnedState:
             f"has schema_version {show(version)}, newer than {SCHEMA_VERSION}, the newest known here"
         )
     elif version < SCHEMA_VERSION:
-        given = {**given, **_of_version_4(checked(_Older, given)), "schema_version": SCHEMA_VERSION}
+        given = {**given, **_of_version_4(given)}
     return checked(LearnedState, given)
 
 
-def _of_version_4(older: _Older) -> dict[str, Any]:
-    entries = {**older.sections, **({} if older.out_of_section is None else {OUT_OF_SECTION: older.out_of_section})}
-    timeouts = {
-        name: {
-            "calculated_s": (older.seen or {}).get(name, each).reference_s or each.timeout_s,
-            "max_observed_s": each.max_observed_s or 0.0,
-            "rank_of_max": each.rank_of_max,
+def _of_version_4(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document of versions 1 to 3 as one of version 4: ``reference_s`` was what the rule had calculated."""
+    try:
+        seen, out = given.get("seen") or {}, given.get("out_of_section")
+        entries = {**given["sections"], **({} if out is None else {OUT_OF_SECTION: out})}
+        raised = {
+            name: min(max(1.0, each["raised"]), _MOST_RAISED) for name, each in entries.items() if each.get("raised")
         }
-        for name, each in entries.items()
+        for name, each in entries.items():
+            calculated_s = (seen.get(name) or {}).get("reference_s") or each.get("timeout_s")
+            longest_s, rank = each.get("max_observed_s") or 0.0, each.get("rank_of_max")
+            entries[name] = {"calculated_s": calculated_s, "max_observed_s": longest_s, "rank_of_max": rank}
+    except (AttributeError, KeyError, TypeError):
+        raise ConfigError("learned timeouts: they aren't as an earlier version writes them") from None
+    return {
+        "schema_version": 4,
+        "out_of_section": entries.pop(OUT_OF_SECTION, None),
+        "sections": entries,
+        "raised": raised,
     }
-    raised = {name: min(max(1.0, each.raised), _MOST_RAISED) for name, each in entries.items() if each.raised}
-    return {"out_of_section": timeouts.pop(OUT_OF_SECTION, None), "sections": timeouts, "raised": raised}

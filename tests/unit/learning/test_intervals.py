@@ -123,23 +123,6 @@ def test_time_out_of_section_that_is_open_when_the_run_ends_counts_as_observed(e
     assert watch.look()[IDLE] == Observed(2, 4.0, 3), "what the rank does afterwards isn't in its run"
 
 
-def test_nested_sections_have_their_own_intervals_and_no_time_out_of_section_between_them() -> None:
-    rank = Rank()
-    watch = Watch(rank)
-    rank.passes(0.25)
-    rank.start("setup")
-    for _ in range(6):
-        rank.spend("save", 2.0, before_s=1.0)
-        watch.look()
-    rank.end("setup")
-    found = watch.look()
-    assert (found["setup"], found["save"], found[IDLE]) == (
-        Observed(1, 18.0, 3),
-        Observed(6, 2.0, 3),
-        Observed(1, 0.25, 3),
-    )
-
-
 def test_a_pause_is_in_no_interval() -> None:
     rank = Rank()
     watch = Watch(rank)

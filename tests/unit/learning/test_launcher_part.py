@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import (
-    FACT_ASYNC_SAVES,
     FACT_ENOUGH_STEPS,
     FACT_HOOKS,
     FACT_LEARNS,
@@ -280,16 +279,6 @@ def test_enforced_timeouts_are_learned_after_saves_and_reported_ones_also_betwee
     driven.hear(result(at="steps", facts=REPORTED, step=20.0, io=3.0))
     assert arms(driven)[0] == {"step": 100.0}
     assert driven.all_of(WriteState) == []
-
-
-def test_conditions_of_the_run_decide_what_is_learned() -> None:
-    driven = loaded()
-    every = {"setup": 100.0, "step": 20.0, "checkpointing": 30.0, "out_of_section": 40.0}
-    driven.hear(result(facts=READY & ~FACT_LOADED | FACT_ASYNC_SAVES, **every))
-    assert arms(driven)[0].keys() == {"step"}
-    assert "the timeout of 'checkpointing' isn't learned with asynchronous saves" in driven.said
-    driven.hear(result(**every))
-    assert arms(driven)[0].keys() == {"setup", "step", "checkpointing"}
 
 
 def test_section_that_no_rank_has_closed_is_not_learned() -> None:

@@ -50,6 +50,10 @@ def test_raised_timeout_goes_up_to_the_configured_one_and_never_below_what_was_l
     assert in_force("step", 75.0, 15.0, raised=4.0) == 300.0
     assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=200.0) == 200.0
     assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=70.0) == 75.0
+    state = LearnedState()
+    for _ in range(20):
+        state = state.doubled("step")
+    assert state.raised == {"step": 64.0}
 
 
 ALL = FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED

@@ -56,15 +56,6 @@ def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> 
     assert after.learn({"step": Observed(50, 40.0, 7)}, 5.0).raised == {"setup": 2.0}
 
 
-def test_doubled_timeout_is_bounded_by_the_configured_one() -> None:
-    state = learned({"step": 75.0, "save": 75.0}).doubled("step").doubled("step")
-    assert state.in_force(60.0, NOTHING) == {"step": 300.0, "save": 75.0}
-    assert state.in_force(60.0, CONFIGURED)["step"] == 180.0
-    for _ in range(20):
-        state = state.doubled("step")
-    assert state.in_force(60.0, NOTHING)["step"] == 64 * 75.0
-
-
 # -- which apply ------------------------------------------------------------------------------------------------
 
 
@@ -101,11 +92,6 @@ def test_heartbeats_are_kept_as_a_pair() -> None:
     state = learned(heartbeats=pair, configured_s=Configured(rank_heartbeat_timeout=100.0))
     for now_s, beats in ((100.0, pair), (90.0, None)):
         assert that_applies(state, Configured(rank_heartbeat_timeout=now_s))[0].heartbeats == beats
-
-
-def test_sections_that_a_run_does_not_have_are_left_out() -> None:
-    state, _ = that_applies(learned({"step": 9.0, "gone": 9.0, "out_of_section": 20.0}), NOTHING, frozenset({"step"}))
-    assert values_of(state) == {"step": 9.0, "out_of_section": 20.0}
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
@@ -185,42 +171,22 @@ def test_state_of_the_reference_is_read() -> None:
     assert parse(state_to_dict(None, None)) == LearnedState()
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_document_of_version_1_or_2_is_read(version: int) -> None:
-    entry = {"timeout_s": 9.0, "previous_s": 1.0, "max_observed_s": 1.8, "rank_of_max": 3, "first_timeout_s": 60.0}
-    seen = {"step": {"counts": {"80": 99.0}, "first_s": 12.0, "reference_s": 50.0, "updates": 3, "raised": 4.0}}
+@pytest.mark.parametrize(("version", "calculated_s", "raised"), [(1, 9.0, {}), (2, 50.0, {}), (3, 50.0, {"step": 2.0})])
+def test_document_of_an_earlier_version_is_read_with_what_its_rule_had_calculated(
+    version: int, calculated_s: float, raised: dict[str, float]
+) -> None:
+    entry = {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3, "first_timeout_s": 60.0}
+    entry |= {"raised": 2.0} if version == 3 else {}
     document = {
         "schema": SCHEMA,
         "schema_version": version,
         "sections": {"step": entry},
         "out_of_section": {"timeout_s": 20.0},
-        "seen": seen if version == 2 else None,
+        "seen": {"step": {"counts": {"80": 99.0}, "reference_s": 50.0}} if version > 1 else None,
     }
     state = parse(document)
-    assert values_of(state) == {"step": 50.0 if version == 2 else 9.0, "out_of_section": 20.0}
-    assert (state.timeouts["step"].max_observed_s, state.timeouts["step"].rank_of_max) == (1.8, 3)
-
-
-def test_document_of_version_3_is_read_with_its_average_and_its_doubling() -> None:
-    entry = {
-        "timeout_s": 80.0,
-        "first_s": 90.0,
-        "limit_s": 400.0,
-        "previous_s": None,
-        "max_observed_s": 16.0,
-        "rank_of_max": 3,
-        "raised": 2.0,
-    }
-    document = {
-        "schema": SCHEMA,
-        "schema_version": 3,
-        "sections": {"step": entry},
-        "out_of_section": None,
-        "seen": {"step": {"reference_s": 70.0, "now": {"tail": [[80, 3]], "raised": 2.0}}},
-    }
-    state = parse(document)
-    assert (values_of(state), state.raised) == ({"step": 70.0}, {"step": 2.0})
-    assert state.in_force(60.0, NOTHING) == {"step": 140.0}
+    assert (values_of(state), state.raised) == ({"step": calculated_s, "out_of_section": 20.0}, raised)
+    assert state.timeouts["step"] == LearnedTimeout(calculated_s=calculated_s, max_observed_s=1.8, rank_of_max=3)
 
 
 @pytest.mark.parametrize(
