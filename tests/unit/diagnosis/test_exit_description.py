@@ -78,6 +78,7 @@ def test_long_error_is_cut() -> None:
     ("verdict", "words"),
     [
         (hang(), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s)"),
+        (hang(learned=True, timeout_s=75.0), "rank 0 hung in 'step' for 3.0 s (learned timeout 75 s)"),
         (hang(state="T"), "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)"),
         (hang(kind="out_of_section", section=None), "rank 0 hung out of section for 3.0 s (timeout 3.0 s)"),
         (hang(kind="heartbeat", section=None), "rank 0 sent no heartbeat for 3.0 s (timeout 3.0 s)"),

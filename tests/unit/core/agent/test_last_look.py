@@ -11,6 +11,7 @@ from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
@@ -70,6 +71,17 @@ def test_evidence_of_all_ranks_is_asked_for_before_anything_is_terminated(option
     (hang,) = hangs(driven)
     assert (hang.passive, hang.decides, hang.verdict) == (True, True, LATE)
     assert orders(driven) == []
+
+
+def test_verdict_is_dropped_where_another_board_of_this_node_shows_that_its_rank_has_moved_on() -> None:
+    for moved in (0, 1):
+        driven = running(2)
+        driven.boards[1] = BOARD._replace(ring_head=40)
+        suspect(driven)
+        driven.boards[1] = BOARD._replace(ring_head=40 + moved)
+        driven.hear(reviewed(0))
+        extended = [effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
+        assert orders(driven) == (extended if moved else CONFIRMED)
 
 
 def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
