@@ -19,9 +19,9 @@ from __future__ import annotations
 import operator
 
 from megatron_ft.core.errors import SnapshotError
+from megatron_ft.memory.rank import restoring, saving
+from megatron_ft.memory.rank.keeper_connection import find_hasher, find_place, is_child
 from megatron_ft.rank.base import say
-from megatron_ft.rank.memory import restoring, saving
-from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place, is_child
 
 __all__ = ["SnapshotError", "restore", "save", "wait"]
 

@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.integrations.replication import GroupWrapper
-from megatron_ft.rank.memory import objects
+from megatron_ft.memory.rank import objects
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 __all__ = ["MemoryReader", "MemoryWriter"]
 

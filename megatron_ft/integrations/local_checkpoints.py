@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.integrations.replication import GroupWrapper, ReplicationStrategy
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
+from megatron_ft.memory.rank import objects
+from megatron_ft.memory.rank.keeper_connection import find_hasher, find_place
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import agreement, say
-from megatron_ft.rank.memory import objects
-from megatron_ft.rank.memory.keeper_connection import find_hasher, find_place
 
 __all__ = [
     "BaseCheckpointManager",

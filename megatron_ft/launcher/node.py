@@ -19,7 +19,6 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.linux.process_tree import Children
-from megatron_ft.ipc.memory import digests
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.launcher.base import launcher_lines
@@ -36,8 +35,6 @@ from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
 from megatron_ft.launcher.early_command_line import why_fresh
-from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
-from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
@@ -48,6 +45,9 @@ from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.memory.base import digests
+from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 
 

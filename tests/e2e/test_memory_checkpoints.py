@@ -35,7 +35,7 @@ TRAIN = """
 import hashlib, torch
 from megatron_ft import memory_checkpoint
 from megatron_ft.ipc.linux.processes import all_processes, carries
-from megatron_ft.ipc.memory import segment
+from megatron_ft.memory.base import segment
 torch.set_num_threads(1)
 torch.manual_seed(RANK)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
@@ -99,7 +99,7 @@ def beginnings(finished: Finished, cycle: int) -> list[int]:
 @pytest.fixture(scope="module")
 def without_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """A job on a node that has no memory for snapshots: nothing disturbs it."""
-    more = "from megatron_ft.rank.memory import saving\nsaving._SLACK = 1 << 44"
+    more = "from megatron_ft.memory.rank import saving\nsaving._SLACK = 1 << 44"
     with gone_at_the_end(Launcher(tmp_path_factory.mktemp("without_memory"), ahead=True)) as launcher:
         yield launcher.run(script(more), *TWO)
 
@@ -124,7 +124,7 @@ def test_every_failed_cycle_goes_on_from_the_newest_whole_iteration_with_equal_w
 ) -> None:
     """A rank is killed: by itself, while it copies, with the keeper, and after a snapshot that was damaged."""
     more = """
-from megatron_ft.rank.memory import copying
+from megatron_ft.memory.rank import copying
 copy, write_end, current = copying._write_together, segment.write_end, 0
 def ending_copy(*given):
     copy(*given)

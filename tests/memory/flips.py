@@ -22,13 +22,13 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.core.memory.segment_layout import TRAILER_BYTES, encode_head, encode_rows
-from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.ipc.memory import digests, segment, segment_files
-from megatron_ft.keeper import work
+from megatron_ft.memory.base import digests, segment, segment_files
+from megatron_ft.memory.keeper import work
+from megatron_ft.memory.rank.keeper_connection import Place
+from megatron_ft.memory.rank.restoring import fill_from
+from megatron_ft.memory.rules.segment_layout import TRAILER_BYTES, encode_head, encode_rows
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.memory.keeper_connection import Place
-from megatron_ft.rank.memory.restoring import fill_from
 from tests.memory.in_flight import Peer, Way, between
 
 _MADE = digests.installed()

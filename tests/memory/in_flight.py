@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_ft.core.memory.snapshots import SnapshotKey
-from megatron_ft.core.messages.copy_messages import Offer, Want
-from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.net import tcp
-from megatron_ft.keeper import copies
-from megatron_ft.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.copy_messages import Offer, Want
+from megatron_ft.memory.keeper import copies
+from megatron_ft.memory.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 0, 7), SnapshotKey(1, 0, 6)
 

@@ -27,7 +27,6 @@ from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.memory.snapshots import Complete, CopyTo, Kept, Passed, Restore
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
@@ -37,6 +36,7 @@ from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
 from megatron_ft.learning.state import parse
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Kept, Passed, Restore
 from tests.simulation.learning import STATE_PATH, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.snapshots import PER_S, Keeper, Snapshots

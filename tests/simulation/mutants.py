@@ -63,9 +63,9 @@ _NOTICES = "megatron_ft/core/coordinator/notices.py"
 _VERDICT = "megatron_ft/core/coordinator/verdict.py"
 _MEMBER = "megatron_ft/core/job/member.py"
 _POLICY = "megatron_ft/core/job/restart_policy.py"
-_CHOICE = "megatron_ft/core/memory/choice.py"
+_CHOICE = "megatron_ft/memory/rules/choice.py"
 _BAD_NODES = "megatron_ft/core/coordinator/bad_nodes.py"
-_COMPLETE = "megatron_ft/core/coordinator/complete_snapshots.py"
+_COMPLETE = "megatron_ft/memory/leader/complete_snapshots.py"
 _AGENT = "megatron_ft/core/agent/agent.py"
 _PATIENCE = "megatron_ft/core/job/give_up_policy.py"
 _LAST_LOOK = "megatron_ft/core/agent/last_look.py"
@@ -382,8 +382,7 @@ MUTANTS = (
         _CHOICE,
         " if key.cycle == last.cycle or key == restored)",
         ")",
-        unit="tests/unit/core/memory/test_choice.py::"
-        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
     Mutant("a snapshot that not all nodes have", _CHOICE, "if missing is None:", "if True:"),
@@ -392,15 +391,14 @@ MUTANTS = (
         _CHOICE,
         "if each.port and (serves",
         "if (serves",
-        unit="tests/unit/core/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant(
         "a snapshot of other ranks",
         _CHOICE,
         "for rank in ranks if rank not in found.ranks",
         "for rank in ()",
-        unit="tests/unit/core/memory/test_choice.py::"
-        "test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
     ),
     Mutant("spares are not asked for copies", _CHOICE, "holders = [*kept, *spares]", "holders = [*kept]"),
     Mutant("a bad snapshot again and again", _CHOICE, "if before.tries + 1 >= MOST_TRIES:", "if False:"),

@@ -11,7 +11,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision
-from megatron_ft.core.memory.snapshots import (
+from megatron_ft.memory.rules.snapshots import (
     Complete,
     KeeperPort,
     Kept,

@@ -23,11 +23,11 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
-from megatron_ft.core.memory.snapshots import Kept
 from megatron_ft.core.messages.monitor_messages import Observation, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.memory.rules.snapshots import Kept
 
 T = TypeVar("T")
 START_NS = 1_000_000_000_000

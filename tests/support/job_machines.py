@@ -13,7 +13,7 @@ from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.member import Member
-from megatron_ft.core.memory.snapshots import Kept
+from megatron_ft.memory.rules.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 

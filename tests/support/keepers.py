@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.memory.snapshots import Complete, Saved
-from megatron_ft.core.messages.keeper_messages import (
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
+from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,
     DropSegment,
@@ -20,8 +20,8 @@ from megatron_ft.core.messages.keeper_messages import (
     KeeperWelcome,
     Prepare,
 )
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
-from megatron_ft.keeper.service import KeeperService
+from megatron_ft.memory.keeper.service import KeeperService
+from megatron_ft.memory.rules.snapshots import Complete, Saved
 from tests.memory.flips import HASHER
 
 

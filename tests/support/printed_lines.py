@@ -20,6 +20,8 @@ _FOLDERS = (
     "run_ahead",
     "learning",
     "coordinator",
+    "memory/launcher",
+    "memory/rank",
     "monitor",
     "rank",
     "ipc/config",

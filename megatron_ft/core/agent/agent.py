@@ -51,7 +51,6 @@ from megatron_ft.core.job.messages import (
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.state_table import follow
 from megatron_ft.core.telemetry.metrics import NodeActivity
@@ -60,6 +59,7 @@ from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning, StateRead, StateWritten
 from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 
 _ACTIVITIES = {
     AgentPhase.JOINING: NodeActivity.WAITING,

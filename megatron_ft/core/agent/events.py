@@ -25,11 +25,11 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.job import actions as job
 from megatron_ft.core.job.messages import OfCycle, PrintJobLines, Restored, StockTaken
-from megatron_ft.core.memory.snapshots import KeeperPort, Kept, Saved
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.learning.launcher_part import StateRead, StateWritten
+from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Saved
 
 
 @dataclass(frozen=True, slots=True)

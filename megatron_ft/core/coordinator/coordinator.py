@@ -24,11 +24,11 @@ from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.memory.snapshots import KeeperPort, Saved
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
 from megatron_ft.diagnosis.waits import Waits
 from megatron_ft.learning.gathering import OF_NODES_S, Gathering
 from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.memory.rules.snapshots import KeeperPort, Saved
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:

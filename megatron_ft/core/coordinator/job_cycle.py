@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.complete_snapshots import CompleteSnapshots
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.snapshot_copies import SnapshotCopies
 from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import job_lines
@@ -29,10 +27,12 @@ from megatron_ft.core.job.messages import (
     Verdict,
 )
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
-from megatron_ft.core.memory.choice import CycleEnd
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
+from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
+from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
+from megatron_ft.memory.rules.choice import CycleEnd
 
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""

@@ -20,10 +20,10 @@ from megatron_ft.core.job.member import CUT_OFF_S
 from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
-from megatron_ft.core.memory.choice import choose as choose_snapshot
-from megatron_ft.core.memory.choice import choose_files, first_restore, next_restore
-from megatron_ft.core.memory.snapshots import CopySource, Restore, SavedFiles
 from megatron_ft.core.times import earliest
+from megatron_ft.memory.rules.choice import choose as choose_snapshot
+from megatron_ft.memory.rules.choice import choose_files, first_restore, next_restore
+from megatron_ft.memory.rules.snapshots import CopySource, Restore, SavedFiles
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0

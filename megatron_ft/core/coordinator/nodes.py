@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.core.job.messages import Hello, NodePhase, NodeStatus
 from megatron_ft.core.job.restart_policy import JobProgress
-from megatron_ft.core.memory.snapshots import Kept
+from megatron_ft.memory.rules.snapshots import Kept
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""

@@ -11,10 +11,10 @@ from msgspec.structs import force_setattr
 from megatron_ft.core.codec import Count, Cycle, Fact, Finite, Int, LocalRank, Moment, Pid, Rank, Seconds, WorldSize
 from megatron_ft.core.control import WorkloadControl
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.core.rerun import Rerun, RerunState, rerun_meaning
 from megatron_ft.core.wording import when
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 # -- the job ----------------------------------------------------------------------------------------------------
 

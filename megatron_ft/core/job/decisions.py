@@ -10,7 +10,7 @@ import enum
 
 from megatron_ft.core.codec import Int, Message
 from megatron_ft.core.job.restart_policy import JobProgress
-from megatron_ft.core.memory.snapshots import Restore
+from megatron_ft.memory.rules.snapshots import Restore
 
 
 class DecisionKind(enum.Enum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.memory.snapshots import Restore
 from megatron_ft.core.wording import consecutive, counted, listed, rough
+from megatron_ft.memory.rules.snapshots import Restore
 
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 LAUNCHER_ENDED = "its launcher exited"

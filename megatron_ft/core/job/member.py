@@ -18,10 +18,10 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionKind
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
 
 CUT_OFF_S = 15.0
 """Added to the time in which silence is noticed: a leader that has died is replaced by then."""

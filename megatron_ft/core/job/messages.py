@@ -27,11 +27,11 @@ from megatron_ft.core.job.restart_policy import (
     RestartPolicy,
 )
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.core.memory.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.waits import Lags, Waits
 from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
 
 _GOODBYE_S = 1.0
 """Seconds to wait until the others have received why this node leaves."""

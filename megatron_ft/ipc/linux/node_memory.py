@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from megatron_ft.core.memory.retention import Limit, NodeMemory
+from megatron_ft.memory.rules.retention import Limit, NodeMemory
 
 _V2 = (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 _V1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))

@@ -26,7 +26,6 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankEx
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
-from megatron_ft.core.memory.snapshots import Complete, CopyTo, Passed, Restore
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.event_log import EventLog
@@ -42,9 +41,6 @@ from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
-from megatron_ft.launcher.memory.keeper import Keeper, KeeperEvent
-from megatron_ft.launcher.memory.memory_checkpoints import MemoryCheckpoints
-from megatron_ft.launcher.memory.snapshot_files import SnapshotFiles
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.health_command import HealthCheck
@@ -56,6 +52,10 @@ from megatron_ft.learning.launcher_part import LearningOptions, ReadState, Write
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Reactor, Timer
+from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
+from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Passed, Restore
 
 LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write of learned timeouts."""

@@ -20,7 +20,6 @@ from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
-from megatron_ft.launcher.memory.keeper import Keeper
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
@@ -29,6 +28,7 @@ from megatron_ft.launcher.processes.worker import Spawn, Worker
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.ipc.memory import segment
 from megatron_ft.ipc.net import secure_channel
-from megatron_ft.rank.memory import restoring
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.rank import restoring
 from tests.memory.flips import plant, plant_in_files, plant_in_flight
 
 

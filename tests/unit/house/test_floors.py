@@ -32,18 +32,29 @@ class Floor:
     pure: bool = False  # no I/O and no clock
 
 
+_MEMORY = ("memory/rules", "memory/base", "memory/launcher")
 FLOORS = {
     # folders of core that learning builds on know nothing of it; those that attach its parts do (see `circles`)
-    "core": Floor(inside=("learning", "diagnosis"), pure=True),
+    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "memory/leader"), pure=True),
     "learning": Floor(inside=("core",), pure=True),
     "diagnosis": Floor(inside=("core",), pure=True),
     "link": Floor(),  # the bottom of the house
     "ipc": Floor(
-        inside=("core", "diagnosis", "learning", "link"), outside_in_functions=("prometheus_client", "pynvml")
+        inside=("core", "diagnosis", "learning", "link", "memory/rules"),
+        outside_in_functions=("prometheus_client", "pynvml"),
     ),
     "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc")),
     "coordinator": Floor(inside=("core", "ipc")),
-    "keeper": Floor(inside=("core", "link", "ipc")),
+    # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
+    "memory/rules": Floor(inside=("core",), pure=True),
+    "memory/leader": Floor(inside=("core", "memory/rules"), pure=True),
+    "memory/base": Floor(inside=("core", "ipc", "memory/rules")),
+    "memory/keeper": Floor(inside=("core", "link", "ipc", "memory/rules", "memory/base")),
+    "memory/rank": Floor(
+        inside=("core", "ipc", "rank/base", "memory/rules", "memory/base"), outside_in_functions=("torch",)
+    ),
+    "memory/launcher": Floor(inside=("core", "link", "ipc", "launcher/base", "memory/rules", "memory/base")),
+    "memory": Floor(),
     "rank": Floor(inside=("core", "diagnosis", "learning", "ipc"), outside_in_functions=("torch",)),
     "run_ahead": Floor(inside=("core", "link", "ipc", "rank")),
     "cli": Floor(
@@ -52,14 +63,24 @@ FLOORS = {
         outside_in_functions=("matplotlib", "shtab"),
     ),
     "launcher": Floor(
-        inside=("core", "diagnosis", "learning", "link", "ipc", "run_ahead"),
+        inside=(
+            "core",
+            "diagnosis",
+            "learning",
+            "link",
+            "ipc",
+            "run_ahead",
+            "memory/launcher",
+            "memory/rules",
+            "memory/base",
+        ),
         outside=("torch",),
         outside_in_functions=("opentelemetry",),
     ),
     "fault_tolerance": Floor(inside=("core", "learning", "ipc", "rank"), outside_in_functions=("torch",)),
-    "memory_checkpoint": Floor(inside=("core", "ipc", "rank")),
+    "memory_checkpoint": Floor(inside=("core", "ipc", "rank", "memory/rank", "memory/rules")),
     "integrations": Floor(
-        inside=("core", "learning", "ipc", "rank", "cli", "fault_tolerance"),
+        inside=("core", "learning", "ipc", "rank", "cli", "fault_tolerance", "memory/rank", "memory/rules"),
         outside=("torch", "lightning", "pytorch_lightning", "megatron"),
     ),
     "__main__": Floor(inside=("cli",)),
@@ -74,6 +95,7 @@ IMPURE_MODULES = {
     *("selectors", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "today", "utcnow"}
+_SPLIT = {name.partition("/")[0] for name in FLOORS if "/" in name}
 _OTHERS = "|".join(name for name in FLOORS if name not in ("core", "learning", "__main__", "__init__"))
 NAME_OF_A_FILE = re.compile(rf"\b{PACKAGE.name}[./]({_OTHERS})\b|(?<![\w./-])({_OTHERS})/\w")
 """In a string: a module of another floor than core, or a path into one."""
@@ -131,14 +153,19 @@ def facts_of(text: str, package: str) -> tuple[list[Import], list[tuple[int, str
 
 def violations_in(relative: Path, text: str) -> list[str]:
     """Return what the table forbids in a module of the package, one line for each import and call."""
-    floor_name = relative.parts[0].removesuffix(".py")
-    if floor_name not in FLOORS:
+    floor_name = _floor_of(relative.with_suffix("").as_posix())
+    if not floor_name:
         return [f"{relative}: on no floor of the table"]
     floor = FLOORS[floor_name]
     imports, impure = facts_of(text, ".".join((PACKAGE.name, *relative.parts[:-1])))
     found = [each for each in imports if not _allowed(each, floor_name, floor, relative)]
     lines = [f"{relative}:{each.line}: may not import {each.target}" for each in found]
     return lines + [f"{relative}:{line}: may not call {name}()" for line, name in impure if floor.pure]
+
+
+def _floor_of(place: str) -> str:
+    """Return the name of the floor of a module: a row of the table may be about a part of a folder."""
+    return max((name for name in FLOORS if f"{place}/".startswith(f"{name}/")), key=len, default="")
 
 
 def foreign_names_in(text: str) -> list[str]:
@@ -152,7 +179,10 @@ def foreign_names_in(text: str) -> list[str]:
 def _allowed(each: Import, floor_name: str, floor: Floor, relative: Path) -> bool:
     top, *rest = each.target.split(".")
     if top == PACKAGE.name:
-        return not rest or rest[0] in (floor_name, *floor.inside, "__version__")
+        is_split = len(rest) == 1 and rest[0] in _SPLIT  # then the parts that are imported from there count
+        places = [f"{rest[0]}/{name}" for name in each.names] if is_split else ["/".join(rest)]
+        allowed = (floor_name, *floor.inside, "__version__")
+        return not rest or all(any(f"{place}/".startswith(f"{name}/") for name in allowed) for place in places)
     if top in sys.stdlib_module_names:
         return not (floor.pure and top in IMPURE_MODULES)
     if top == "msgspec":  # messages and records on every floor: it does no I/O and reads no clock
@@ -221,7 +251,10 @@ def loaded_by(*folders: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "heavy"),
     [
-        (["core", "ipc", "monitor", "coordinator"], {"torch", "numpy"}),
+        (
+            ["core", "ipc", "monitor", "coordinator", "memory/rules", "memory/leader", "memory/keeper"],
+            {"torch", "numpy"},
+        ),
         (["cli"], {"torch", "matplotlib", "rich"}),  # before it draws
         # it is started when the one before it has died: each tenth of a second is one of the job's
         (["coordinator"], {"torch", "numpy", "yaml", "logging", "asyncio", "rich"}),

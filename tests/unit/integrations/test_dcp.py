@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.integrations.dcp import MemoryReader, MemoryWriter
 from megatron_ft.integrations.replication import GroupWrapper
-from megatron_ft.rank.memory import objects, saving
+from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 from tests.support.keepers import RealKeeper
 
 

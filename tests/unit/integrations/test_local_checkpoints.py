@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.memory.snapshots import SnapshotKey
 from megatron_ft.integrations.local_checkpoints import (
     AsyncRequest,
     BaseCheckpointManager,
@@ -22,8 +21,9 @@ from megatron_ft.integrations.local_checkpoints import (
 )
 from megatron_ft.integrations.replication import GroupWrapper, LazyCliqueReplicationStrategy
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
+from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
-from megatron_ft.rank.memory import objects, saving
 from tests.support.keepers import RealKeeper
 
 

@@ -10,7 +10,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, Sna
 from megatron_ft.core.job import actions as job
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.core.memory.snapshots import (
+from megatron_ft.memory.rules.snapshots import (
     Complete,
     Kept,
     KeptSnapshot,

@@ -28,7 +28,7 @@ from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, Ran
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.goodput.accounting import Accounting, Goodput, Ledger, TimeClass, account
-from megatron_ft.core.memory.snapshots import SnapshotKey
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 S = 1_000_000_000
 WALL = 1_790_000_000 * S

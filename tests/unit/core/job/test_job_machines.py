@@ -24,8 +24,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.core.memory.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
 

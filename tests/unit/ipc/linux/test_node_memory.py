@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_ft.core.memory.retention import Limit
 from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.memory.rules.retention import Limit
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    400 kB\nHugePages_Total: 0\n"
 

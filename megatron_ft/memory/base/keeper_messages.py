@@ -1,0 +1,188 @@
+"""Messages of a node's keeper: with the ranks that save and restore, and with its launcher."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from megatron_ft.core.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
+
+# -- from a rank --------------------------------------------------------------------------------------------------
+
+
+class KeeperHello(Message, frozen=True):
+    """A rank connects. The answer is `KeeperWelcome` or `NotKept`."""
+
+    cycle: Cycle
+    rank: Rank
+
+
+class BeginSegment(Message, frozen=True):
+    """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
+
+    segment_bytes: Count
+
+
+class CommitSegment(Message, frozen=True):
+    """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
+
+    key: SnapshotKey
+    nbytes: Count
+
+
+class Fetch(Message, frozen=True):
+    """Ask for the rank's verified segment of a snapshot. The answer is `Segment` or `NotKept`."""
+
+    key: SnapshotKey
+
+
+class RankBegan(Message, frozen=True):
+    """The rank begins to train with the snapshot that was chosen for its cycle, or without it.
+
+    Args:
+        seconds: time it took to restore it, and to compare it with its digests; None: the rank begins without it.
+        newer_than: iteration of the checkpoint that the script has on disk; None: it gave none.
+        rank: set by the keeper.
+    """
+
+    key: SnapshotKey
+    seconds: Seconds | None = None
+    newer_than: Int | None = None
+    rank: Rank = 0
+
+
+RankToKeeper = KeeperHello | Reserve | BeginSegment | CommitSegment | Fetch | RankBegan | RestoreFailed
+RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
+
+
+# -- to a rank ----------------------------------------------------------------------------------------------------
+
+
+class KeeperWelcome(Message, frozen=True):
+    """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
+
+    pickle_key: str = ""
+
+
+class Segment(Message, frozen=True):
+    """The attached descriptor is that of the segment."""
+
+
+class Verified(Message, frozen=True):
+    """The committed segment is sealed, and its digests are those of the tensors."""
+
+
+class NotKept(Message, frozen=True):
+    """The request is refused, and why."""
+
+    why: str
+
+
+KeeperToRank = KeeperWelcome | Reserved | Segment | Verified | NotKept
+KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
+
+
+# -- from the launcher --------------------------------------------------------------------------------------------
+
+
+class Prepare(Message, frozen=True):
+    """A cycle is about to start on this node. Segments of earlier cycles go, except those of ``restore``.
+
+    ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
+    directory of the files of ``restore``, if it was left by an earlier life; ``sources``: keepers that have segments of
+    ``restore`` which this node hasn't; ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into snapshots.
+    """
+
+    cycle: Cycle
+    ranks: tuple[Rank, ...]
+    world: WorldSize
+    restore: SnapshotKey | None = None
+    pickle_key: str = ""
+    files: str = ""
+    sources: tuple[CopySource, ...] = ()
+
+
+class OpenDoor(Message, frozen=True):
+    """The attached descriptor is a listening socket: keep copies of other nodes' snapshots from now on.
+
+    ``key``: hexadecimal, by which keepers of the job prove that they are; ``bytes_per_s``: most that this keeper sends.
+    """
+
+    key: str
+    bytes_per_s: Count
+
+
+class WriteFiles(Message, frozen=True):
+    """The job's life ends: write the segments of a snapshot as files. The answer is `FilesWritten`.
+
+    ``name``: of the snapshot's directory in ``directory``; ``within_s``: then what isn't written is removed.
+    """
+
+    directory: str
+    name: str
+    key: SnapshotKey
+    within_s: Seconds
+
+
+class TakeStock(Message, frozen=True):
+    """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`.
+
+    ``within_s``: then those that are verified by that time; None: however long it takes.
+    """
+
+    question: Count
+    within_s: Seconds | None = None
+
+
+class SealedSegment(Message, frozen=True):
+    """The attached descriptor is that of a sealed segment: the launcher keeps it for a keeper that replaces this one.
+
+    From the launcher to that keeper: ``key`` isn't believed before the segment is verified.
+    """
+
+    segment: Count
+    rank: Rank
+    key: SnapshotKey
+
+
+class DropSegment(Message, frozen=True):
+    """Close the descriptor of the launcher, which answers with the same message once it has."""
+
+    segment: Count
+
+
+LauncherToKeeper = (
+    Prepare | OpenDoor | Complete | Passed | CopyTo | TakeStock | WriteFiles | SealedSegment | DropSegment
+)
+LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
+
+
+# -- to the launcher ----------------------------------------------------------------------------------------------
+
+
+class Stock(Message, frozen=True):
+    """Answer to the `TakeStock` of this number; a second one says what was verified after its time."""
+
+    question: Count
+    kept: Kept
+
+
+class FilesWritten(Message, frozen=True):
+    """Answer to `WriteFiles`. ``why``: they are not written because of this; empty if they are, and on the disk."""
+
+    nbytes: Count = 0
+    seconds: Seconds = 0.0
+    why: str = ""
+
+
+class KeeperSays(Message, frozen=True):
+    """Line for the user."""
+
+    text: str
+    NAME: ClassVar[str] = "says"
+
+
+KeeperToLauncher = SealedSegment | DropSegment | Saved | Stock | FilesWritten | RankBegan | RestoreFailed | KeeperSays
+KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)

@@ -1,0 +1,248 @@
+"""Segments as files, which outlive the job: written whole or not at all, and copied back into memory.
+
+DIR/iteration-1207-of-16-3f2a9c0d41b7/    all ranks' files; the last part tells one life of the job from others
+    ranks-0-7/                            one node's; it has this name once it is whole, and on the disk
+        rank-0 ... rank-7                 segments, byte by byte: each has the digests of all that is in it
+
+No link below the user's directory is followed, and only files of this user are read: others may be able to write there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from megatron_ft.core.errors import LayoutError
+from megatron_ft.core.wording import consecutive
+from megatron_ft.ipc.files.atomic_write import temporary_name
+from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.digests import MakeHasher
+from megatron_ft.memory.rules.snapshots import SavedFiles
+
+_AT_ONCE = 8
+"""Files that are written at a time: one stream fills no parallel file system."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_REMOVED = ".removed-"
+_SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
+_PART = re.compile(r"ranks-(\d{1,8})-(\d{1,8})")
+
+
+def set_name(iteration: int, world: int, life: str) -> str:
+    """Return the name of a snapshot's directory; ``life``: any text that no other life of the job has."""
+    return f"iteration-{iteration}-of-{world}-{hashlib.sha256(life.encode()).hexdigest()[:12]}"
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def write(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None] = lambda: None) -> int:
+    """Write the segments of a node, by rank, and return their bytes. The disk has all of them then.
+
+    ``check`` is called between blocks, in several threads, and raises if they aren't wanted any more.
+
+    Raises:
+        ForeignFileError: something else is in the place of a directory.
+        OSError: they can't be written.
+        any exception of ``check``.
+    """
+    return sum(
+        _write_part(directory, name, {rank: segments[rank] for rank in part}, check) for part in consecutive(segments)
+    )
+
+
+def _write_part(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None]) -> int:
+    """Write the files of consecutive ranks. After an exception nothing is left."""
+    with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as whole:
+        temporary = temporary_name()
+        os.mkdir(temporary, 0o700, dir_fd=whole)
+        try:
+            with _opened(os.open(temporary, _FOLDER, dir_fd=whole)) as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+                sizes = list(pool.map(lambda item: _write_file(folder, item[0], item[1], check), segments.items()))
+                os.fsync(folder)
+            check()
+            try:
+                os.rename(temporary, _part_name(segments), src_dir_fd=whole, dst_dir_fd=whole)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                _remove_tree(whole, temporary)  # another node has written the same ranks
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _remove_tree(whole, temporary)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=root)  # if no other node has written anything
+            raise
+        os.fsync(whole)
+        os.fsync(root)
+    return sum(sizes)
+
+
+def _part_name(ranks: Collection[int]) -> str:
+    return f"ranks-{min(ranks)}-{max(ranks)}"
+
+
+def _write_file(folder: int, rank: int, source: int, check: Callable[[], None]) -> int:
+    size = os.fstat(source).st_size
+    with _opened(os.open(f"rank-{rank}", _NEW, 0o600, dir_fd=folder)) as fd:
+        _copy(source, fd, size, lambda _: check())
+        os.fsync(fd)
+    return size
+
+
+def _copy(source: int, target: int, size: int, check: Callable[[int], None]) -> None:
+    buffer, at = memoryview(bytearray(min(segment.BLOCK_BYTES, max(1, size)))), 0
+    while at < size:
+        check(len(buffer))
+        count = os.preadv(source, [buffer[: size - at]], at)
+        if count == 0:
+            raise LayoutError("the file is cut off")
+        segment.write(target, buffer[:count], at)
+        at += count
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def load(
+    directory: str,
+    name: str,
+    rank: int,
+    world: int,
+    make_hasher: MakeHasher,
+    make_room: Callable[[int], None] = lambda _count: None,
+) -> int:
+    """Return a sealed segment with the content of a rank's file. Its tensors are still to be verified.
+
+    ``make_room`` is called with the bytes of each block before it is read, and raises if there isn't the memory.
+
+    Raises:
+        LayoutError: the file isn't the one of that rank, or is damaged.
+        ForeignFileError: it isn't a regular file of this user.
+        OSError: it can't be read.
+        any exception of ``make_room``.
+    """
+    found = _SET.fullmatch(name)
+    with _own_folder(directory, name) as whole:
+        part = next((each for each in sorted(os.listdir(whole)) if rank in (_ranks_in(each) or ())), None)
+        if part is None or found is None:
+            raise LayoutError("there is no such file")
+        with _opened(os.open(part, _FOLDER, dir_fd=whole)) as folder:
+            owners = {os.geteuid(), os.fstat(whole).st_uid}
+            with _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
+                status = os.fstat(source)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid not in owners:
+                    raise ForeignFileError(f"rank-{rank} isn't a regular file of this user")
+                fd = segment.create()
+                try:
+                    _copy(source, fd, status.st_size, make_room)
+                    segment.seal(fd, status.st_size)
+                    layout = segment.read_layout(fd, make_hasher)
+                    if (layout.key.iteration, layout.rank, layout.world) != (int(found[1]), rank, world):
+                        of = f"iteration {layout.key.iteration}, rank {layout.rank} of {layout.world}"
+                        raise LayoutError(f"the file is of {of}")
+                except BaseException:
+                    os.close(fd)
+                    raise
+                return fd
+
+
+def _ranks_in(part: str) -> range | None:
+    """Return the ranks whose files are in a directory of this name; None if it isn't that of a node."""
+    found = _PART.fullmatch(part)
+    return None if found is None else range(int(found[1]), int(found[2]) + 1)
+
+
+# -- sets ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundSet:
+    """Directory of a snapshot. ``lacking``: number of ranks without a file."""
+
+    files: SavedFiles
+    lacking: int
+
+
+def find_sets(directory: str) -> list[FoundSet]:
+    """Return the snapshots in a directory, that written last first. Makes the directory if it is missing.
+
+    Raises:
+        ForeignFileError: it isn't a directory of this user.
+        OSError: it can't be read or made.
+    """
+    found: list[tuple[int, FoundSet]] = []
+    with _opened(open_own_folder(directory)) as root:
+        for name in os.listdir(root):
+            parsed = _SET.fullmatch(name)
+            with contextlib.suppress(OSError):
+                if parsed is not None:
+                    with _own_folder(directory, name) as whole:
+                        world, written_ns = int(parsed[2]), os.fstat(whole).st_mtime_ns
+                        age_s = max(0.0, time.time() - written_ns / 1e9)
+                        files = SavedFiles(name, int(parsed[1]), world, age_s)
+                        found.append((written_ns, FoundSet(files, _lacking(os.listdir(whole), world))))
+                elif name.startswith(_REMOVED):
+                    _remove_tree(root, name)
+    return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _lacking(parts: Iterable[str], world: int) -> int:
+    """Return the number of ranks of which there is no file, by the names of the directories."""
+    covered = reached = 0
+    for ranks in sorted(filter(None, map(_ranks_in, parts)), key=lambda each: (each.start, each.stop)):
+        covered += max(0, min(ranks.stop, world) - max(ranks.start, reached))
+        reached = max(reached, ranks.stop)
+    return world - covered
+
+
+def remove_set(directory: str, name: str) -> None:
+    """Remove a snapshot's directory: at once for its readers, then file by file.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    with _opened(open_own_folder(directory)) as root:
+        os.rename(name, _REMOVED + name, src_dir_fd=root, dst_dir_fd=root)
+        _remove_tree(root, _REMOVED + name)
+
+
+def _remove_tree(parent: int, name: str) -> None:
+    try:
+        with _opened(os.open(name, _FOLDER, dir_fd=parent)) as folder:
+            for each in os.listdir(folder):
+                _remove_tree(folder, each)
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        os.unlink(name, dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _opened(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _own_folder(directory: str, name: str) -> Iterator[int]:
+    """Open an existing directory of this user in the user's directory."""
+    given = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _opened(given) as root, _opened(os.open(name, _FOLDER, dir_fd=root)) as folder:
+        owner = os.fstat(folder).st_uid
+        if owner not in (os.geteuid(), os.fstat(root).st_uid):
+            raise ForeignFileError(f"is a directory of another user ({owner})")
+        yield folder

@@ -1,0 +1,241 @@
+"""Copies of snapshots on another node: sent, taken, and given back. In threads of the keeper, which may wait.
+
+The keeper's loop owns the segments: threads ask it (`Host`), and never touch one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.memory.base.copy_messages import Accepted, Offer, Want
+from megatron_ft.memory.base.keeper_messages import NotKept
+from megatron_ft.memory.keeper import link
+from megatron_ft.memory.keeper.link import Link
+from megatron_ft.memory.rules.retention import refuse_chunk
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+
+_MOST_CONNECTIONS = 32
+_VERIFY_S = 120.0
+"""Seconds that another node has to verify what it has got."""
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+
+class _NoLongerWantedError(Exception):
+    """Raised in a thread whose work has become useless. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Segment that another node wants. ``fd`` is the thread's own."""
+
+    fd: int
+    offer: Offer
+
+
+class Host(Protocol):
+    """The keeper's loop, which answers its threads; called in the loop only."""
+
+    def admit(self, offer: Offer) -> int | str:
+        """Return the number of the segment that will hold the copy, or why it isn't taken."""
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        """Take the segment that has come; ``fd`` -1: none has, because of ``why``."""
+
+    def is_verified(self, number: int) -> bool | None:
+        """Return True for a verified segment, False for one that is gone; None: it isn't known yet."""
+
+    def lend(self, want: Want) -> Lent | str | None:
+        """Return the segment, or why there is none; None: it isn't verified yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToCopy:
+    """Segment that another node gets. ``fd`` is the thread's own."""
+
+    rank: int
+    fd: int
+    nbytes: int
+
+
+@dataclass(eq=False, slots=True)
+class Copying:
+    """Copying of a snapshot that is under way.
+
+    Args:
+        complete: newest snapshot that all ranks of the job have, when it began.
+        moved_s: when the last piece was sent.
+    """
+
+    key: SnapshotKey
+    address: str
+    complete: SnapshotKey | None = None
+    is_wanted: bool = True
+    moved_s: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        self.moved_s = time.monotonic()
+        if not self.is_wanted:
+            raise _NoLongerWantedError("no longer needed")
+
+
+def send(copying: Copying, key: bytes, segments: Sequence[ToCopy], world: int, bytes_per_s: int) -> str:
+    """Send segments to the keeper of another node, which verifies each. Return why that failed, or ""."""
+    try:
+        peer = link.connect(copying.address, key)
+        try:
+            for each in segments:
+                copying.check()
+                peer.send(Offer(copying.key, each.rank, world, each.nbytes, copying.complete))
+                _expect_accepted(peer.receive())
+                peer.send_segment(each.fd, each.nbytes, bytes_per_s, copying.check)
+                _expect_accepted(peer.receive(_VERIFY_S))
+        finally:
+            peer.close()
+    except (OSError, ProtocolError, _NoLongerWantedError) as error:
+        return _why(error)
+    finally:
+        for each in segments:
+            os.close(each.fd)
+    return ""
+
+
+def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> tuple[int, str]:
+    """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
+    make_room = _RoomMaker(is_wanted)
+    try:
+        peer = link.connect(address, key)
+        try:
+            peer.send(Want(snapshot, rank))
+            answer = peer.receive(_VERIFY_S)
+            if isinstance(answer, NotKept):
+                return -1, answer.why
+            if not isinstance(answer, Offer) or (answer.key, answer.rank) != (snapshot, rank):
+                raise ProtocolError("another segment was offered")
+            return peer.receive_segment(answer.nbytes, make_room), ""
+        finally:
+            peer.close()
+    except (OSError, ProtocolError, _NoLongerWantedError) as error:
+        return -1, _why(error)
+
+
+class Door:
+    """Serves the keepers of other nodes, each connection in a thread, until the process ends.
+
+    ``ask`` has the keeper's loop make a call, and waits for what it returns.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: Callable[..., Any]) -> None:
+        self._listener = listener
+        self._key = key
+        self._host = host
+        self._ask = ask
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        listener.setblocking(True)
+        threading.Thread(target=self._accept, name="ft_door", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                time.sleep(_LOOK_S)  # no descriptors are left, or the peer has gone
+                continue
+            if self._connections.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(sock,), name="ft_peer", daemon=True).start()
+            else:
+                sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            peer = link.accept(sock, self._key)
+            try:
+                while True:
+                    match peer.receive():
+                        case Offer() as offer:
+                            self._take(peer, offer)
+                        case Want() as want:
+                            self._give(peer, want)
+                        case _:
+                            raise ProtocolError("an answer came without a question")
+            finally:
+                peer.close()
+        except (OSError, ProtocolError):
+            pass  # it has all it came for; a peer that didn't says so on its own node
+        finally:
+            self._connections.release()
+
+    def _take(self, peer: Link, offer: Offer) -> None:
+        number = self._ask(lambda: self._host.admit(offer))
+        if isinstance(number, str):
+            peer.send(NotKept(number))
+            return
+        fd, why = -1, "the connection has ended"
+        is_verified = partial(self._ask, lambda: self._host.is_verified(number))
+        try:
+            peer.send(Accepted())
+            fd = peer.receive_segment(offer.nbytes, _RoomMaker(lambda: is_verified() is None))
+        except (OSError, ProtocolError, _NoLongerWantedError) as error:
+            why = _why(error)
+            raise ConnectionAbortedError(why) from None
+        finally:
+            self._ask(lambda: self._host.take(number, fd, why))
+        peer.send(Accepted() if _awaited(is_verified) else NotKept("it is damaged, or no longer needed"))
+
+    def _give(self, peer: Link, want: Want) -> None:
+        found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
+        if not isinstance(found, Lent):
+            peer.send(NotKept(str(found or "it isn't verified yet")))
+            return
+        try:
+            peer.send(found.offer)
+            peer.send_segment(found.fd, found.offer.nbytes, 0, lambda: None)
+        finally:
+            os.close(found.fd)
+
+
+class _RoomMaker:
+    """Checks, before each chunk of a segment that comes, that it fits into the node's memory and is still wanted."""
+
+    _CHUNK = 64 << 20
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        self._is_wanted = is_wanted
+        self._left = 0
+
+    def __call__(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            self._left += max(self._CHUNK, count)
+            refused = refuse_chunk(self._CHUNK, node_memory())
+            if refused or not self._is_wanted():
+                raise _NoLongerWantedError(refused or "no longer needed")
+
+
+def _awaited(look: Callable[[], T | None]) -> T | None:
+    """Look until there is something, for as long as the verification of a segment may take."""
+    until_s = time.monotonic() + _VERIFY_S - link.STALL_S
+    while (found := look()) is None and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _expect_accepted(answer: object) -> None:
+    if isinstance(answer, NotKept):
+        raise _NoLongerWantedError(answer.why)
+    if not isinstance(answer, Accepted):
+        raise ProtocolError("the answer is of another kind")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or "it doesn't answer"

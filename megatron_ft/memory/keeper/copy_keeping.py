@@ -1,0 +1,211 @@
+"""Copies of snapshots as the keeper's loop sees them: those that it sends, and those that it keeps for another node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from megatron_ft.ipc.wire import close_fds
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.base.copy_messages import Offer, Want
+from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
+from megatron_ft.memory.keeper import copies
+from megatron_ft.memory.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.memory.keeper.link import STALL_S
+from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.keeper.work import BackgroundWorker
+from megatron_ft.memory.rules.segment_layout import MAX_LAYOUT_BYTES
+from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
+
+_SILENT_S = 3 * STALL_S
+"""Seconds without a piece sent after which copying has failed, whatever its thread waits for. A verification that takes
+longer counts, too: the snapshot is told of then as one without a copy."""
+
+
+class CopyKeeping:
+    """One keeper's. ``say`` has a line printed once per subject and cycle, ``go_on`` follows each change."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        reactor: Reactor,
+        *,
+        drop: Callable[[HeldSegment], None],
+        take: Callable[[HeldSegment, int, str], None],
+        say: Callable[[str, str], None],
+        go_on: Callable[[], None],
+    ) -> None:
+        self._segments = segments
+        self._reactor = reactor
+        self._drop, self._take, self._say, self._go_on = drop, take, say, go_on
+        self._worker = BackgroundWorker("ft_copy", reactor.post)
+        self._prepared: Prepare | None = None
+        self._listener: socket.socket | None = None
+        self._door: Door | None = None
+        self.key = b""
+        """By which keepers of the job know each other; empty: no copies are kept."""
+        self._bytes_per_s = 0
+        self._address = ""
+        """Keeper that gets copies of this node's snapshots."""
+        self._copying: Copying | None = None
+        self._done: SnapshotKey | None = None
+        """Newest snapshot that was copied, or could not be."""
+        self.has_room = True
+        """There is memory for copies of another node's snapshots."""
+
+    def begin(self, prepared: Prepare) -> None:
+        """Begin a cycle: where copies go is told anew."""
+        self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
+        self._give_up()
+        self._open()
+
+    def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
+        """Serve keepers of other nodes from now on, or copy to one of them."""
+        if isinstance(order, CopyTo):
+            if self._prepared is not None and order.cycle == self._prepared.cycle:
+                self._address = order.address
+        elif self._listener is None:
+            (fd,) = fds
+            self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
+            self._listener = socket.socket(fileno=fd)
+            self._open()
+        else:
+            close_fds(fds)
+
+    def _open(self) -> None:
+        """Serve keepers of other nodes, once it is known what this node keeps."""
+        if self._door is None and self._listener is not None and self._prepared is not None:
+            self._door = Door(self._listener, self.key, self, self._reactor.call_in_loop)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of another node of which copies are kept here: as many as this node has."""
+        return len(self._prepared.ranks) if self.key and self._prepared is not None else 0
+
+    # -- copies of this node's snapshots ----------------------------------------------------------------------
+
+    def is_under_way(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+        """Return True while a snapshot is copied, or was and may still become complete, here or on other nodes.
+
+        Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
+        """
+        return self._copying is not None or not self._is_decided(complete, released)
+
+    def _is_decided(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+        decided = max(filter(None, (complete, released)), default=None)
+        return self._done is None or (decided is not None and decided >= self._done)
+
+    def due_s(self) -> float | None:
+        """Return when copying counts as failed, unless a piece is sent before."""
+        return None if self._copying is None else self._copying.moved_s + _SILENT_S
+
+    def may_be_told(
+        self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
+    ) -> SnapshotKey | None:
+        """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
+
+        Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
+        copy the next one that all nodes copy, once it is decided whether the one copied before is complete: the other
+        node has room for the complete one, and for one that comes.
+
+        Args:
+            complete: newest snapshot that all ranks of the job have.
+            released: newest one up to which incomplete ones needn't be kept.
+        """
+        due_s = self.due_s()
+        if due_s is not None and time.monotonic() >= due_s:
+            self._failed("it doesn't answer")
+        if not self._address:
+            return newest
+        is_newer = all(before is None or newest > before for before in (self._done, complete))
+        if is_newer and not self.is_under_way(complete, released):
+            self._copy(newest, complete)
+        return self._done
+
+    def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
+        prepared = self._prepared
+        assert prepared is not None
+        copying = self._copying = Copying(key, self._address, complete)
+        held = [self._segments.verified(rank)[key] for rank in prepared.ranks]
+        segments = [ToCopy(each.rank, os.dup(each.fd), each.nbytes) for each in held]
+
+        def send() -> Callable[[], None]:
+            why = copies.send(copying, self.key, segments, prepared.world, self._bytes_per_s)
+            return partial(self._copied, copying, why)
+
+        self._worker.post(send)
+
+    def _copied(self, copying: Copying, why: str) -> None:
+        if copying is not self._copying:
+            return  # given up meanwhile
+        if why:
+            self._failed(why)
+        else:
+            self._done, self._copying = copying.key, None
+        self._go_on()
+
+    def _failed(self, why: str) -> None:
+        """The snapshot counts without a copy: the ranks of this node may still restore it."""
+        assert self._copying is not None
+        self._done = self._copying.key
+        self._say(
+            "copies", f"the node at {self._copying.address} has no copy of iteration {self._done.iteration}: {why}"
+        )
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._copying is not None:
+            self._copying.is_wanted = False
+            self._copying = None
+
+    # -- copies of another node's snapshots -------------------------------------------------------------------
+
+    def admit(self, offer: Offer) -> int | str:
+        """Return the number of the segment that will hold a copy, or why it isn't taken."""
+        prepared, segments = self._prepared, self._segments
+        if prepared is None or offer.key.cycle != prepared.cycle:
+            return "this node is in another cycle"
+        if offer.rank in prepared.ranks or not offer.rank < offer.world == prepared.world:
+            return f"no copies of rank {offer.rank} are kept here"
+        if not self.has_room:
+            return "its memory doesn't suffice for copies"
+        kept = segments.copied_ranks(prepared.ranks, prepared.cycle)
+        if offer.rank not in kept and len(kept) >= len(prepared.ranks):
+            return f"copies of {len(kept)} ranks are kept here, and no more"
+        own = max((each.nbytes for each in segments.values() if each.rank in prepared.ranks), default=0)
+        if own and offer.nbytes > 2 * own + MAX_LAYOUT_BYTES:
+            return "the segment is far larger than those of this node"
+        for old in segments.of(offer.rank):
+            if old.state is not SegmentState.LEAVING and old.key != offer.complete:
+                self._drop(old)
+        held = segments.add(offer.rank, -1, offer.nbytes, SegmentState.ALLOCATING)
+        held.key = offer.key
+        return held.number
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        """Take a copy that has come, to be verified; or see that none has."""
+        held = self._segments.get(number)
+        if held is None or held.state is not SegmentState.ALLOCATING:
+            if fd >= 0:
+                os.close(fd)
+            self._segments.pop(number, None)
+            return
+        self._take(held, fd, why)
+
+    def is_verified(self, number: int) -> bool | None:
+        held = self._segments.get(number)
+        if held is None or held.state is SegmentState.LEAVING:
+            return False
+        return True if held.state is SegmentState.VERIFIED else None
+
+    def lend(self, want: Want) -> Lent | str | None:
+        """Return a descriptor of the segment that another node wants, and what it is."""
+        held = self._segments.verified(want.rank).get(want.key)
+        if held is not None:
+            return Lent(os.dup(held.fd), Offer(want.key, want.rank, held.world, held.nbytes))
+        if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
+            return None
+        return f"there is no verified segment of rank {want.rank}"

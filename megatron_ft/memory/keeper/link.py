@@ -1,0 +1,141 @@
+"""One authenticated connection between the keepers of two nodes, used by one thread that may wait."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session, new_nonce
+from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.copy_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
+
+STALL_S = 10.0
+"""Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
+_PURPOSE = "memory copies"
+_PROOF_BYTES = 32
+_RECEIVE_BYTES = 1 << 20
+
+
+class Link:
+    """The connection, once both ends have proved that they are keepers of the job."""
+
+    def __init__(self, sock: socket.socket, channel: SecureChannel) -> None:
+        self._sock = sock
+        self._channel = channel
+        self._bodies: deque[bytes] = deque()
+        sock.settimeout(STALL_S)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def send(self, message: BetweenKeepers) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the connection has ended, or the other end takes nothing.
+        """
+        self._send(encode(message)[LENGTH_BYTES:])
+
+    def receive(self, timeout_s: float = STALL_S) -> BetweenKeepers:
+        """Return the next message.
+
+        Raises:
+            OSError: nothing has come in that time, or the connection has ended.
+            ProtocolError: what has come isn't from a keeper of the job.
+        """
+        self._sock.settimeout(timeout_s)
+        body = self._receive()
+        self._sock.settimeout(STALL_S)
+        return BETWEEN_KEEPERS.parse(decode(body))
+
+    def send_segment(self, fd: int, nbytes: int, bytes_per_s: int, on_piece: Callable[[], None]) -> None:
+        """Send the content of a segment, no faster than allowed. ``on_piece`` may raise. Raises as `send`."""
+        began_s = time.monotonic()
+        for offset in range(0, nbytes, PIECE_BYTES):
+            on_piece()
+            piece = os.pread(fd, min(PIECE_BYTES, nbytes - offset), offset)
+            self._send(piece)
+            ahead_s = (offset + len(piece)) / bytes_per_s - (time.monotonic() - began_s) if bytes_per_s else 0.0
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+
+    def receive_segment(self, nbytes: int, make_room: Callable[[int], None]) -> int:
+        """Return the descriptor of a sealed segment with what comes. Raises as `receive`, and as ``make_room``."""
+        fd = segment.create()
+        try:
+            for offset in range(0, nbytes, PIECE_BYTES):
+                count = min(PIECE_BYTES, nbytes - offset)
+                make_room(count)
+                piece = self._receive()
+                if len(piece) != count:
+                    raise ProtocolError(f"a piece of {len(piece)} bytes came, not {count}")
+                os.pwrite(fd, piece, offset)
+            segment.seal(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _send(self, body: bytes) -> None:
+        self._sock.sendall(self._channel.seal(body))
+        self._sock.sendall(body)
+
+    def _receive(self) -> bytes:
+        while not self._bodies:
+            data = self._sock.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("the connection has ended")
+            self._bodies.extend(self._channel.feed(data))
+        return self._bodies.popleft()
+
+
+def connect(address: str, key: bytes) -> Link:
+    """Connect to the keeper at ``address`` (host:port).
+
+    Raises:
+        OSError: it can't be reached, or doesn't answer.
+        ProtocolError: it isn't a keeper of the job.
+    """
+    host, _, port = address.rpartition(":")
+    return _prove(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, Role.CONNECTS)
+
+
+def accept(sock: socket.socket, key: bytes) -> Link:
+    """Return the link of a connection that has come in. Raises as `connect`; the socket is closed then."""
+    return _prove(sock, key, Role.LISTENS)
+
+
+def _prove(sock: socket.socket, key: bytes, role: Role) -> Link:
+    until_s, mine = time.monotonic() + STALL_S, new_nonce()
+    try:
+        sock.settimeout(STALL_S)
+        sock.sendall(mine)
+        theirs = _exactly(sock, NONCE_BYTES, until_s)
+        connects, listens = (mine, theirs) if role is Role.CONNECTS else (theirs, mine)
+        session = Session(key, _PURPOSE, connects=connects, listens=listens)
+        if role is Role.CONNECTS:  # shows first that it knows the key
+            sock.sendall(session.proof(role))
+        if not session.is_proof(_exactly(sock, _PROOF_BYTES, until_s), role.other):
+            raise FrameError("the other end is no keeper of this job")
+        if role is Role.LISTENS:
+            sock.sendall(session.proof(role))
+    except BaseException:
+        sock.close()
+        raise
+    return Link(sock, session.channel(role, PIECE_BYTES))
+
+
+def _exactly(sock: socket.socket, count: int, until_s: float) -> bytes:
+    found = b""
+    while len(found) < count:
+        sock.settimeout(max(0.001, until_s - time.monotonic()))
+        data = sock.recv(count - len(found))
+        if not data:
+            raise ConnectionResetError("the connection has ended")
+        found += data
+    return found

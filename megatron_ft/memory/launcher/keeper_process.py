@@ -1,0 +1,484 @@
+"""The keeper process of this node: started when the first rank connects, replaced if it dies, ended with the job.
+
+The launcher has a descriptor of each sealed segment, and hands all of them to a keeper that replaces another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.job.messages import OfSnapshots, StockTaken
+from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.core.wording import counted
+from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.ipc.net.secret import memory_pickle_key
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
+from megatron_ft.memory.base.keeper_messages import (
+    KEEPER_TO_LAUNCHER,
+    DropSegment,
+    FilesWritten,
+    KeeperSays,
+    LauncherToKeeper,
+    OpenDoor,
+    Prepare,
+    RankBegan,
+    SealedSegment,
+    Stock,
+    TakeStock,
+    WriteFiles,
+)
+from megatron_ft.memory.launcher.copy_door import CopyDoor
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
+
+_QUICK_S = 10.0
+_MOST_BAD = 5
+"""Number of keepers in a row that may end within that time, or not answer, before the job goes on without one."""
+STOCK_S = 10.0
+_ANSWER_S = 3.0
+"""Part of the time for the stock in which the keeper stops verifying and answers."""
+_SEND_S = 1.0
+_STOP_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperReplaced:
+    """Another keeper, or none, has the segments now, and no question about the stock is open."""
+
+
+KeeperEvent = Saved | KeeperPort | RankBegan | RestoreFailed | StockTaken | KeeperReplaced
+"""``Saved``: all ranks of this node are verified. ``RankBegan``, ``RestoreFailed``: of one rank; ``rank`` is global.
+``StockTaken``: what was verified after the time of the answer."""
+
+
+class Keeper:
+    """Owner of the keeper's socket, its process, and a second descriptor of each segment."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        path: str,
+        *,
+        xxhash: str | None,
+        secret: bytes | None = None,
+        copies_bytes_per_s: int = 0,
+        say: Callable[[str], None],
+        on_event: Callable[[KeeperEvent], None],
+    ) -> None:
+        """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none.
+
+        ``secret``: the job's. Without it, what ranks pickle can be restored only under this launcher, and no other node
+        keeps copies of this one's snapshots. ``copies_bytes_per_s``: most that is sent to it.
+        """
+        self.path = path
+        self._reactor = reactor
+        self._xxhash = xxhash
+        self._pickle_key = memory_pickle_key(secret)
+        self._copies = CopyDoor(secret, copies_bytes_per_s, say)
+        self._say = say
+        self._on_event = on_event
+        self._listener: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._dying: dict[int, subprocess.Popen[bytes]] = {}
+        """Killed processes, by pidfd."""
+        self._channel: Channel | None = None
+        self._held: dict[int, tuple[SealedSegment, int]] = {}
+        """Rank, snapshot and descriptor of each sealed segment, by number."""
+        self._prepared: Prepare | None = None
+        self._complete: Complete | None = None
+        self._copy_to: CopyTo | None = None
+        self._writing: WriteFiles | None = None
+        self._written: FilesWritten | None = None
+        self._question = 0
+        self._asked: tuple[Callable[[Kept], None], Timer | None] | None = None
+        self._started_s = 0.0
+        self._bad = 0
+        self.is_given_up = xxhash is None
+
+    # -- for the run directory and the list of children -------------------------------------------------------
+
+    def pids(self) -> set[int]:
+        """Return the process ids of the keeper, and of killed ones that haven't ended."""
+        processes = [*self._dying.values()] + ([] if self._process is None else [self._process])
+        return {each.pid for each in processes}
+
+    def is_lost(self) -> bool:
+        """Return True if the socket was removed."""
+        return self._listener is not None and not os.path.lexists(self.path)
+
+    def listen_again(self) -> None:
+        """Recreate the socket if it was removed, with a keeper that serves it.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        if self.is_lost():
+            lost = self._listener
+            assert lost is not None
+            self._listener = listen(self.path)
+            self._reactor.unwatch(lost.fileno())
+            lost.close()
+            if self._prepared is None:
+                return
+            if self._process is None:
+                self._start_on_first_connection()
+            else:
+                self._replace("has lost its socket")
+
+    def listen(self) -> None:
+        """Create the socket. From the first cycle on, the first rank that connects has the keeper started.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        if not self.is_given_up:
+            self._listener = listen(self.path)
+
+    # -- what the owner asks for ------------------------------------------------------------------------------
+
+    def prepare(self, order: Prepare) -> None:
+        """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
+        is_first, restore = self._prepared is None, order.restore
+        self._prepared = replace(order, pickle_key=self._pickle_key)
+        if is_first and self._listener is not None:
+            self._start_on_first_connection()
+        self._complete = None if restore is None else Complete(restore)
+        self._copy_to = None
+        if self._process is not None:
+            self._open_door()
+        self._order(self._prepared)
+        if restore is not None and self.is_given_up:
+            self._fail_restores("this node keeps no memory checkpoints any more")
+
+    def tell(self, fact: OfSnapshots) -> None:
+        """Say what the job has decided about a snapshot, or where copies go."""
+        if isinstance(fact, Complete):
+            self._complete = fact
+        elif isinstance(fact, CopyTo):
+            self._copy_to = fact
+        self._order(fact)
+
+    def last_complete(self) -> tuple[SnapshotKey, int] | None:
+        """Return the last snapshot that all ranks of the job have, and their number; None without one."""
+        if self._complete is None or self._prepared is None or self._process is None:
+            return None
+        return self._complete.key, self._prepared.world
+
+    def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
+        """Have the segments of a snapshot written as files, and wait for it: until its time is over, or ``is_wanted``
+        doesn't hold any more.
+        """
+        self._writing, self._written = order, None
+        self._order(order)
+        is_over = lambda: self._written is not None or self._process is None or not is_wanted()  # noqa: E731
+        self._reactor.run_until(is_over, time.monotonic() + order.within_s)
+        self._writing = None
+        return self._written or FilesWritten(
+            why="there was no more time" if is_wanted() else "a second signal asked to stop"
+        )
+
+    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
+        """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
+
+        Without a keeper ``then`` is called before this returns. A keeper that doesn't answer is replaced.
+        ``timeout_s``: the keeper says before that what it has verified by then; None: it verifies all first.
+        """
+        self._answer(Kept())  # the earlier question has no answer
+        if self._process is None:
+            then(Kept())
+            return
+        self._question += 1
+        timer = None if timeout_s is None else self._reactor.call_later(timeout_s, self._stock_overdue)
+        self._asked = then, timer
+        self._ask(timer)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of each rank of the prepared cycle. An empty socket: the launcher has no xxhash."""
+        restore = None if self._prepared is None else self._prepared.restore
+        return {
+            KEEPER_SOCKET_VARIABLE: "" if self._xxhash is None else self.path,
+            RESTORE_VARIABLE: "" if restore is None else f"{restore.cycle}:{restore.era}:{restore.iteration}",
+        }
+
+    def close(self) -> None:
+        """End the keeper and let go of all memory."""
+        self._answer(Kept())
+        if self._process is not None:
+            self._end()
+        until_s = time.monotonic() + _STOP_WAIT_S
+        for pidfd in list(self._dying):
+            if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
+                self._reap(pidfd)
+        self._let_go_of_socket()
+        self._copies.close()
+        close_fds(self._take_all())
+
+    # -- the life of the process ------------------------------------------------------------------------------
+
+    def _start_on_first_connection(self) -> None:
+        assert self._listener is not None
+        self._reactor.watch(self._listener.fileno(), self._start)
+
+    def _start(self) -> None:
+        if self._listener is None:
+            return
+        self._reactor.unwatch(self._listener.fileno())
+        self._started_s = time.monotonic()
+        try:
+            ours = self._spawn_connected()
+        except OSError as error:
+            self._process = None
+            self._ended(f"can't be started ({error.strerror})")
+            return
+        self._channel = Channel(ours)
+        self._reactor.watch(self._channel.fileno(), self._read)
+        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
+        for sealed, fd in list(self._held.values()):
+            self._order(sealed, (fd,))
+        assert self._prepared is not None
+        self._open_door()
+        self._order(self._prepared)
+        if self._complete is not None:
+            self._order(self._complete)
+        if self._copy_to is not None:
+            self._order(self._copy_to)
+        if self._asked is not None:
+            self._ask(self._asked[1])
+        if self._writing is not None:
+            self._order(self._writing)
+
+    def _open_door(self) -> None:
+        """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where.
+
+        Before the cycle is prepared: without the key the keeper fetches nothing, and lets go of other nodes' copies.
+        """
+        prepared = self._prepared
+        assert prepared is not None
+        if prepared.world == len(prepared.ranks):
+            return
+        listener = self._copies.open()
+        if listener is not None and self._channel is not None:
+            self._order(OpenDoor(self._copies.key, self._copies.bytes_per_s), (listener.fileno(),))
+            self._on_event(KeeperPort(prepared.cycle, self._copies.port))
+
+    def _spawn_connected(self) -> socket.socket:
+        """Start the process; returns the launcher's end of the connection with it.
+
+        Raises:
+            OSError: there are too few descriptors or processes.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = self._spawn(theirs.fileno())
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
+        assert self._listener is not None
+        assert self._xxhash is not None
+        fds = [self._listener.fileno(), launcher_fd]
+        command = [
+            *isolated_command("megatron_ft.memory.keeper"),
+            "--socket-fd",
+            str(fds[0]),
+            "--launcher-fd",
+            str(fds[1]),
+        ]
+        command += ["--parent", str(os.getpid()), "--xxhash", self._xxhash]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")}
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=fds,
+            env=environment,
+            start_new_session=True,
+        )
+        restore_file_limit_of(process.pid)
+        return process
+
+    def _died(self) -> None:
+        self._read()
+        if self._process is not None:
+            process, pidfd = self._process, self._pidfd
+            self._end()
+            self._reap(pidfd)
+            self._ended(f"exited ({launcher_lines.exit_code(process.returncode)})")
+
+    def _replace(self, reason: str, *, was_silent: bool = False) -> None:
+        self._end()
+        self._ended(reason, was_silent=was_silent)
+
+    def _end(self) -> None:
+        """Kill the process, which may take a while to end: its pages are freed. Nothing waits for that."""
+        assert self._process is not None
+        send_signal(self._pidfd, signal.SIGKILL)
+        self._reactor.unwatch(self._pidfd)
+        self._dying[self._pidfd] = self._process
+        self._reactor.watch(self._pidfd, functools.partial(self._reap, self._pidfd), Priority.DEATH)
+        self._pidfd = -1
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._reactor.unwatch(channel.fileno())
+            channel.close()
+        self._process = None
+
+    def _reap(self, pidfd: int) -> None:
+        self._dying.pop(pidfd).wait()
+        self._reactor.unwatch(pidfd)
+        os.close(pidfd)
+
+    def _ended(self, how: str, *, was_silent: bool = False) -> None:
+        is_bad = was_silent or time.monotonic() - self._started_s < _QUICK_S
+        self._bad = self._bad + 1 if is_bad else 1
+        if self._bad < _MOST_BAD:
+            segments = counted(len(self._held), "segment")
+            self._say(f"the keeper of memory checkpoints {how}; another one takes over {segments}")
+            self._start()
+            if self._asked is None:
+                self._on_event(KeeperReplaced())
+            return
+        self.is_given_up = True
+        self._say(
+            f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
+        )
+        self._let_go_of_socket()
+        _close_in_background(self._take_all())
+        self._answer(Kept())
+        self._fail_restores("this node keeps no memory checkpoints any more")
+        self._on_event(KeeperReplaced())
+
+    def _let_go_of_socket(self) -> None:
+        if self._listener is not None:
+            self._reactor.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    def _take_all(self) -> list[int]:
+        """Return the descriptors of all segments, for the caller to close."""
+        fds = [fd for _, fd in self._held.values()]
+        self._held.clear()
+        return fds
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _order(self, order: LauncherToKeeper, fds: tuple[int, ...] = ()) -> None:
+        if self._channel is None:
+            return
+        fd = self._channel.fileno()
+        try:
+            self._channel.send(order, fds, timeout_s=_SEND_S)
+        except ChannelClosedError:  # the process is ending, which its pidfd reports, or it takes no messages
+            self._reactor.unwatch(fd)
+            self._channel = None
+            send_signal(self._pidfd, signal.SIGKILL)
+
+    def _read(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        fd, received = channel.fileno(), deque[Received]()
+        try:
+            received.extend(channel.receive())
+            while received:
+                message, fds = received.popleft()
+                self._take(KEEPER_TO_LAUNCHER.parse(message), fds)
+        except (ChannelClosedError, ProtocolError):
+            for _, unread in received:
+                close_fds(unread)
+            if self._channel is channel:
+                self._reactor.unwatch(fd)
+                channel.close()
+                self._channel = None
+                send_signal(self._pidfd, signal.SIGKILL)  # one that can't be understood is replaced
+
+    def _take(self, message: Any, fds: tuple[int, ...]) -> None:
+        match message:
+            case SealedSegment(number):
+                if len(fds) != 1 or number in self._held:
+                    close_fds(fds)
+                    raise ProtocolError("a segment comes with one descriptor, once")
+                self._held[number] = message, fds[0]
+                return
+            case DropSegment(number):
+                gone = [self._held.pop(number)[-1]] if number in self._held else []
+                if is_gone(self._pidfd):
+                    _close_in_background(gone)  # the launcher is the last one that has it
+                else:
+                    close_fds(gone)
+                self._order(message)
+            case Stock(question, kept) if question == self._question:
+                kept = replace(kept, port=self._copies.port)
+                if self._asked is None:  # the keeper's second answer
+                    self._on_event(StockTaken(kept))
+                self._answer(kept)
+            case FilesWritten():
+                self._written = message
+            case KeeperSays(text):
+                self._say(text)
+            case RankBegan(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
+                if self._prepared is not None and key == self._prepared.restore and rank in self._prepared.ranks:
+                    self._on_event(message)
+            case Saved():
+                self._on_event(message)
+        close_fds(fds)
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def _answer(self, kept: Kept) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            then, timer = asked
+            if timer is not None:
+                timer.cancel()
+            then(kept)
+
+    def _ask(self, timer: Timer | None) -> None:
+        """Ask for the stock, in time for the timer."""
+        left_s = None if timer is None else max(0.0, timer.at_s - time.monotonic() - _ANSWER_S)
+        self._order(TakeStock(self._question, left_s))
+
+    def _stock_overdue(self) -> None:
+        self._answer(Kept())
+        self._replace("did not say what it has", was_silent=True)
+
+    def _fail_restores(self, why: str) -> None:
+        assert self._prepared is not None
+        if self._prepared.restore is not None:
+            for rank in self._prepared.ranks:
+                failed = RestoreFailed(rank=rank, cycle=self._prepared.cycle, key=self._prepared.restore, text=why)
+                self._on_event(failed)
+
+
+def _close_in_background(fds: Sequence[int]) -> None:
+    """Free the memory of segments: 10 GB take a second, in which the launcher has other things to do."""
+    thread = threading.Thread(target=close_fds, args=(fds,), name=f"{THREAD_PREFIX}close_segments", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had
+        close_fds(fds)

@@ -1,0 +1,135 @@
+"""The last snapshot of a life of the job, as files in the user's directory: found, replaced, and written at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.core.wording import counted
+from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.memory.base import segment_files
+from megatron_ft.memory.base.keeper_messages import WriteFiles
+from megatron_ft.memory.base.segment_files import FoundSet, set_name
+from megatron_ft.memory.launcher.keeper_process import Keeper
+from megatron_ft.memory.rules.retention import gigabytes
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
+
+_LOOK_S = 10.0
+
+
+class SnapshotFiles:
+    """One launcher's. Without a ``directory`` nothing is read and nothing written."""
+
+    def __init__(
+        self,
+        directory: str | None,
+        *,
+        timeout_s: float,
+        ranks: int,
+        say: Callable[[str], None],
+        announce: Callable[[str], None],
+        takes_copies: bool = False,
+    ) -> None:
+        """``timeout_s``: for writing; ``ranks``: of this node; ``announce`` prints a line that each launcher has.
+
+        ``takes_copies``: this node can restore what other nodes' keepers have.
+        """
+        self._directory = None if directory is None else os.path.abspath(directory)
+        self._timeout_s = timeout_s
+        self._ranks = ranks
+        self._say = say
+        self._announce = announce
+        self._thread = FileQueue()
+        self._sets: list[FoundSet] = []
+        reads_files = directory is not None
+        self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)
+        """What this node can restore before the first cycle."""
+
+    def look(self) -> None:
+        """Look for what earlier lives have left; one launcher of the job does.
+
+        Raises:
+            ConfigError: the directory isn't one, or can't be used.
+        """
+        directory = self._directory
+        if directory is None:
+            return
+        try:
+            found = self._thread.call(lambda: segment_files.find_sets(directory), None, bound_s=_LOOK_S)
+        except OSError as error:
+            raise ConfigError(f"--ft-memory-checkpoint-dir {directory}: {error.strerror}") from None
+        if found is None:
+            self._say(f"{directory} doesn't answer: nothing is restored from it")
+            return
+        self._sets = found
+        for each in found:
+            if not each.lacking:
+                self.found = replace(self.found, files=each.files)
+                return
+            number, of = each.files.iteration, f"{each.lacking} of {counted(each.files.world, 'rank')}"
+            self._say(
+                f"the memory checkpoint of iteration {number} in {directory} isn't whole ({of} missing): it isn't used"
+            )
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a snapshot's directory; empty without one."""
+        return os.path.join(self._directory or "", name) if name and self._directory else ""
+
+    def superseded(self, key: SnapshotKey) -> None:
+        """Remove what earlier lives have left, if all ranks of the job have this snapshot, and it is newer."""
+        whole: SavedFiles | None = self.found.files
+        if not self._sets or key.cycle == EARLIER_LIFE or (whole is not None and key.iteration <= whole.iteration):
+            return
+        directory, names = self._directory, [each.files.name for each in self._sets]
+        self._sets = []
+        assert directory is not None
+
+        def remove() -> None:
+            for name in names:
+                try:
+                    segment_files.remove_set(directory, name)
+                except OSError as error:
+                    self._say(f"{os.path.join(directory, name)} can't be removed: {error.strerror}")
+
+        self._thread.do(remove)
+
+    def write(
+        self,
+        keeper: Keeper,
+        *,
+        life: str,
+        asked_s: float | None,
+        persistent: int | None,
+        is_hurried: Callable[[], bool],
+    ) -> None:
+        """Write the last complete snapshot, and say so.
+
+        Args:
+            life: text that no other life of the job has.
+            asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
+            persistent: iteration of the last checkpoint on disk; None if it isn't known.
+            is_hurried: returns True if no process is to be waited for any more.
+        """
+        complete = keeper.last_complete()
+        if self._directory is None or complete is None or complete[0].cycle == EARLIER_LIFE:
+            return
+        key, world = complete
+        if persistent is not None and persistent >= key.iteration:
+            self._say(
+                f"iteration {key.iteration} in memory isn't written: a checkpoint of iteration {persistent} is on disk"
+            )
+            return
+        left_s = self._timeout_s - (0.0 if asked_s is None else time.monotonic() - asked_s)
+        name = set_name(key.iteration, world, life)
+        order = WriteFiles(self._directory, name, key, max(0.0, left_s))
+        written = keeper.write_files(order, is_wanted=lambda: not is_hurried())
+        path, size, number = self.path_of(name), gigabytes(written.nbytes), key.iteration
+        say = self._say if written.why else self._announce
+        if written.why:
+            say(f"iteration {number} in memory isn't written to {path}: {written.why}")
+        else:
+            say(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")

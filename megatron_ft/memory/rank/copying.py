@@ -1,0 +1,302 @@
+"""Copies tensors into a segment: at the speed of the machine's memory, and all of them before `save` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from msgspec import Raw
+
+from megatron_ft.memory.rules.segment_layout import ITEM_BYTES, encode_rows
+
+_SMALL = 64 << 10
+"""Bytes below which consecutive tensors are written by one system call."""
+_AT_ONCE = 1024
+"""Buffers of one system call; the kernel takes no more."""
+_PIECE = 8 << 20
+_THREADS = 8
+_CHUNK = 64 << 20
+"""Bytes that are mapped, or let go of, at a time: meanwhile the kernel lets no other thread allocate."""
+LOCKED_BYTES = 1 << 30
+"""Most page-locked memory of a rank, in two halves: one is filled by the device while the other one is copied."""
+_POPULATE_WRITE, _POPULATE_READ = 23, 22
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_libc = ctypes.CDLL(None, use_errno=True)
+_word, _address = ctypes.c_size_t, ctypes.c_void_p
+_libc.mmap.argtypes = (_address, _word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.mmap.restype = _address
+_libc.munmap.argtypes = (_address, _word)
+_libc.madvise.argtypes = (_address, _word, ctypes.c_int)
+_libc.pwritev.argtypes = (ctypes.c_int, _address, ctypes.c_int, ctypes.c_int64)
+_libc.pwritev.restype = ctypes.c_ssize_t
+
+
+class Mapping:
+    """A segment in this process's address space. A fork doesn't get it: no process could seal the segment then."""
+
+    def __init__(self, fd: int, nbytes: int, *, writes: bool) -> None:
+        """Map and touch every page; ``fd`` stays the caller's.
+
+        Raises:
+            OSError: there is no memory.
+        """
+        self.fd, self.nbytes = fd, nbytes
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+        kind = mmap.MAP_SHARED if writes else mmap.MAP_PRIVATE
+        found = _libc.mmap(None, max(1, nbytes), protection, kind, fd, 0)
+        if found in (None, _word(-1).value):
+            raise OSError(ctypes.get_errno(), "a segment can't be mapped")
+        self.address: int = found
+        _libc.madvise(found, nbytes, mmap.MADV_DONTFORK)
+        for at in range(0, nbytes, _CHUNK):  # a kernel that doesn't know this touches pages as they are used
+            populate = _POPULATE_WRITE if writes else _POPULATE_READ
+            _libc.madvise(found + at, min(_CHUNK, nbytes - at), populate)
+
+    def bytes(self, offset: int, nbytes: int) -> memoryview:
+        """Return a part, which must not be used once this is closed."""
+        return memory_at(self.address + offset, nbytes)
+
+    def close(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            for at in range(0, max(1, self.nbytes), _CHUNK):
+                _libc.munmap(address + at, min(_CHUNK, max(1, self.nbytes) - at))
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
+
+
+@dataclass(eq=False)
+class Plan:
+    """Where each tensor of a state goes. States of the same dtypes and shapes share one.
+
+    Args:
+        rows: dtypes and shapes, encoded.
+        runs: first and last number of tensors that follow each other and are small, or of a single large one.
+    """
+
+    dtypes: list[Any]
+    shapes: list[Any]
+    rows: Raw = field(init=False)
+    nbytes: list[int] = field(init=False)
+    offsets: list[int] = field(init=False)
+    data_bytes: int = field(init=False)
+    runs: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [*map(name_of_dtype, self.dtypes)]
+        self.rows = encode_rows(zip(names, self.shapes, strict=True))
+        self.nbytes, self.offsets, self.runs, end = [], [], [], 0
+        for number, (name, shape) in enumerate(zip(names, self.shapes, strict=True)):
+            nbytes = ITEM_BYTES[name] * shape.numel()
+            self.nbytes.append(nbytes)
+            self.offsets.append(end)
+            end += nbytes
+            follows = self.runs and nbytes < _SMALL and self.nbytes[number - 1] < _SMALL
+            if follows and number - self.runs[-1][0] < _AT_ONCE:
+                self.runs[-1] = self.runs[-1][0], number
+            else:
+                self.runs.append((number, number))
+        self.data_bytes = end
+
+
+def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
+    """Return where these tensors go; ``last`` if it fits. All have passed `why_unfit`."""
+    dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
+    if last is not None and last.dtypes == dtypes and last.shapes == shapes:
+        return last
+    return Plan(dtypes, shapes)
+
+
+def why_unfit(tensor: Any) -> str:
+    """Return why a tensor can't be kept; empty if it can."""
+    import torch
+
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        return f"is a {kind.__name__}; give the plain tensor inside it"
+    if tensor.is_nested:
+        return "is a nested tensor; give its components"
+    is_known = tensor.is_cpu or tensor.is_cuda
+    if tensor.layout is not torch.strided or not is_known or name_of_dtype(tensor.dtype) not in ITEM_BYTES:
+        return f"is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; keep a copy"
+    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+        return f"is on {tensor.device}; a state has tensors of the current device only"
+    return ""
+
+
+@functools.cache
+def name_of_dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def contiguous(tensor: Any) -> Any:
+    """Return the tensor, or a copy, so that its bytes are those that are kept."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def copy_tensors(tensors: Sequence[Any], plan: Plan, into: Mapping) -> None:
+    """Copy all tensors to their places.
+
+    Raises:
+        OSError: the segment can't be written.
+        RuntimeError: a device fails, or there is no memory for a copy; torch's.
+    """
+    on_device = [number for number, each in enumerate(tensors) if not each.is_cpu]
+    made = [
+        each
+        if (each.is_contiguous() and not each.is_neg() and not each.is_conj()) or not each.is_cpu
+        else contiguous(each)
+        for each in tensors
+    ]
+    # tensors on a device have address 0, and are no part of what follows
+    addresses = [each.data_ptr() for each in made]
+    for number in on_device:
+        addresses[number] = 0
+    moves = []
+    for first, last in plan.runs:
+        if first == last or on_device:
+            for number in range(first, last + 1):
+                if addresses[number]:
+                    moves += pieces(into.address + plan.offsets[number], addresses[number], plan.nbytes[number])
+        else:
+            _write_together(into.fd, plan, addresses, first, last + 1)
+    move(moves)
+    if on_device:
+        _receive([(tensors[number], plan.offsets[number], plan.nbytes[number]) for number in on_device], into)
+
+
+def pieces(to: int, source: int, nbytes: int) -> list[tuple[int, int, int]]:
+    return [(to + at, source + at, min(_PIECE, nbytes - at)) for at in range(0, nbytes, _PIECE)]
+
+
+def _write_together(fd: int, plan: Plan, addresses: list[int], first: int, stop: int) -> None:
+    vector = array("Q", bytes(16 * (stop - first)))
+    vector[0::2] = array("Q", addresses[first:stop])
+    vector[1::2] = array("Q", plan.nbytes[first:stop])
+    count, offset = sum(plan.nbytes[first:stop]), plan.offsets[first]
+    written = _libc.pwritev(fd, vector.buffer_info()[0], stop - first, offset)
+    if written != count:
+        raise OSError(ctypes.get_errno(), f"{written} of {count} bytes were written into a segment")
+
+
+def move(moves: Sequence[tuple[int, int, int]]) -> None:
+    """Copy memory: to, from, number of bytes."""
+    each_of(moves, lambda each: ctypes.memmove(*each))
+
+
+def each_of(items: Sequence[_T], work: Callable[[_T], _R]) -> list[_R]:
+    """Return what ``work`` returns for each, in threads: one alone doesn't fill the bandwidth of the memory.
+
+    There are as many threads as this rank has processors.
+    """
+    found: dict[int, _R] = {}
+    failed: list[BaseException] = []
+    left = iter(enumerate(items))
+    lock = threading.Lock()
+
+    def work_on() -> None:
+        while not failed:
+            with lock:
+                number, item = next(left, (-1, None))
+            if number < 0:
+                return
+            try:
+                found[number] = work(item)  # type: ignore[arg-type]
+            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+                failed.append(error)
+
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    helpers: list[threading.Thread] = []
+    for _ in range(min(_THREADS, len(os.sched_getaffinity(0)) // ranks, len(items)) - 1):
+        thread = threading.Thread(target=work_on, name="ft_copy", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had: this one does the rest
+            break
+        helpers.append(thread)
+    work_on()
+    for thread in helpers:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return [found[number] for number in range(len(items))]
+
+
+def _receive(sources: Sequence[tuple[Any, int, int]], into: Mapping) -> None:
+    """Copy from a device, by page-locked memory of which the device fills one half while the other one is emptied."""
+    import torch
+
+    cuda: Any = torch.cuda  # streams and events have no types
+    total = sum(nbytes for _, _, nbytes in sources)
+    half = max(1, min(LOCKED_BYTES // 2, total))
+    locked = _locked(2 * half if total > half else half)
+    stream = cuda.Stream()
+    stream.wait_stream(cuda.current_stream())
+    sent: list[tuple[Any, list[tuple[int, int, int]]]] = []
+    try:
+        with cuda.stream(stream):
+            for number, batch in enumerate(_batches(sources, half)):
+                moves, at = [], number % 2 * half
+                for flat, offset in batch:
+                    locked[at : at + len(flat)].copy_(flat, non_blocking=True)
+                    moves += pieces(into.address + offset, locked.data_ptr() + at, len(flat))
+                    at += len(flat)
+                event = cuda.Event()
+                event.record(stream)
+                sent.append((event, moves))
+                if len(sent) > 1:
+                    _arrived(*sent.pop(0))
+        for each in sent:
+            _arrived(*each)
+    finally:
+        with contextlib.suppress(RuntimeError):  # the device has failed
+            stream.synchronize()  # the next snapshot uses the same memory
+
+
+def _arrived(event: Any, moves: Sequence[tuple[int, int, int]]) -> None:
+    event.synchronize()
+    move(moves)
+
+
+def _batches(sources: Sequence[tuple[Any, int, int]], most: int) -> list[list[tuple[Any, int]]]:
+    """Return parts of flat tensors, with their places in the segment, in batches of at most so many bytes."""
+    import torch
+
+    batches: list[list[tuple[Any, int]]] = [[]]
+    room = most
+    for tensor, offset, nbytes in sources:
+        flat, at = contiguous(tensor).reshape(-1).view(torch.uint8), 0
+        while at < nbytes:
+            if not room:
+                batches.append([])
+                room = most
+            count = min(room, nbytes - at)
+            batches[-1].append((flat[at : at + count], offset + at))
+            at, room = at + count, room - count
+    return batches
+
+
+_kept_locked: Any = None
+
+
+def _locked(nbytes: int) -> Any:
+    """Return page-locked memory, which is kept for the next snapshot."""
+    global _kept_locked
+    import torch
+
+    if _kept_locked is None or len(_kept_locked) < nbytes:
+        _kept_locked = None  # freed before the larger one is made
+        _kept_locked = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return _kept_locked

@@ -1,0 +1,393 @@
+"""Saves this rank's snapshots. `Saver.save` copies the state and returns; digests and all else follow in a thread.
+
+The thread keeps one segment of the node mapped for the next snapshot. Once that is filled, the thread computes digests
+from the segment, lets go of it, has the keeper verify it, and maps the next one. `save` waits for the thread while that
+goes on, so that all ranks save the same iterations; a thread that takes longer than `_WAIT_S` is not waited for again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.core.errors import SnapshotError
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.digests import MakeHasher
+from megatron_ft.memory.base.keeper_messages import BeginSegment, CommitSegment, RankBegan, Verified
+from megatron_ft.memory.rank import restoring
+from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
+from megatron_ft.memory.rank.state_tree import take_apart
+from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.segment_layout import (
+    DIGEST_BYTES,
+    MAX_LAYOUT_BYTES,
+    TRAILER_BYTES,
+    encode_head,
+    name_of,
+    path_of,
+)
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+from megatron_ft.rank.base import say
+
+_WAIT_S = 10.0
+_ANSWER_S = 600.0
+_STOP_S = 2.0
+_QUIET_S = 300.0
+"""Seconds for which a keeper that doesn't answer isn't asked again."""
+_SLACK = 1 << 16
+"""Bytes by which a layout may grow without a new reservation."""
+_MISSED = 10
+"""Number of snapshots in a row that fail before the user is told."""
+_MEASURED = 3
+"""Number of snapshots after which the user is told what they cost, the first one, which waits for memory, left out."""
+_SHARE = 0.01
+"""Part of the time that snapshots may hold up training."""
+
+
+@dataclass(eq=False)
+class _Filled:
+    """A segment with the tensors of a snapshot."""
+
+    mapping: Mapping
+    key: SnapshotKey
+    head: bytes
+    plan: Plan
+
+
+class Saver:
+    """One per process."""
+
+    def __init__(self, place: Place, make_hasher: MakeHasher) -> None:
+        self._place = place
+        self._make_hasher = make_hasher
+        self._left = threading.Event()
+        """Set while no answer of the keeper is awaited."""
+        self._connection = KeeperConnection(place, self._left)
+        self._lock = threading.Lock()
+        """Held by the one `save` that runs."""
+        self._jobs: queue.SimpleQueue[_Filled | int] = queue.SimpleQueue()
+        """Segments to finish, and the bytes for which a segment is needed."""
+        self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._settled = threading.Event()
+        """Set unless a snapshot is on its way."""
+        self._settled.set()
+        self._is_late = False
+        """The thread has been waited for in vain, and is still busy."""
+        self._mapping: Mapping | None = None
+        """Segment for the next snapshot."""
+        self._plan: Plan | None = None
+        self._reserved = 0
+        """Bytes of a segment that the keeper has reserved on this connection."""
+        self._need = self._refused = self._locked_bytes = 0
+        """Bytes of the snapshot, of one that the node has no memory for, and of page-locked memory."""
+        self._quiet_until_s = 0.0
+        self._era, self._newest = 0, -1
+        """Of the iterations that `save` was called for."""
+        self._last_saved: SnapshotKey | None = None
+        self._has_saved = False
+        self._failed = 0
+        """Number of snapshots since the last verified one."""
+        self._reason = ""
+        self._is_failing = False
+        """A snapshot was given up with a line, and none has been verified since."""
+        self._taken, self._held_s, self._since_s, self._first = 0, 0.0, 0.0, 0
+        """Number of snapshots, and what all but the first have cost; time and iteration of the first one."""
+        self.verified: SnapshotKey | None = None
+        """Newest snapshot of this process that is verified."""
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._stop)
+
+    @property
+    def pickle_key(self) -> str:
+        """Key for the MAC of what this job pickles; empty until the thread has connected."""
+        return self._connection.pickle_key
+
+    # -- the training thread ----------------------------------------------------------------------------------
+
+    def key_of(self, iteration: int) -> SnapshotKey:
+        """Return the key of a snapshot that is saved next."""
+        era = self._era + (iteration < self._newest)
+        return SnapshotKey(self._place.info.cycle, era, iteration)
+
+    def save(self, iteration: int, state: object, every: int) -> None:
+        """Copy the state if this iteration is due. Nothing is awaited but an earlier snapshot of this rank.
+
+        Raises:
+            SnapshotError: the state can't be kept, and none has been kept before.
+        """
+        if not self._lock.acquire(blocking=False):
+            say.warn_of_rank("a memory checkpoint is skipped: save was called while another save runs")
+            return
+        try:
+            key = self.key_of(iteration)
+            self._era, self._newest = key.era, iteration
+            if iteration % every:
+                return
+            if key == self._last_saved:
+                say.warn_of_rank(f"memory checkpoint of iteration {iteration} is skipped: it was saved before")
+                return
+            began_s = time.monotonic()
+            self._reason = self._save(key, state) or self._reason
+            self._count(began_s, iteration)
+        finally:
+            self._lock.release()
+
+    def _save(self, key: SnapshotKey, state: object) -> str:
+        """Return why there is no snapshot; empty if it is on its way."""
+        if not self._wait_idle():
+            return "the snapshot before isn't verified yet"
+        try:
+            filled_by = self._prepare(key, state)
+        except SnapshotError as error:
+            if not self._has_saved:
+                raise
+            return self._warn(key.iteration, error)
+        head, tensors, plan = filled_by
+        need = plan.data_bytes + len(head) + DIGEST_BYTES * len(tensors) + TRAILER_BYTES
+        mapping = self._segment(need, plan.data_bytes)
+        if mapping is None:
+            return self._reason or "there is no memory for it"
+        try:
+            copy_tensors(tensors, plan, mapping)
+        except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's
+            return self._warn(key.iteration, error)
+        self._last_saved, self._has_saved = key, True
+        self._taken += 1
+        self._settled.clear()
+        self._give(_Filled(mapping, key, head, plan))
+        return ""
+
+    def _prepare(self, key: SnapshotKey, state: object) -> tuple[bytes, list[Any], Plan]:
+        """Return the head of the snapshot, its tensors, and where they go.
+
+        Raises:
+            SnapshotError: the state can't be kept.
+        """
+        tree, tensors = take_apart(state)
+        for number, tensor in enumerate(tensors):
+            if why := why_unfit(tensor):
+                raise SnapshotError(f"{name_of(path_of(tree, number) or ())} {why}")
+        plan = self._plan = plan_for(tensors, self._plan)
+        if not self._locked_bytes and any(each.is_cuda for each in tensors):
+            self._locked_bytes = min(LOCKED_BYTES, 2 * plan.data_bytes)
+        rank, world = self._place.info.global_rank, self._place.info.world_size
+        try:
+            head = encode_head(key, rank, world, plan.rows, tree)
+        except (OverflowError, UnicodeEncodeError):
+            head = encode_head(key, rank, world, plan.rows, take_apart(state, carefully=True)[0])
+        if len(head) + DIGEST_BYTES * len(tensors) > MAX_LAYOUT_BYTES:
+            raise SnapshotError(
+                f"the state beside its tensors has {len(head)} bytes, at most {MAX_LAYOUT_BYTES} are kept"
+            )
+        return head, tensors, plan
+
+    def _segment(self, need: int, data_bytes: int) -> Mapping | None:
+        """Return the mapped segment; the thread gets a larger one if it is too small, None if there is none."""
+        if self._mapping is None or self._mapping.nbytes < need:
+            self._need = need
+            if need >= self._refused > 0 or time.monotonic() < self._quiet_until_s:
+                return None
+            layout_bytes = need - data_bytes
+            # the next layout that is a little longer must not need another segment
+            wanted = data_bytes + layout_bytes + layout_bytes // 4 + _SLACK
+            self._give(max(wanted, self._reserved))
+            if not self._wait_idle():
+                return None
+        mapping = self._mapping
+        return None if mapping is None or mapping.nbytes < need else mapping
+
+    def _wait_idle(self) -> bool:
+        if self._thread is not None and not self._thread.is_alive():  # an exception has ended it
+            self._idle.set()
+            self._settled.set()
+        if self._idle.wait(0 if self._is_late else _WAIT_S):
+            self._is_late = False
+            return True
+        self._is_late = True
+        return False
+
+    def _give(self, job: _Filled | int) -> None:
+        """Have the thread do something; without one, that is given up."""
+        if self._thread is None or not self._thread.is_alive():
+            self._jobs = queue.SimpleQueue()
+            thread = threading.Thread(target=self._run, args=(self._jobs,), name="ft_memory", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:  # "can't start new thread"
+                self._reason = self._warn(self._newest, error)
+                self._settled.set()
+                return
+            self._thread = thread
+        self._idle.clear()
+        self._jobs.put(job)
+
+    def _count(self, began_s: float, iteration: int) -> None:
+        """Tell the user, once each, that there are no snapshots, and what they cost."""
+        self._failed += 1
+        if self._failed > _MISSED and self._reason:
+            say.warn_of_rank(f"none of the last {_MISSED} memory checkpoints was kept: {self._reason}")
+        now_s = time.monotonic()
+        if self._taken > 1:
+            self._held_s += now_s - began_s
+        if self._taken == 1 and not self._since_s:
+            self._since_s, self._first = now_s, iteration
+        elif self._taken == _MEASURED and self._since_s:
+            share, interval = self._held_s / (now_s - self._since_s), (iteration - self._first) / (_MEASURED - 1)
+            enough = math.ceil(interval * share / _SHARE)
+            hint = f"; every={enough} makes it {_SHARE:.0%}" if share > _SHARE and interval > 0 else ""
+            say.note(f"memory checkpoints hold up training for {share:.1%} of the time{hint}")
+            self._since_s = 0.0
+
+    def _warn(self, iteration: int, error: BaseException) -> str:
+        """Say, once, why a snapshot is given up. Return the reason."""
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if not self._is_failing:
+            say.warn_of_rank(f"memory checkpoint of iteration {iteration} is given up, training goes on: {reason}")
+        self._is_failing = True
+        return reason
+
+    def wait(self) -> None:
+        """Return when no snapshot is on its way any more."""
+        while not self._settled.wait(0.1):
+            if self._thread is None or not self._thread.is_alive():
+                return
+
+    def disconnect(self) -> None:
+        """Give up what is on its way and close the connection; the thread is at rest then. The next `save` connects."""
+        self._left.set()
+        while self._thread is not None and self._thread.is_alive() and not self._idle.wait(0.1):
+            pass
+        self._let_go()
+        self._connection.close()
+        self._left.clear()
+
+    def _forget(self) -> None:
+        """In a child of this process: the connection and the thread are the parent's, and the segment isn't mapped."""
+        self._connection.close()
+        if self._mapping is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._mapping.fd)
+        self._thread = self._mapping = None
+
+    def _stop(self) -> None:
+        """At the end of the script: what is on its way may still arrive, for a moment."""
+        if self._thread is not None and self._thread.is_alive():
+            self._settled.wait(_STOP_S)
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self, jobs: queue.SimpleQueue[_Filled | int]) -> None:
+        while True:
+            job = jobs.get()
+            try:
+                self._do(job)
+            finally:  # whatever was raised
+                self._settled.set()
+                self._idle.set()
+            del job
+
+    def _do(self, job: _Filled | int) -> None:
+        try:
+            if isinstance(job, _Filled):
+                self._finish(job)
+                self.verified, self._failed, self._is_failing = job.key, 0, False
+                self._settled.set()
+            else:
+                self._reserve(job)
+            self._next_segment()
+        except RefusedError as error:
+            self._reason = str(error)  # the launcher has printed it
+        except (SnapshotError, OSError) as error:
+            self._let_go()
+            self._connection.close()
+            if not self._left.is_set():
+                self._reason = self._warn(self._newest, error)
+
+    def _finish(self, filled: _Filled) -> None:
+        """Have a filled segment verified.
+
+        Raises:
+            SnapshotError, OSError: there is no snapshot.
+        """
+        mapping, plan = filled.mapping, filled.plan
+        try:
+            digests = []
+            for offset, nbytes in zip(plan.offsets, plan.nbytes, strict=True):
+                hasher = self._make_hasher()
+                for at in range(0, nbytes, segment.BLOCK_BYTES):
+                    hasher.update(mapping.bytes(offset + at, min(segment.BLOCK_BYTES, nbytes - at)))
+                digests.append(hasher.digest())
+            length = segment.write_end(mapping.fd, filled.head, digests, plan.data_bytes, self._make_hasher)
+        finally:
+            self._let_go()  # a segment that is mapped can't be sealed
+        self._connection.ask(CommitSegment(filled.key, length), Verified, _ANSWER_S)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Have the keeper reserve segments of that size.
+
+        Raises:
+            RefusedError: there isn't the memory.
+            SnapshotError: the keeper doesn't answer, or not to this rank; it isn't asked again for a while.
+        """
+        self._let_go()
+        try:
+            try:
+                if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
+                    self._connection.tell(RankBegan(self._place.restore))
+            except RefusedError as error:  # a hello that is refused says nothing about memory
+                raise SnapshotError(str(error)) from None
+            self._connection.ask(Reserve(nbytes, self._locked_bytes), Reserved, _ANSWER_S)
+        except RefusedError:
+            self._refused = self._need
+            raise
+        except SnapshotError:
+            if not self._left.is_set():
+                self._quiet_until_s = time.monotonic() + _QUIET_S
+            raise
+        self._reserved, self._refused = nbytes, 0
+
+    def _next_segment(self) -> None:
+        """Map the segment for the next snapshot. There may be none as yet: copies to another node are under way.
+
+        Raises:
+            SnapshotError, OSError: there is none.
+        """
+        fd = self._connection.ask_segment(BeginSegment(self._reserved), _ANSWER_S)
+        try:
+            self._mapping = Mapping(fd, os.fstat(fd).st_size, writes=True)
+        except OSError:
+            os.close(fd)
+            raise
+
+    def _let_go(self) -> None:
+        """Give back the mapped segment."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            mapping.close()
+            os.close(mapping.fd)
+
+
+_saver: Saver | None = None
+
+
+def saver(place: Place, make_hasher: MakeHasher) -> Saver:
+    """Return the saver of this process."""
+    global _saver
+    if _saver is None:
+        _saver = Saver(place, make_hasher)
+    return _saver
+
+
+def running() -> Saver | None:
+    """Return the saver of this process if it has saved before."""
+    return _saver

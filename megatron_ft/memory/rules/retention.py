@@ -1,0 +1,145 @@
+"""Which segments of a rank are kept, and whether they fit into the node's memory. Pure.
+
+A rank has at most three segments: the complete one, which all ranks of the job have; one that isn't complete yet; and
+the one being written. A verified segment is kept until a newer one is complete, or its place is needed for writing:
+a rank that is one snapshot ahead of the others must not drop what they are about to complete. What all ranks of a node
+have isn't dropped before the job has decided about it, even if nothing can be written meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from megatron_ft.core.codec import Count, Message
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+
+SEGMENTS = 3
+"""Segments per rank, the one being written included."""
+COPIES = 2
+"""Segments per rank of another node: of the complete snapshot, and of the one that comes."""
+_LEAST_RESERVE = 1 << 30
+_RESERVE = 0.05
+
+
+def is_stale(key: SnapshotKey, cycle: int, restore: SnapshotKey | None) -> bool:
+    """Return True if a segment is of an earlier cycle, and not of the snapshot that this cycle restores."""
+    return key.cycle < cycle and key != restore
+
+
+def outdated(verified: Collection[SnapshotKey], complete: SnapshotKey | None) -> list[SnapshotKey]:
+    """Return the verified segments of a rank that are older than its copy of the complete snapshot."""
+    if complete is None or complete not in verified:
+        return []
+    return sorted(key for key in verified if key < complete)
+
+
+def give_way(
+    verified: Collection[SnapshotKey], complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
+) -> SnapshotKey | None:
+    """Return the verified segment of a rank that goes, so that another can be written; None if there is room, or none.
+
+    Never the complete one, nor one of ``pinned``: snapshots that the job has been told this node has.
+    """
+    if len(verified) < SEGMENTS:
+        return None
+    return min((key for key in verified if key != complete and key not in pinned), default=None)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Limit on the memory of a group of processes. ``reclaimable_bytes``: page cache that counts as used."""
+
+    name: str
+    limit_bytes: int
+    used_bytes: int
+    reclaimable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Memory of a node, and the limits that hold for one of its processes."""
+
+    total_bytes: int
+    available_bytes: int
+    limits: tuple[Limit, ...] = ()
+
+
+class Reserve(Message, frozen=True):
+    """Ask the keeper for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
+
+    ``copies_bytes``: buffers that the rank itself allocates for them.
+    """
+
+    segment_bytes: Count
+    copies_bytes: Count = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return SEGMENTS * self.segment_bytes + self.copies_bytes
+
+
+class Reserved(Message, frozen=True):
+    """The memory is reserved, and is allocated in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that may still be allocated, and how this number was found."""
+
+    free_bytes: int
+    text: str
+
+
+def room(memory: NodeMemory) -> Room:
+    """Return the tightest of all limits, each with 5 % of it, at least 1 GiB, left alone."""
+    rooms = [_room(memory.available_bytes, memory.total_bytes, "available on the node")]
+    for limit in memory.limits:
+        left = limit.limit_bytes - limit.used_bytes + limit.reclaimable_bytes
+        rooms.append(_room(left, limit.limit_bytes, f"left by {limit.name}"))
+    return min(rooms, key=lambda each: each.free_bytes)
+
+
+def _room(left: int, of: int, name: str) -> Room:
+    reserve = max(int(of * _RESERVE), _LEAST_RESERVE)
+    return Room(left - reserve, f"{gigabytes(left)} {name}, less a reserve of {gigabytes(reserve)}")
+
+
+def refusal(
+    demands: Mapping[int, Reserve], ranks: Iterable[int], held_bytes: int, memory: NodeMemory, copied_ranks: int = 0
+) -> str:
+    """Return why the snapshots of these ranks don't fit, with the arithmetic; empty if they do.
+
+    Args:
+        demands: those known, by rank. A rank without one is taken to need as much as the largest.
+        held_bytes: part of the demands that is allocated already.
+        copied_ranks: ranks of another node of which copies are kept; each is taken to need as much as the largest.
+    """
+    largest = max(demands.values(), key=lambda demand: demand.total_bytes)
+    each = [demands.get(rank, largest) for rank in ranks]
+    needed = sum(demand.total_bytes for demand in each) + copied_ranks * COPIES * largest.segment_bytes
+    found = room(memory)
+    if needed - held_bytes <= found.free_bytes:
+        return ""
+    per_rank = f"{SEGMENTS} x {gigabytes(largest.segment_bytes)} + {gigabytes(largest.copies_bytes)} of copies"
+    if copied_ranks:
+        per_rank += f"; copies of {copied_ranks} of another node {COPIES} x {gigabytes(largest.segment_bytes)}"
+    allocated = f", of which {gigabytes(held_bytes)} are allocated" if held_bytes else ""
+    return (
+        f"{len(each)} ranks need {gigabytes(needed)} (each up to {per_rank}){allocated}; "
+        f"{gigabytes(max(0, found.free_bytes))} are free ({found.text})"
+    )
+
+
+def refuse_chunk(nbytes: int, memory: NodeMemory) -> str:
+    """Return why so many bytes more can't be allocated now; empty if they can."""
+    found = room(memory)
+    return "" if nbytes <= found.free_bytes else f"{gigabytes(max(0, found.free_bytes))} are free ({found.text})"
+
+
+def gigabytes(count: int) -> str:
+    """Return a number of bytes for a line."""
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 or count == 0 else f"{count / 1e6:.3g} MB"

@@ -1,0 +1,185 @@
+"""Bytes of a segment: one rank's state of one iteration. Pure; the caller computes digests.
+
+    tensors, one after the other without gaps | head (MessagePack) | a digest for each tensor | trailer
+
+The head has the dtype and shape of each tensor, from which its place follows, and the state as a tree in which tensors
+are numbers. The trailer has a fixed size, and the digest of head and digests: a changed byte is found wherever it is.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from megatron_ft.core.errors import LayoutError
+from megatron_ft.core.wording import shown
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+
+VERSION = 2
+DIGEST_BYTES = 16
+MAX_LAYOUT_BYTES = 1 << 28
+_MAGIC, _MAGIC_WITHOUT_ERA = b"ftmemcp2", b"ftmemcp1"
+_TRAILER = struct.Struct(f">8sQQQ{DIGEST_BYTES}s")
+TRAILER_BYTES = _TRAILER.size
+ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Bytes of an element, by torch's name of its dtype."""
+
+Path = tuple[str | int, ...]
+"""Keys of dicts, and positions in lists and tuples, from the state down to a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor. ``offset``: of its first byte in the segment."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Content of a segment. ``tree``: the state, as `rank.memory.state_tree` writes it."""
+
+    key: SnapshotKey
+    rank: int
+    world: int
+    tensors: tuple[TensorEntry, ...]
+    tree: Any
+
+    def name_of(self, index: int) -> str:
+        """Return the path of a tensor for a line; "tensor 7" if the tree has none of that number."""
+        path = path_of(self.tree, index)
+        return f"tensor {index}" if path is None else name_of(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """Sizes of the parts before the trailer; ``digest``: of head and digests."""
+
+    data_bytes: int
+    head_bytes: int
+    layout_bytes: int
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return _TRAILER.pack(_MAGIC, self.data_bytes, self.head_bytes, self.layout_bytes, self.digest)
+
+
+_Size = Annotated[int, Meta(ge=0, le=2**62)]
+_Row = tuple[str, Annotated[tuple[_Size, ...], Meta(max_length=64)]]
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    version: int
+    key: tuple[Annotated[int, Meta(ge=-1, le=2**62)], _Size, _Size]
+    rank: _Size
+    world: _Size
+    tensors: tuple[_Row, ...]
+    tree: Any
+
+
+def encode_rows(rows: Iterable[tuple[str, Sequence[int]]]) -> Raw:
+    """Return dtype and shape of all tensors as a part of a head."""
+    return Raw(msgspec.msgpack.encode([(dtype, tuple(shape)) for dtype, shape in rows]))
+
+
+def encode_head(key: SnapshotKey, rank: int, world: int, rows: Raw, tree: Any) -> bytes:
+    """Return the head of a segment.
+
+    Raises:
+        OverflowError: an int of the tree has more than 64 bits.
+        UnicodeEncodeError: a string of the tree has a lone surrogate.
+    """
+    return msgspec.msgpack.encode([VERSION, [key.cycle, key.era, key.iteration], rank, world, rows, tree])
+
+
+def decode_trailer(raw: bytes, size: int) -> Trailer:
+    """Return the trailer of a segment of ``size`` bytes.
+
+    Raises:
+        LayoutError: it isn't one, or belongs to a segment of another size.
+    """
+    if len(raw) != TRAILER_BYTES:
+        raise LayoutError(f"the segment of {size} bytes is too short for a trailer")
+    magic, data_bytes, head_bytes, layout_bytes, digest = _TRAILER.unpack(raw)
+    if magic != _MAGIC:
+        is_old = _MAGIC_WITHOUT_ERA in raw
+        raise LayoutError("an earlier version of megatron_ft has written it" if is_old else "it has no trailer")
+    is_whole = data_bytes + layout_bytes + TRAILER_BYTES == size and head_bytes <= layout_bytes <= MAX_LAYOUT_BYTES
+    if not is_whole:
+        raise LayoutError(f"the trailer is of a segment of another size than {size} bytes")
+    return Trailer(data_bytes, head_bytes, layout_bytes, digest)
+
+
+def decode(raw: bytes, trailer: Trailer) -> Layout:
+    """Return the layout of a segment. Its tree isn't checked.
+
+    Raises:
+        LayoutError: it is malformed, or doesn't describe these bytes.
+    """
+    try:
+        head = msgspec.msgpack.decode(raw[: trailer.head_bytes], type=_Head)
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:  # TypeError: an unhashable key
+        raise LayoutError(f"the layout is malformed: {error}") from None
+    if head.version != VERSION:
+        raise LayoutError(f"the layout is of version {head.version}, not {VERSION}")
+    if head.rank >= head.world:
+        raise LayoutError(f"the layout is of rank {head.rank} of {head.world} ranks")
+    entries, offset, at = [], 0, trailer.head_bytes
+    for dtype, shape in head.tensors:
+        nbytes = nbytes_of(dtype, shape)
+        entries.append(TensorEntry(dtype, shape, offset, nbytes, raw[at : at + DIGEST_BYTES]))
+        offset, at = offset + nbytes, at + DIGEST_BYTES
+    if (offset, at) != (trailer.data_bytes, len(raw)):
+        raise LayoutError(f"the layout is of {offset} bytes of tensors and {len(entries)} digests, the segment isn't")
+    cycle, era, iteration = head.key
+    return Layout(SnapshotKey(cycle, era, iteration), head.rank, head.world, tuple(entries), head.tree)
+
+
+def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor.
+
+    Raises:
+        LayoutError: the dtype is unknown.
+    """
+    if dtype not in ITEM_BYTES:
+        raise LayoutError(f"dtype {shown(dtype)} is unknown")
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def name_of(path: Path) -> str:
+    """Return a path for a line, as in ``state['model']['weight']``."""
+    return "state" + "".join(f"[{key!r}]" for key in path)
+
+
+def path_of(node: Any, index: int) -> Path | None:
+    """Return the path of a tensor in a tree, of which nothing is known."""
+    if type(node) is dict:
+        items = list(node.items())
+    elif type(node) is list and len(node) == 2 and node[0] == "tensor":
+        return () if node[1] == index else None
+    elif type(node) is list and node and type(node[-1]) is list:
+        items = list(enumerate(node[-1]))
+    else:
+        return None
+    for key, item in items:
+        found = path_of(item, index)
+        if found is not None:
+            return (key, *found)
+    return None

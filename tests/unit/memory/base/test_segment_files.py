@@ -1,0 +1,179 @@
+"""Segments in files: whole or not at all, only this user's regular files, and every rank's own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.core.errors import LayoutError
+from megatron_ft.ipc.files.own_files import ForeignFileError
+from megatron_ft.memory.base import segment, segment_files
+from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
+from megatron_ft.memory.keeper import work
+from tests.support.extras import skip_module_without
+
+skip_module_without("xxhash")
+
+from tests.memory.flips import HASHER, KEY, filled  # noqa: E402 - needs xxhash
+
+NAME = set_name(KEY.iteration, 1, "a life")
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    made = filled({"a": b"x" * 100, "b": b"y" * 70})
+    segment.seal(made, os.fstat(made).st_size)
+    yield made
+    os.close(made)
+
+
+def write(directory: Path, fd: int, name: str = NAME) -> int:
+    return segment_files.write(str(directory), name, {0: fd})
+
+
+def everything(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*"))
+
+
+def test_segment_comes_back_byte_by_byte(tmp_path: Path, fd: int) -> None:
+    assert write(tmp_path / "new", fd) == os.fstat(fd).st_size
+    back = load(str(tmp_path / "new"), NAME, 0, 1, HASHER)
+    assert segment.read_layout(back, HASHER) == segment.read_layout(fd, HASHER)
+    assert os.pread(back, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
+    os.close(back)
+
+
+def test_files_and_directories_are_private(tmp_path: Path, fd: int) -> None:
+    write(tmp_path / "new", fd)
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in everything(tmp_path) if each.is_file()}
+    assert modes == {0o600}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in everything(tmp_path) if each.is_dir()} == {0o700}
+
+
+@pytest.mark.parametrize("failing", ["fsync", "rename"])
+def test_disk_that_fails_leaves_nothing(tmp_path: Path, fd: int, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, failing, fail)
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path, fd)
+    assert everything(tmp_path) == []
+    assert find_sets(str(tmp_path)) == []
+
+
+def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd: int) -> None:
+    """Its temporary directory stays, as complete as it may be."""
+    write(tmp_path, fd)
+    os.rename(tmp_path / NAME / "ranks-0-0", tmp_path / NAME / ".1-ab.tmp")
+    (found,) = find_sets(str(tmp_path))
+    assert (found.files.iteration, found.lacking) == (KEY.iteration, 1)
+    with pytest.raises(LayoutError, match="no such file"):
+        load(str(tmp_path), NAME, 0, 1, HASHER)
+
+
+def test_set_written_last_is_first(tmp_path: Path, fd: int) -> None:
+    names = [set_name(KEY.iteration, 1, life) for life in ("one", "two")]
+    for at, name in enumerate(names):
+        write(tmp_path, fd, name)
+        os.utime(tmp_path / name, (at, at))
+    assert [each.files.name for each in find_sets(str(tmp_path))] == names[::-1]
+
+
+def test_removed_set_is_gone_and_the_rest_of_one_is_removed_by_the_next_look(tmp_path: Path, fd: int) -> None:
+    write(tmp_path, fd)
+    remove_set(str(tmp_path), NAME)
+    assert everything(tmp_path) == []
+    write(tmp_path, fd)
+    os.rename(tmp_path / NAME, tmp_path / f".removed-{NAME}")
+    assert find_sets(str(tmp_path)) == []
+    assert everything(tmp_path) == []
+
+
+def test_removal_follows_no_link(tmp_path: Path, fd: int) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "precious").touch()
+    write(tmp_path / "new", fd)
+    (tmp_path / "new" / NAME / "link").symlink_to(other)
+    remove_set(str(tmp_path / "new"), NAME)
+    assert everything(tmp_path / "new") == []
+    assert (other / "precious").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "part", "set"])
+def test_link_is_not_followed(tmp_path: Path, fd: int, place: str) -> None:
+    write(tmp_path, fd)
+    path = {"file": tmp_path / NAME / "ranks-0-0" / "rank-0", "part": tmp_path / NAME / "ranks-0-0"}.get(
+        place, tmp_path / NAME
+    )
+    moved = tmp_path / "moved"
+    path.rename(moved)
+    path.symlink_to(moved)
+    with pytest.raises(OSError):  # noqa: PT011 - another errno for each kind
+        load(str(tmp_path), NAME, 0, 1, HASHER)
+    assert len(find_sets(str(tmp_path))) == (0 if place == "set" else 1)
+
+
+def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> None:
+    write(tmp_path, fd)
+    path = tmp_path / NAME / "ranks-0-0" / "rank-0"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ForeignFileError, match="regular file"):
+        load(str(tmp_path), NAME, 0, 1, HASHER)
+
+
+@pytest.mark.parametrize(("iteration", "rank", "world"), [(KEY.iteration + 1, 0, 1), (KEY.iteration, 1, 2)])
+def test_file_of_another_snapshot_or_rank_is_refused(
+    tmp_path: Path, fd: int, iteration: int, rank: int, world: int
+) -> None:
+    name = set_name(iteration, world, "a life")
+    segment_files.write(str(tmp_path), name, {rank: fd})
+    with pytest.raises(LayoutError, match="the file is of iteration 1207, rank 0 of 1"):
+        load(str(tmp_path), name, rank, world, HASHER)
+
+
+def test_file_of_an_earlier_version_is_refused_with_a_line(tmp_path: Path, fd: int) -> None:
+    write(tmp_path, fd)
+    (tmp_path / NAME / "ranks-0-0" / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
+    found = work.load_file(str(tmp_path / NAME), 0, 1, HASHER, lambda: True)
+    assert found == (-1, "an earlier version of megatron_ft has written it")
+
+
+def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int) -> None:
+    written = segment_files.write(str(tmp_path), NAME, {0: fd, 1: fd, 5: fd})
+    assert written == 3 * os.fstat(fd).st_size
+    assert sorted(os.listdir(tmp_path / NAME)) == ["ranks-0-1", "ranks-5-5"]
+
+
+def test_file_is_loaded_unless_it_is_missing_or_memory_is_short(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / NAME)
+    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "No such file or directory")
+    write(tmp_path, fd)
+    loaded, why = work.load_file(path, 0, 1, HASHER, lambda: True)
+    assert why == ""
+    os.close(loaded)
+    assert work.load_file(path, 0, 1, HASHER, lambda: False) == (-1, "no longer needed")
+    monkeypatch.setattr(work, "refuse_chunk", lambda _count, _memory: "0 GB are free")
+    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "0 GB are free")
+
+
+def test_memory_that_does_not_suffice_leaves_no_segment(tmp_path: Path, fd: int) -> None:
+    write(tmp_path, fd)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def no_room(_count: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        load(str(tmp_path), NAME, 0, 1, HASHER, no_room)
+    assert len(os.listdir("/proc/self/fd")) == before

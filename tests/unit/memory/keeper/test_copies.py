@@ -1,0 +1,116 @@
+"""Copies between keepers: what comes whole, and what doesn't. Real sockets, made-up segments."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
+from megatron_ft.memory.keeper import copies, link
+from megatron_ft.memory.keeper.copies import Copying, ToCopy
+from tests.memory.in_flight import COMPLETE, SECRET, SNAPSHOT, Peer, between, made
+
+CONTENT = random.Random(1).randbytes(9 << 20)
+"""Three pieces, the last one shorter."""
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer(CONTENT)
+
+
+def test_copy_is_fetched_whole(peer: Peer) -> None:
+    assert peer.fetch() == (CONTENT, "")
+
+
+def test_segment_that_the_other_node_has_not_is_refused_with_its_reason(peer: Peer) -> None:
+    assert peer.fetch(rank=1) == (b"", "there is no verified segment of rank 1")
+
+
+def test_copy_that_is_damaged_there_counts_as_none(peer: Peer) -> None:
+    peer.loop.verified = False
+    assert peer.send() == "it is damaged, or no longer needed"
+
+
+def test_keeper_of_another_job_gets_and_gives_nothing(peer: Peer) -> None:
+    assert peer.send(key=b"x" * 32) != ""
+    assert peer.loop.taken == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bit_changed_on_the_way_is_found(peer: Peer, seed: int) -> None:
+    """Wherever it is: in a nonce, a proof, a message, a seal or a piece."""
+    chance = random.Random(seed)
+    at = chance.randrange(200) if seed % 2 else chance.randrange(len(CONTENT))
+    with between(peer, change_at=at) as way:
+        assert peer.send(address=way.address) != ""
+    # a changed acknowledgement comes after a copy that is whole
+    assert all(each == CONTENT or isinstance(each, str) for each in peer.loop.taken)
+    with between(peer, change_at=at) as way:
+        content, why = peer.fetch(address=way.address)
+    assert (content, bool(why)) == (b"", True)
+
+
+@pytest.mark.parametrize("at", [0, 40, 100, 200, 5_000_000, len(CONTENT) - 1])
+def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> None:
+    with between(peer, cut_at=at) as way:
+        assert peer.send(address=way.address) != ""
+    with between(peer, cut_at=at) as way:
+        assert peer.fetch(address=way.address)[0] == b""
+    assert CONTENT not in peer.loop.taken
+
+
+def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
+    copying = Copying(SNAPSHOT, peer.address, COMPLETE, is_wanted=False)
+    assert copies.send(copying, SECRET, [ToCopy(2, made(CONTENT), len(CONTENT))], 4, 0) == "no longer needed"
+    assert peer.loop.taken == []
+
+
+def test_bandwidth_bounds_what_is_sent(peer: Peer) -> None:
+    began_s = time.monotonic()
+    assert peer.send(bytes_per_s=30 << 20) == ""
+    assert time.monotonic() - began_s > 0.25
+
+
+def test_stranger_is_heard_no_further_than_its_proof(peer: Peer) -> None:
+    host, _, port = peer.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b"n" * NONCE_BYTES + b"p" * 32)
+        assert len(stranger.recv(100)) == NONCE_BYTES
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert peer.loop.taken == []
+
+
+def test_connections_are_bounded(peer: Peer) -> None:
+    host, _, port = peer.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        nonces = []
+        for each in strangers:
+            each.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                nonces.append(each.recv(NONCE_BYTES))
+        assert sum(len(each) == NONCE_BYTES for each in nonces) == 32
+
+
+def test_message_that_is_no_object_is_a_protocol_error() -> None:
+    ours, theirs = socket.socketpair()
+    ends: list[link.Link] = []
+    accepting = threading.Thread(target=lambda: ends.append(link.accept(theirs, SECRET)))
+    accepting.start()
+    one = link._prove(ours, SECRET, link.Role.CONNECTS)
+    accepting.join()
+    for body in (b"[]", b"{", b'{"type":"offer"}', b'{"type":"other"}'):
+        one._send(body)
+        with pytest.raises(ProtocolError):
+            ends[0].receive()
+    one.close()
+    ends[0].close()

@@ -1,0 +1,105 @@
+"""Which copies a keeper makes, and which it keeps for another node."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from megatron_ft.ipc.net import tcp
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.base.copy_messages import Offer
+from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
+from megatron_ft.memory.keeper import copies
+from megatron_ft.memory.keeper.copies import Copying
+from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
+from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
+
+OWN, FOREIGN, WORLD = 0, 1, 2
+
+
+def of(iteration: int) -> SnapshotKey:
+    return SnapshotKey(3, 0, iteration)
+
+
+class Keeping:
+    """A keeper of rank 0 whose copies another node takes at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.segments = Segments()
+        self.sent: list[tuple[SnapshotKey, SnapshotKey | None]] = []
+        self.why = ""
+        monkeypatch.setattr(copies, "send", self._send)
+        self.reactor = Reactor()
+        listener = tcp.listen("127.0.0.1", 0)
+        self.copies = CopyKeeping(
+            self.segments,
+            self.reactor,
+            drop=lambda held: self.segments.pop(held.number),
+            take=self._take,
+            say=lambda subject, text: None,
+            go_on=lambda: None,
+        )
+        self.copies.begin(Prepare(3, (OWN,), WORLD))
+        self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
+        self.copies.obey(CopyTo(3, "node-b:1"), ())
+
+    def _send(self, copying: Copying, *_: object) -> str:
+        self.sent.append((copying.key, copying.complete))
+        return self.why
+
+    def _take(self, held: HeldSegment, fd: int, why: str) -> None:
+        held.state = SegmentState.VERIFIED
+
+    def verified(self, iteration: int) -> None:
+        held = self.segments.add(OWN, os.open(os.devnull, os.O_RDONLY), 8, SegmentState.VERIFIED)
+        held.key = of(iteration)
+
+    def told(self, newest: int, complete: int | None = None, released: int | None = None) -> SnapshotKey | None:
+        """What the launcher may be told of, once a copy that this begins has come."""
+        given = of(newest), None if complete is None else of(complete), None if released is None else of(released)
+        self.copies.may_be_told(*given)
+        if self.copies._copying is not None:
+            assert self.reactor.run_until(lambda: self.copies._copying is None, time.monotonic() + 10)
+        return self.copies.may_be_told(*given)
+
+    def offered(self, iteration: int, complete: int | None) -> None:
+        number = self.copies.admit(Offer(of(iteration), FOREIGN, WORLD, 8, None if complete is None else of(complete)))
+        assert isinstance(number, int)
+        self.copies.take(number, os.open(os.devnull, os.O_RDONLY), "")
+
+    @property
+    def kept(self) -> list[int]:
+        return sorted(each.key.iteration for each in self.segments.of(FOREIGN) if each.key is not None)
+
+
+@pytest.fixture
+def keeping(monkeypatch: pytest.MonkeyPatch) -> Keeping:
+    return Keeping(monkeypatch)
+
+
+def test_copy_of_the_complete_snapshot_stays_until_a_newer_one_is_complete(keeping: Keeping) -> None:
+    keeping.offered(10, None)
+    keeping.offered(20, 10)
+    assert keeping.kept == [10, 20]
+    keeping.offered(30, 10)  # 20 was passed over
+    assert keeping.kept == [10, 30]
+    keeping.offered(40, 30)
+    assert keeping.kept == [30, 40]
+
+
+def test_newer_snapshot_is_copied_once_it_is_decided_about_the_one_before(keeping: Keeping) -> None:
+    for iteration in (10, 20):
+        keeping.verified(iteration)
+    assert keeping.told(10) == of(10)
+    assert keeping.told(20) == of(10)
+    assert keeping.told(20, complete=10) == of(20)
+    assert keeping.sent == [(of(10), None), (of(20), of(10))]
+
+
+def test_snapshot_that_cannot_be_copied_is_told_of_nevertheless(keeping: Keeping) -> None:
+    keeping.why = "Connection refused"
+    keeping.verified(10)
+    assert keeping.told(10) == of(10)

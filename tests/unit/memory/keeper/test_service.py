@@ -1,0 +1,329 @@
+"""A keeper's loop, in a thread, between the two ends of a launcher's connection and of ranks'."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
+from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.keeper_messages import (
+    KEEPER_TO_LAUNCHER,
+    KEEPER_TO_RANK,
+    BeginSegment,
+    CommitSegment,
+    DropSegment,
+    Fetch,
+    FilesWritten,
+    KeeperHello,
+    KeeperSays,
+    KeeperWelcome,
+    NotKept,
+    OpenDoor,
+    Prepare,
+    SealedSegment,
+    Segment,
+    Stock,
+    TakeStock,
+    Verified,
+    WriteFiles,
+)
+from megatron_ft.memory.base.segment_files import set_name
+from megatron_ft.memory.keeper import copies, service
+from megatron_ft.memory.rank.restoring import fill_from
+from megatron_ft.memory.rules.retention import NodeMemory, Reserve
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
+from tests.support.extras import skip_module_without
+
+skip_module_without("xxhash")
+
+from tests.memory.flips import HASHER, PLACE, filled  # noqa: E402 - needs xxhash
+
+T = TypeVar("T")
+BOUND_S = 20.0
+KEY = bytes(32)
+
+
+class Peer:
+    """One end of a connection with the keeper."""
+
+    def __init__(self, channel: Channel, vocabulary: Any) -> None:
+        self.channel = channel
+        self._vocabulary = vocabulary
+        self._received: list[Received] = []
+
+    def hear(self, kind: type[T], bound_s: float = BOUND_S) -> tuple[T, tuple[int, ...]]:
+        """The next message, and the descriptors that came with it."""
+        if not self._received:
+            select.select([self.channel], [], [], bound_s)
+            self._received = self.channel.receive()
+        message, fds = self._received.pop(0)
+        parsed = self._vocabulary.parse(message)
+        assert isinstance(parsed, kind), parsed
+        return parsed, fds
+
+
+class Served:
+    """A keeper that runs; ``launcher``: the launcher's end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        ours, theirs = socket.socketpair()
+        self.launcher = Peer(Channel(ours), KEEPER_TO_LAUNCHER)
+        self._listener = listen(path)
+        self.may_verify = threading.Event()
+        self.may_verify.set()
+        keeper = service.KeeperService(self._listener, Channel(theirs), self._make_hasher)
+        self._thread = threading.Thread(target=keeper.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _make_hasher(self) -> Any:
+        self.may_verify.wait()
+        return HASHER()
+
+    def order(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        self.launcher.channel.send(message, fds)
+
+    def rank(self, rank: int, cycle: int = 0) -> Peer:
+        """A rank that is welcome."""
+        peer = Peer(connect(self.path, BOUND_S), KEEPER_TO_RANK)
+        peer.channel.send(KeeperHello(cycle, rank))
+        peer.hear(KeeperWelcome)
+        return peer
+
+    def end(self) -> None:
+        self.launcher.channel.close()
+        self._thread.join(BOUND_S)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[NodeMemory], None]:
+    """Sets what the keeper takes for the node's memory: 100 GB, and all of it free, until then."""
+
+    def is_now(given: NodeMemory) -> None:
+        monkeypatch.setattr(service, "node_memory", lambda: given)
+        monkeypatch.setattr(service.work, "node_memory", lambda: given)
+
+    is_now(NodeMemory(10**11, 10**11))
+    return is_now
+
+
+@pytest.fixture
+def served(tmp_path: Path, memory: object) -> Iterator[Served]:
+    made = Served(str(tmp_path / "keeper.sock"))
+    made.start()
+    yield made
+    made.end()
+
+
+def descriptors(inode: int) -> list[int]:
+    """This process's descriptors of a file: the keeper's and the launcher's are among them."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/self/fd/{name}").st_ino == inode:
+                found.append(int(name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < until
+        select.select([], [], [], 0.005)
+
+
+class HeldClose:
+    """``os.close`` that frees no memory of a segment before ``may_go_on``, as if it were large."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        self.threads: list[str] = []
+        """Names of those that have closed the last descriptor of a segment."""
+        self._close = os.close
+        monkeypatch.setattr(os, "close", self)
+
+    def __call__(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            if segment.NAME in os.readlink(f"/proc/self/fd/{fd}") and len(descriptors(os.fstat(fd).st_ino)) == 1:
+                self.threads.append(threading.current_thread().name)
+                assert self.may_go_on.wait(BOUND_S)
+        self._close(fd)
+
+
+def sealed(iteration: int, content: bytes = b"", world: int = 1) -> int:
+    """A segment of rank 0; without content it is another one in each iteration."""
+    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, 0, iteration), world=world)
+    segment.seal(fd, os.fstat(fd).st_size)
+    return fd
+
+
+def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") -> int:
+    """The launcher's descriptor of a segment that the rank has written."""
+    fd = sealed(iteration, content)
+    data = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+    rank.channel.send(BeginSegment(len(data)))
+    _, (fd,) = rank.hear(Segment)
+    os.pwrite(fd, data, 0)
+    os.close(fd)
+    rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
+    hold, (fd,) = served.launcher.hear(SealedSegment)
+    assert (hold.rank, hold.key) == (0, SnapshotKey(0, 0, iteration))
+    return fd
+
+
+def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_background(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    launchers = written(served, rank, 1)
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    inode = os.fstat(launchers).st_ino
+    served.order(Prepare(1, (0,), 1))
+    assert served.launcher.hear(DropSegment)[0].segment == 0
+    assert len(descriptors(inode)) == 2
+    closing = HeldClose(monkeypatch)
+    os.close(launchers)
+    assert closing.threads == []
+    served.order(DropSegment(0))
+    wait_until(lambda: closing.threads == ["ft_close"])
+    closing.may_go_on.set()
+    wait_until(lambda: not descriptors(inode))
+
+
+def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[NodeMemory], None]
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    rank.channel.send(BeginSegment(4096))
+    _, (fd,) = rank.hear(Segment)
+    os.close(fd)
+    closing = HeldClose(monkeypatch)
+    served.order(Prepare(1, (0,), 1))
+    memory(NodeMemory(10**11, 0))
+    rank = served.rank(0, cycle=1)
+    rank.channel.send(Reserve(4096, 0))
+    assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
+    assert served.launcher.hear(KeeperSays)
+    closing.may_go_on.set()
+
+    def is_freed() -> bool:
+        rank.channel.send(Reserve(4096, 0))
+        return "allocated" not in rank.hear(NotKept)[0].why
+
+    wait_until(is_freed)
+    assert closing.threads == ["ft_close"]
+
+
+def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    fds = [written(served, rank, 1)]
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    served.may_verify.clear()
+    fds.append(written(served, rank, 2))
+    served.order(TakeStock(1, 0.05))
+    first = KeptSnapshot(SnapshotKey(0, 0, 1), 1, (0,))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
+    both = Kept((first, KeptSnapshot(SnapshotKey(0, 0, 2), 1, (0,))))
+    served.may_verify.set()
+    served.launcher.hear(Saved)
+    assert served.launcher.hear(Stock)[0] == Stock(1, both)  # once all is verified
+    served.order(TakeStock(2))
+    assert served.launcher.hear(Stock)[0] == Stock(2, both)
+    close_fds(fds)
+
+
+def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_path: Path) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    close_fds([written(served, rank, 7)])
+    rank.hear(Verified)
+    served.launcher.hear(Saved)
+    directory, name = str(tmp_path / "files"), set_name(7, 1, "this life")
+    served.order(WriteFiles(directory, name, SnapshotKey(0, 0, 7), BOUND_S))
+    done, _ = served.launcher.hear(FilesWritten)
+    assert (done.why, done.nbytes > 0) == ("", True)
+    earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
+    served.order(Prepare(1, (0,), 1, earlier, files=f"{directory}/{name}"))
+    served.launcher.hear(DropSegment)
+    rank = served.rank(0, cycle=1)
+    rank.channel.send(Fetch(earlier))
+    hold, fds = served.launcher.hear(SealedSegment)
+    assert (hold.rank, hold.key) == (0, earlier)
+    _, segments = rank.hear(Segment)
+    state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
+    fill_from(os.dup(segments[0]), PLACE, earlier, state, HASHER)
+    assert bytes(state["a"].tolist()) == bytes([7]) * 100
+    close_fds([*fds, *segments])
+
+
+def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: Served, tmp_path: Path) -> None:
+    earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
+    path = f"{tmp_path}/{set_name(7, 1, 'this life')}"
+    served.order(Prepare(0, (0,), 1, earlier, files=path))
+    rank = served.rank(0)
+    rank.channel.send(Fetch(earlier))
+    said = f"{path}: rank 0 can't be restored: No such file or directory"
+    assert served.launcher.hear(KeeperSays)[0].text == said
+    assert "has no verified segment" in rank.hear(NotKept)[0].why
+
+
+def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank = served.rank(0)
+    for iteration in (1, 2, 3):
+        close_fds([written(served, rank, iteration, b"the same")])
+        if iteration == 2:
+            said = "no tensor of rank 0's memory checkpoint has changed between iterations 1 and 2"
+            assert served.launcher.hear(KeeperSays)[0].text == said
+        rank.hear(Verified)
+        served.launcher.hear(Saved)
+        served.order(Complete(SnapshotKey(0, 0, iteration)))
+        if iteration > 1:
+            served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
+
+
+def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
+    fd = sealed(1)
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 2)), (fd,))
+    served.order(Prepare(0, (0,), 1))
+    served.launcher.hear(DropSegment)
+    assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
+    served.order(TakeStock(1))
+    assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
+    os.close(fd)
+
+
+def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
+    fd = sealed(1, world=2)
+    listener = tcp.listen("127.0.0.1", 0)
+    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 1)), (fd,))
+    served.order(OpenDoor(key=KEY.hex(), bytes_per_s=0), (listener.fileno(),))
+    served.order(Prepare(0, (1,), 2))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    fetched, why = copies.fetch(address, KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
+    assert why == ""
+    assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
+    listener.close()
+    close_fds([fd, fetched])

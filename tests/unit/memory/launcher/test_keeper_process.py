@@ -1,0 +1,208 @@
+"""The launcher's side of the keeper: what becomes of its segments and of questions, whatever the process does."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatron_ft.core.job.messages import StockTaken
+from megatron_ft.ipc.net.secret import memory_pickle_key
+from megatron_ft.ipc.wire import Channel, close_fds, connect
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.base.keeper_messages import (
+    LAUNCHER_TO_KEEPER,
+    DropSegment,
+    FilesWritten,
+    OpenDoor,
+    Prepare,
+    SealedSegment,
+    Stock,
+    TakeStock,
+    WriteFiles,
+)
+from megatron_ft.memory.launcher import keeper_process as module
+from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
+
+BOUND_S = 20.0
+SECRET = b"a secret of the test"
+KEY = SnapshotKey(0, 0, 7)
+
+
+class Processes:
+    """Stand-ins for the processes of keepers: each is a connection, and an event in place of a pidfd."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reactor: Reactor, path: str) -> None:
+        self.ends: list[Channel] = []
+        """The keepers' ends, in their order."""
+        self.lines: list[str] = []
+        self.events: list[KeeperEvent] = []
+        monkeypatch.setattr(Keeper, "_spawn_connected", self._start)
+        monkeypatch.setattr(module, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
+        self.keeper = Keeper(
+            reactor, path, xxhash="", secret=SECRET, say=self.lines.append, on_event=self.events.append
+        )
+        self.keeper.listen()
+        self.keeper.prepare(Prepare(0, (0,), 1))
+        connect(path, BOUND_S).close()
+        reactor.run_until(lambda: bool(self.ends), None)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.ends.append(Channel(theirs))
+        process: Any = SimpleNamespace(pid=0, returncode=-9, wait=lambda: -9)
+        self.keeper._process = process
+        self.keeper._pidfd = os.eventfd(0, os.EFD_CLOEXEC)
+        return ours
+
+    def die(self) -> None:
+        self.ends[-1].close()
+        os.eventfd_write(self.keeper._pidfd, 1)
+
+    def heard(self) -> list[Any]:
+        """What the last keeper has been told since the last call."""
+        messages = self.ends[-1].receive()
+        for _, fds in messages:
+            close_fds(fds)
+        return [LAUNCHER_TO_KEEPER.parse(message) for message, _ in messages]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch, reactor: Reactor, tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(monkeypatch, reactor, str(tmp_path / "keeper.sock"))
+    yield made
+    made.keeper.close()
+    for end in made.ends:
+        end.close()
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """Returns the name of the thread that closes the end of a pipe, given the other end."""
+    names: list[str] = []
+
+    def close(fds: Any) -> None:
+        if fds:
+            names.append(threading.current_thread().name)
+        close_fds(fds)
+
+    def closed(reader: int) -> str:
+        assert select.select([reader], [], [], BOUND_S)[0]  # the last writing end is closed
+        os.close(reader)
+        return names[-1]
+
+    monkeypatch.setattr(module, "close_fds", close)
+    return closed
+
+
+def hold(processes: Processes, reactor: Reactor, number: int) -> int:
+    """Have the launcher hold the writing end of a pipe as a segment. The other end."""
+    reader, writer = os.pipe()
+    processes.ends[-1].send(SealedSegment(number, 0, KEY), (writer,))
+    os.close(writer)
+    reactor.run_once(BOUND_S)
+    return reader
+
+
+def test_segments_of_a_keeper_that_is_given_up_are_freed_in_the_background(
+    processes: Processes, reactor: Reactor, closing: Callable[[int], str]
+) -> None:
+    reader = hold(processes, reactor, 0)
+    for _ in range(5):
+        processes.die()
+        reactor.run_once(BOUND_S)
+    assert processes.keeper.is_given_up
+    assert "close_segments" in closing(reader)
+
+
+def test_segment_that_a_dead_keeper_has_dropped_is_freed_in_the_background(
+    processes: Processes, reactor: Reactor, closing: Callable[[int], str]
+) -> None:
+    reader = hold(processes, reactor, 0)
+    processes.ends[-1].send(DropSegment(0))
+    processes.die()
+    reactor.run_once(BOUND_S)
+    assert "close_segments" in closing(reader)
+
+
+def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before(processes: Processes, reactor: Reactor) -> None:
+    (prepare,) = processes.heard()
+    reader = hold(processes, reactor, 3)
+    processes.keeper.tell(Complete(KEY))
+    processes.die()
+    reactor.run_once(BOUND_S)
+    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Complete(KEY)]
+    assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
+    os.close(reader)
+
+
+def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Processes, reactor: Reactor) -> None:
+    processes.heard()
+    processes.keeper.take_stock(lambda kept: None)
+    (question,) = processes.heard()
+    assert 6.0 < question.within_s <= 7.0
+    processes.keeper.take_stock(lambda kept: None, timeout_s=None)
+    assert processes.heard() == [TakeStock(2, None)]
+
+
+def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:
+    told: list[Kept] = []
+    processes.keeper.take_stock(told.append)
+    processes.ends[-1].send(Stock(1, Kept()))
+    late = Kept((KeptSnapshot(KEY, 1, (0,)),))
+    processes.ends[-1].send(Stock(1, late))
+    reactor.run_until(lambda: bool(processes.events))
+    assert (told, processes.events) == ([Kept()], [StockTaken(late)])
+
+
+ORDER = WriteFiles("/snapshots", "iteration-7", KEY, BOUND_S)
+
+
+def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
+    processes: Processes, reactor: Reactor
+) -> None:
+    def dies_and_its_successor_answers() -> None:
+        processes.die()
+        reactor.call_later(0.01, lambda: processes.ends[-1].send(FilesWritten(5, 0.1)))
+
+    reactor.call_later(0.01, dies_and_its_successor_answers)
+    assert processes.keeper.write_files(ORDER, is_wanted=lambda: True) == FilesWritten(5, 0.1)
+    assert processes.heard()[-1] == ORDER
+
+
+def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(
+    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUICK_S", 0.0)
+    kept: list[Kept] = []
+    for number in range(5):
+        assert not processes.keeper.is_given_up
+        processes.keeper.take_stock(kept.append, timeout_s=0.01)
+        reactor.run_until(lambda number=number: len(kept) > number)
+    assert processes.keeper.is_given_up
+    assert kept == [Kept()] * 5
+    assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
+
+
+def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetch(
+    processes: Processes, reactor: Reactor
+) -> None:
+    processes.heard()
+    processes.keeper.prepare(Prepare(1, (0,), 2))
+    assert [type(each) for each in processes.heard()] == [OpenDoor, Prepare]
+    reader = hold(processes, reactor, 3)
+    processes.die()
+    reactor.run_once(BOUND_S)
+    assert [type(each) for each in processes.heard()] == [SealedSegment, OpenDoor, Prepare]
+    os.close(reader)

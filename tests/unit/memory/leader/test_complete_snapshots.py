@@ -1,0 +1,354 @@
+"""Memory checkpoints at the coordinator: which are complete, which are chosen, and what users are told."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.coordinator.coordinator import Coordinator
+from megatron_ft.core.coordinator.verdict import Seat, failure_signature
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.job import actions
+from megatron_ft.core.job import messages as m
+from megatron_ft.core.job.decisions import Decision
+from megatron_ft.core.job.messages import Report
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
+from megatron_ft.memory.rules.snapshots import (
+    EARLIER_LIFE,
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restore,
+    Saved,
+    SavedFiles,
+    SnapshotKey,
+)
+from tests.support.job_machines import answers, begun, links
+
+RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=9)
+
+
+def key(iteration: int, cycle: int = 0) -> SnapshotKey:
+    return SnapshotKey(cycle, 0, iteration)
+
+
+def kept(place: int, *keys: SnapshotKey) -> Kept:
+    return Kept(tuple(KeptSnapshot(each, 2, (place,)) for each in keys), 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        ([(0, 5), (1, 5)], [None, Complete(key(5))]),
+        ([(0, 5), (0, 5), (1, 5)], [None, None, Complete(key(5))]),
+        ([(0, 5), (0, 6), (1, 5), (1, 6)], [None, None, Complete(key(5)), Complete(key(6))]),
+        # one skips what the other has
+        ([(0, 5), (1, 6)], [None, Passed(key(5))]),
+        ([(0, 5), (0, 7), (1, 6)], [None, None, Passed(key(6))]),
+        ([(0, 5), (0, 7), (1, 6), (1, 7)], [None, None, Passed(key(6)), Complete(key(7))]),
+        # a node has memory for three that aren't complete, or for two beside a complete one: the first is gone then
+        ([(0, 5), (0, 6), (0, 7), (1, 5)], [None, None, None, Complete(key(5))]),
+        ([(0, 5), (0, 6), (0, 7), (0, 8), (1, 5)], [None, None, None, None, Passed(key(5))]),
+        (
+            [(0, 4), (1, 4), (0, 5), (0, 6), (0, 7), (1, 5)],
+            [None, Complete(key(4)), None, None, None, Passed(key(5))],
+        ),
+        # nothing older than what was said
+        ([(0, 6), (0, 5), (1, 5)], [None, None, Passed(key(5))]),
+    ],
+)
+def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_when_one_has_skipped_it(
+    said: list[tuple[int, int]], answers: list[m.OfSnapshots | None]
+) -> None:
+    snapshots = CompleteSnapshots(0, 2)
+    assert [snapshots.saved(place, key(iteration)) for place, iteration in said] == answers
+
+
+def test_snapshot_of_another_cycle_is_not_counted() -> None:
+    snapshots = CompleteSnapshots(1, 1)
+    assert snapshots.saved(0, key(5)) is None
+    assert snapshots.saved(0, key(5, 1)) == Complete(key(5, 1))
+
+
+def test_node_that_has_missed_answers_gets_them_again() -> None:
+    snapshots = CompleteSnapshots(0, 2)
+    for iteration in (5, 6):
+        for place in (0, 1):
+            snapshots.saved(place, key(iteration))
+    assert snapshots.missed((key(5), key(6))) == [Complete(key(6))]
+    assert snapshots.missed((key(7),)) == []
+    assert snapshots.missed(()) == []
+
+
+def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes_that_missed_it() -> None:
+    snapshots = CompleteSnapshots(0, 3)
+    assert snapshots.saved(0, key(5)) is None
+    assert snapshots.was_complete(1, key(5)) == Complete(key(5))
+    assert snapshots.was_complete(2, key(5)) is None
+    assert snapshots.was_complete(2, key(4)) is None
+    assert [snapshots.saved(place, key(6)) for place in range(3)] == [None, None, Complete(key(6))]
+
+
+def test_restored_is_said_once_when_all_nodes_have() -> None:
+    chosen, snapshots = Restore(key(5)), CompleteSnapshots(1, 2)
+    said = m.Restored(1, key(5))
+    assert not snapshots.restored(0, said, chosen)
+    assert not snapshots.restored(0, said, chosen)
+    assert not snapshots.restored(1, m.Restored(1, key(4)), chosen)
+    assert not snapshots.restored(1, said, None)
+    assert snapshots.restored(1, said, chosen)
+    assert not snapshots.restored(1, said, chosen)
+
+
+def test_restored_is_not_said_again_by_a_coordinator_that_takes_over() -> None:
+    chosen, snapshots = Restore(key(5)), CompleteSnapshots(1, 2)
+    assert not snapshots.restored(0, None, chosen)
+    assert not snapshots.restored(1, None, chosen)
+    other = CompleteSnapshots(1, 2)
+    assert not other.restored(0, None, chosen)
+    assert other.restored(1, m.Restored(1, key(5)), chosen)
+
+
+def fails_and_meets(
+    machine: Coordinator, cycle: int, *stock: Kept, text: str = "rank 1 raised NaN", last: int = 9
+) -> tuple[Decision, list[str]]:
+    """Rank 1 fails, and both nodes are ready again. Return what is decided then, and the lines."""
+    cause = Cause(kind=CauseKind.CRASH, text=text, rank=1)
+    machine.handle(actions.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last))), 0.0)
+    machine.settle(0.0)
+    for link, each in enumerate(stock):
+        machine.handle(actions.Heard(link, m.Ready(each)), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    return decided, lines(effects)
+
+
+def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
+    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, m.Tell)]
+    return [each.text for each in told if not each.is_copy]
+
+
+def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restored() -> None:
+    machine = begun(RULES, "ab")
+    decision, said = fails_and_meets(machine, 0, kept(0, key(7), key(8)), kept(1, key(7)))
+    assert (decision.cycle, decision.restore, said) == (
+        1,
+        Restore(key(7), failure="crash: rank # raised NaN", reached=9),
+        [],
+    )
+    assert machine.handle(actions.Heard(0, m.Restored(1, key(7))), 0.0) == []
+    told = machine.handle(actions.Heard(1, m.Restored(1, key(7))), 0.0)
+    assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
+    assert links(told, m.Tell) == [0, 1]
+
+
+FILES = SavedFiles("iteration-7-of-2", 7, 2, 3 * 3600.0)
+EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
+
+
+def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_newest() -> None:
+    found, other = Kept(local_ranks=1, files=FILES, reads_files=True), Kept(local_ranks=1, reads_files=True)
+    machine = begun(RULES, "ab", [found, other])
+    for link in (0, 1):
+        said = lines(machine.handle(actions.Heard(link, m.Restored(0, EARLIER)), 0.0))
+    assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
+    decision, _ = fails_and_meets(machine, 0, found, other)
+    assert decision.restore is not None
+    assert (decision.restore.key, decision.restore.files) == (EARLIER, FILES.name)
+    newer = kept(0, key(9, 1)), kept(1, key(9, 1))
+    decision, _ = fails_and_meets(machine, 1, replace(newer[0], files=FILES), newer[1], text="killed")
+    assert decision.restore is not None
+    assert (decision.restore.key, decision.restore.files) == (key(9, 1), "")
+    decision, said = fails_and_meets(machine, 2, found, other, text="killed again")
+    assert decision.restore is None  # the job has left the files behind
+    assert said == ["cycle 3 restores nothing from memory: no keeper says that it has a snapshot"]
+
+
+def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
+    machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)))
+    machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
+    machine.handle(actions.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    assert lines(effects) == [
+        "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"
+    ]
+
+
+def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
+    machine = begun(RULES, "ab")
+    cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
+    machine.handle(actions.Heard(1, m.StockTaken(kept(1, key(7)))), 0.0)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause)), 0.0)
+    assert links(machine.settle(0.0), m.End) == [0, 1]
+    machine.handle(actions.Heard(0, m.Ready()), 0.0)
+    machine.handle(actions.Heard(0, m.StockTaken(kept(0, key(7)))), 0.0)
+    machine.handle(actions.Heard(1, m.Ready(kept(1, key(7)))), 0.0)
+    effects = answers(machine, machine.settle(0.0))
+    assert [each.record.decision.restore for each in effects if isinstance(each, actions.Decided)] == [
+        Restore(key(7), failure="crash: NaN")
+    ]
+
+
+def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
+    machine = begun(RULES, "ab")
+    stock = kept(0, key(7)), kept(1, key(7))
+    fails_and_meets(machine, 0, *stock)
+    machine.handle(actions.Heard(0, m.Restored(1, key(7), is_whole=False)), 0.0)
+    decision, said = fails_and_meets(machine, 1, *stock)
+    assert decision.restore is None
+    why = "the cycle that restored iteration 7 failed in the same way as the one before"
+    assert said == [f"cycle 2 restores nothing from memory: {why}"]
+    decision, said = fails_and_meets(machine, 2, *stock)
+    assert decision.restore is None, "abandoned"
+
+
+def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_fail() -> None:
+    machine = begun(RULES, "ab")
+    stock = kept(0, key(7)), kept(1, key(7))
+    for cycle in range(4):
+        decision, said = fails_and_meets(machine, cycle, *stock, text="no route to the store")
+        assert decision.restore is not None
+        assert (decision.restore.key, decision.restore.tries, said) == (key(7), 0, [])
+
+
+WHOLE, FIRST, WITHOUT = (m.Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [(0, FIRST), (1, WITHOUT)],
+        [(1, WITHOUT), (0, FIRST)],
+        [(0, WHOLE), (1, WITHOUT)],
+        [(1, FIRST), (1, WITHOUT)],
+        [(1, WITHOUT), (1, FIRST), (0, WHOLE)],
+    ],
+)
+def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
+    told: list[tuple[int, m.Restored]],
+) -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link, message in told:
+        machine.handle(actions.Heard(link, message), 0.0)
+    ended = machine.settle(0.0)
+    assert links(ended, m.End) == [0, 1]
+    (verdict,) = [each.verdict for each in ended if isinstance(each, actions.Judged)]
+    assert verdict.cause.text == "rank 1 begins without iteration 7, which other ranks have restored from memory"
+
+
+@pytest.mark.parametrize("told", [[WITHOUT, WITHOUT], [WHOLE, WHOLE], [FIRST, WHOLE]])
+def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[m.Restored]) -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link, message in enumerate(told):
+        machine.handle(actions.Heard(link, message), 0.0)
+    assert links(machine.settle(0.0), m.End) == []
+
+
+def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
+    machine = begun(RULES, "ab")
+    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    for link in (0, 1):
+        said = lines(machine.handle(actions.Heard(link, m.Restored(1, key(7), newer_than=5)), 0.0))
+    assert said == ["restored iteration 7 from memory, newer than the 5 on disk, 2 iterations redone"]
+
+
+def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
+    machine = begun(RULES, "ab")
+    decision, said = fails_and_meets(machine, 0, Kept(), Kept())
+    assert (decision.restore, said) == (None, [])
+
+
+def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
+    machine = begun(RULES, "ab")
+    for link in (0, 1):
+        machine.handle(actions.Heard(link, Saved(key(5))), 0.0)
+    decision, said = fails_and_meets(machine, 0, Kept(), Kept())
+    why = "no keeper says that it has a snapshot"
+    assert (decision.restore, said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
+    decision, said = fails_and_meets(machine, 1, Kept(), Kept(), text="again")
+    assert (decision.restore, said) == (None, [])
+
+
+def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
+    machine = begun(RULES, "ab")
+    machine.settle(0.0)
+    assert machine.handle(actions.Heard(0, Saved(key(5))), 0.0) == []
+    assert links(machine.handle(actions.Heard(1, Saved(key(5))), 0.0), Complete) == [0, 1]
+    assert not machine.needs_settling
+
+
+def test_rank_that_cannot_restore_ends_the_cycle_of_nodes_that_go_on_without_failed_ones() -> None:
+    machine = begun(m.Rules(min_nodes=1, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
+    crash = Cause(kind=CauseKind.CRASH, text="rank 1 exited with code 1", rank=1)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, crash)), 0.0)
+    assert links(machine.settle(0.0), m.End) == []
+    cause = Cause(kind=CauseKind.CRASH, text="rank 1 can't restore iteration 7 from memory: digest", rank=1)
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True)), 0.0)
+    effects = machine.settle(0.0)
+    assert links(effects, m.End) == [0, 1, 2]
+    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    assert (verdict.cause.text, verdict.node) == (cause.text, 1)
+
+
+def verdict(kind: CauseKind, text: str, rank: int | None, outcome: Outcome = Outcome.FAILED) -> m.Verdict:
+    decision = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
+    return m.Verdict(0, outcome, Cause(kind=kind, text=text, rank=rank), decision)
+
+
+def seat(state: NodeState, kind: CauseKind = CauseKind.MEMBERSHIP, text: str = "", *, follows: bool = False) -> Seat:
+    return Seat(Report(0, state, Cause(kind=kind, text=text, rank=0, follows=follows)))
+
+
+@pytest.mark.parametrize(
+    ("found", "seats", "signature"),
+    [
+        (verdict(CauseKind.CRASH, "rank 3 raised NaN at 17.5", 3), [], "crash: rank # raised NaN at #"),
+        (verdict(CauseKind.SIGNAL, "rank 3 killed", 3), [], "signal 3: rank # killed"),
+        (verdict(CauseKind.HANG, "rank 3 hung for 9.5 s", 3), [], "hang 3: rank # hung for # s"),
+        (verdict(CauseKind.MEMBERSHIP, "no message", None), [seat(NodeState.LOST)], ""),
+        (verdict(CauseKind.REQUEST, "stopped", None), [], ""),
+        (verdict(CauseKind.CRASH, "left", 3, Outcome.MEMBERSHIP), [], ""),
+        # with min-healthy the cause is that too few are left
+        (verdict(CauseKind.MEMBERSHIP, "1 of 2", None), [seat(NodeState.UNHEALTHY, CauseKind.CRASH, "x")], "crash: x"),
+        (
+            verdict(CauseKind.MEMBERSHIP, "lost", None),
+            [seat(NodeState.UNHEALTHY, CauseKind.CRASH, "lost a peer", follows=True)],
+            "",
+        ),
+    ],
+)
+def test_failures_of_ranks_are_compared_without_their_numbers(
+    found: m.Verdict, seats: list[Seat], signature: str
+) -> None:
+    assert failure_signature(found, seats) == signature
+
+
+def test_restore_is_no_progress() -> None:
+    before = JobProgress(first=0, last=30, trained=True)
+    assert before.after(Reached(20, 25)) == JobProgress(20, 30, trained=True)
+    assert before.after(Reached(20, 25), restored=True) == JobProgress(0, 30, stalled=1, trained=True)
+    assert before.after(Reached(20, 31), restored=True) == JobProgress(0, 31, trained=True)
+    assert before.after(Reached(20, 25, saved=True), restored=True) == JobProgress(0, 30, trained=True)
+
+
+def test_job_is_given_up_for_lack_of_progress_only_after_a_cycle_that_went_on_from_the_file() -> None:
+    policy, stalled = (
+        m.Rules(min_nodes=1, max_nodes=1, max_restarts=9, max_stalled=3).policy,
+        JobProgress(0, 30, stalled=3),
+    )
+    assert policy.decide(Outcome.FAILED, advance=stalled).no_progress
+    assert policy.decide(Outcome.FAILED, advance=stalled, restored=True).action is Action.RESTART
+
+
+def test_passed_snapshot_is_told_after_the_complete_one_where_there_is_one() -> None:
+    snapshots = CompleteSnapshots(0, 2)
+    for place, iteration in ((0, 5), (1, 5), (0, 6)):
+        snapshots.saved(place, key(iteration))
+    passed = snapshots.saved(1, key(7))
+    assert passed == Passed(key(6))
+    assert snapshots.with_complete(passed) == [Complete(key(5)), passed]
+    assert CompleteSnapshots(0, 2).with_complete(passed) == [passed]

@@ -1,0 +1,134 @@
+"""Objects in memory checkpoints: tensors outside the pickle, and no pickle that isn't this job's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_ft.core.errors import SnapshotError
+from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+from megatron_ft.rank.base import say
+from tests.support.keepers import RealKeeper
+
+KEY, ABOUT = "k" * 64, "rank 0"
+
+
+class Evil:
+    """Its pickle makes a directory when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def as_loaded(packed: dict[str, Any]) -> dict[str | int, Any]:
+    return {**packed, "tensors": [each.detach().clone() for each in packed["tensors"]]}
+
+
+def test_object_survives_with_its_tensors_outside_the_pickle() -> None:
+    weight = torch.nn.Parameter(torch.arange(4.0))
+    value = {"w": weight, "again": weight, 0: (torch.tensor([1, 2]), {"name"}), "sparse": torch.eye(2).to_sparse()}
+    packed = objects.pack(value, KEY, ABOUT)
+    assert len(packed["tensors"]) == 4  # the sparse one has two, the parameter is there once
+    found = objects.unpack(as_loaded(packed), KEY, ABOUT)
+    assert isinstance(found["w"], torch.nn.Parameter)
+    assert found["w"].tolist() == found["again"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert found[0][0].tolist() == [1, 2]
+    assert found[0][1] == {"name"}
+    assert found["sparse"].to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {**state, "mac": "0" * 64},
+        lambda state: {**state, "mac": None},
+        lambda state: {**state, "pickle": torch.cat([state["pickle"], torch.zeros(1, dtype=torch.uint8)])},
+        lambda state: {"tensors": state["tensors"]},
+    ],
+)
+def test_changed_pickle_is_not_read(tmp_path: Path, change: Any) -> None:
+    state = as_loaded(objects.pack(Evil(tmp_path / "made"), KEY, ABOUT))
+    with pytest.raises(SnapshotError, match="MAC"):
+        objects.unpack(change(state), KEY, ABOUT)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(("key", "about"), [("x" * 64, ABOUT), ("", ABOUT), (KEY, "rank 1")])
+def test_pickle_of_another_job_or_rank_is_not_read(tmp_path: Path, key: str, about: str) -> None:
+    state = as_loaded(objects.pack(Evil(tmp_path / "made"), KEY, ABOUT))
+    with pytest.raises(SnapshotError, match="MAC"):
+        objects.unpack(state, key, about)
+    assert not (tmp_path / "made").exists()
+
+
+def test_object_that_cannot_be_pickled_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="can't be pickled"):
+        objects.pack({"f": lambda: None}, KEY, ABOUT)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Path of a keeper's socket, in the environment of rank 0 in cycle 0."""
+    path = tmp_path / "k"
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
+    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(objects, "_keys", {})
+    monkeypatch.setattr(objects, "_quiet_until_s", 0.0)
+    say.forget()
+    return path
+
+
+@pytest.fixture
+def keeper(path: Path) -> Iterator[RealKeeper]:
+    keeper = RealKeeper(path)
+    yield keeper
+    keeper.close()
+
+
+def test_newest_saved_object_can_be_loaded_in_the_same_cycle(keeper: RealKeeper) -> None:
+    for iteration in (10, 20):
+        objects.save(iteration, {"w": torch.full((2,), float(iteration))}, "here")
+        saving.saver(*_place()).wait()
+    found = objects.available("here")
+    assert found == {20: SnapshotKey(0, 0, 20)}
+    assert objects.load(found[20], "here")["w"].tolist() == [20.0, 20.0]
+
+
+def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.save(10, {"w": torch.ones(2)}, "here")
+    saving.saver(*_place()).wait()
+    saving.saver(*_place()).disconnect()
+    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
+    assert objects.available("elsewhere") == {}
+    assert objects.available("here") == {10: SnapshotKey(0, 0, 10)}
+    assert objects.load(SnapshotKey(0, 0, 10), "here")["w"].tolist() == [1.0, 1.0]
+
+
+def test_object_under_another_key_is_left_out_with_a_line(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place, _ = _place()
+    objects._keys[place.path] = "of another job"
+    objects.save(10, {"w": torch.ones(2)}, "here")
+    assert objects.available("here") == {}
+    assert "iteration 10 isn't used: its MAC isn't this job's" in capfd.readouterr().err
+
+
+def _place() -> tuple[Any, Any]:
+    place = objects.find_place()
+    assert place is not None
+    return place, objects.find_hasher(place)

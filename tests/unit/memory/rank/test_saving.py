@@ -1,0 +1,449 @@
+"""A snapshot is what `save` was given, at the moment of the call, or there is none; training is held up for neither."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_ft import memory_checkpoint
+from megatron_ft.core.errors import SnapshotError
+from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.memory.base import digests
+from megatron_ft.memory.base.keeper_messages import (
+    BeginSegment,
+    Fetch,
+    KeeperHello,
+    KeeperWelcome,
+    NotKept,
+    RankBegan,
+)
+from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
+from megatron_ft.memory.rank.saving import Saver
+from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
+from megatron_ft.rank.base import say
+from tests.support.keepers import RealKeeper, ScriptedKeeper
+from tests.support.launching import wait_until
+
+BOUND_S = 20.0
+OPEN = {KeeperHello: KeeperWelcome(), Reserve: Reserved()}
+
+
+class EndedError(Exception):
+    """Raised instead of the end of the process."""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Path of a keeper's socket, in the environment of rank 0 in cycle 0."""
+
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    path = tmp_path / "k"
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
+    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(restoring, "_restored", False)
+    monkeypatch.setattr(os, "_exit", end)
+    say.forget()
+    yield path
+    if saving._saver is not None:
+        saving._saver.disconnect()
+
+
+@pytest.fixture
+def keeper(path: Path) -> Iterator[RealKeeper]:
+    keeper = RealKeeper(path, answers=True)
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def scripted(path: Path) -> Iterator[ScriptedKeeper]:
+    keeper = ScriptedKeeper(path, dict(OPEN))
+    yield keeper
+    keeper.close()
+
+
+def saver() -> Saver:
+    found = saving.running()
+    assert found is not None
+    return found
+
+
+def save(iteration: int, state: object | None = None) -> bool:
+    """Save, wait, and return whether that iteration is verified."""
+    memory_checkpoint.save(iteration, {"w": torch.ones(1000)} if state is None else state)
+    memory_checkpoint.wait()
+    verified = saver().verified
+    return verified is not None and verified.iteration == iteration
+
+
+def restored(iteration: int, state: dict[Any, Any], era: int = 0, cycle: int = 0) -> dict[Any, Any]:
+    """Fill a state with what was saved."""
+    os.environ["FT_MEMORY_RESTORE"] = f"{cycle}:{era}:{iteration}"
+    try:
+        assert memory_checkpoint.restore(state) == iteration
+    finally:
+        os.environ["FT_MEMORY_RESTORE"] = ""
+    return state
+
+
+def failure(keeper: RealKeeper) -> RestoreFailed:
+    """What the launcher was told of a restore that has failed."""
+    wait_until(lambda: any(isinstance(each, RestoreFailed) for each in keeper.heard), BOUND_S)
+    (failed,) = [each for each in keeper.heard if isinstance(each, RestoreFailed)]
+    return failed
+
+
+# -- what is saved ------------------------------------------------------------------------------------------------
+
+
+def _swap_by_data(weights: list[Any], averages: list[Any]) -> None:
+    for weight, average in zip(weights, averages, strict=True):
+        weight.data.copy_(average)
+
+
+def _swap_by_foreach(weights: list[Any], averages: list[Any]) -> None:
+    with torch.no_grad():
+        torch._foreach_copy_([weight.data for weight in weights], averages)
+
+
+def _swap_tensors(weights: list[Any], averages: list[Any]) -> None:
+    for weight, average in zip(weights, averages, strict=True):
+        torch.utils.swap_tensors(weight, torch.nn.Parameter(average.clone()))
+
+
+def _load_state_dict(weights: list[Any], averages: list[Any]) -> None:
+    torch.nn.ParameterList(weights).load_state_dict({str(at): each for at, each in enumerate(averages)})
+
+
+def _assign(weights: list[Any], averages: list[Any]) -> None:
+    for weight, average in zip(weights, averages, strict=True):
+        weight.data = average.clone()
+
+
+@pytest.mark.parametrize("swap", [_swap_by_data, _swap_by_foreach, _swap_tensors, _load_state_dict, _assign])
+def test_weights_swapped_for_an_evaluation_right_after_save_are_not_in_the_snapshot(
+    keeper: RealKeeper, swap: Callable[[list[Any], list[Any]], None]
+) -> None:
+    weights = [torch.nn.Parameter(torch.full((64 << 10,), 1.0)) for _ in range(24)]
+    averages = [torch.full((64 << 10,), 2.0) for _ in weights]
+    optimizer = torch.optim.SGD(weights, lr=0.0)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    save(1, {"p": list(weights)})
+    optimizer.step()
+    memory_checkpoint.save(2, {"p": list(weights)})
+    swap(weights, averages)
+    memory_checkpoint.wait()
+    found = restored(2, {})["p"]
+    assert {float(value) for each in found for value in each.unique()} == {1.0}
+
+
+def test_tensors_of_all_sizes_that_a_system_call_takes_together_are_saved(keeper: RealKeeper) -> None:
+    """More small ones than one system call takes, with large and strange ones in between."""
+    draw = torch.Generator().manual_seed(1)
+    large = torch.randn(3 << 20, generator=draw)
+    tensors = [torch.randn(number % 7, generator=draw) for number in range(2500)]
+    tensors[1100:1100] = [large, large[1::3], large[: 1 << 20].reshape(1024, 1024).t(), torch.randn(5, 1).expand(5, 9)]
+    save(1, {"t": tensors})
+    found = restored(1, {})["t"]
+    assert all(torch.equal(each, wanted) for each, wanted in zip(found, tensors, strict=True))
+    assert len(found) == len(tensors)
+
+
+def test_save_in_a_signal_handler_while_another_runs_is_skipped_with_a_line(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = ({"p": [torch.full((1 << 16,), value) for _ in range(16)]} for value in (1.0, 2.0))
+    move = copying.move
+
+    def interrupted(moves: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        move(moves)
+
+    save(1, first)
+    monkeypatch.setattr(copying, "move", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: memory_checkpoint.save(3, second))
+    try:
+        assert save(2, first)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert {float(value) for each in restored(2, {})["p"] for value in each.unique()} == {1.0}
+    assert "a memory checkpoint is skipped: save was called while another save runs" in capfd.readouterr().err
+
+
+def test_save_of_a_second_thread_is_skipped_while_the_first_one_saves(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, may_go_on = threading.Event(), threading.Event()
+    copy_tensors = saving.copy_tensors
+
+    def slow(*given: Any) -> None:
+        copies.set()
+        assert may_go_on.wait(BOUND_S)
+        copy_tensors(*given)
+
+    save(1)
+    monkeypatch.setattr(saving, "copy_tensors", slow)
+    thread = threading.Thread(target=memory_checkpoint.save, args=(2, {"w": torch.full((1000,), 2.0)}))
+    thread.start()
+    assert copies.wait(BOUND_S)
+    memory_checkpoint.save(3, {"w": torch.full((1000,), 3.0)})
+    may_go_on.set()
+    thread.join()
+    memory_checkpoint.wait()
+    assert saver().verified == SnapshotKey(0, 0, 2)
+    assert restored(2, {})["w"].unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_lower_iteration_begins_an_era_whose_snapshots_are_newer(keeper: RealKeeper, every: int) -> None:
+    for iteration in (5, 10, 15, 20):
+        memory_checkpoint.save(iteration, {"line": "A", "w": torch.ones(2)}, every=every)
+        memory_checkpoint.wait()
+    for iteration in range(6, 11):
+        memory_checkpoint.save(iteration, {"line": "B", "w": torch.ones(2)}, every=every)
+        memory_checkpoint.wait()
+    assert saver().verified == SnapshotKey(0, 1, 10)
+    wait_until(lambda: Saved(SnapshotKey(0, 1, 10)) in keeper.heard, BOUND_S)
+    told = [each.key for each in keeper.heard if isinstance(each, Saved)]
+    assert sorted(told) == told
+    assert restored(10, {}, era=1)["line"] == "B"
+    assert SnapshotKey(0, 1, 3) < SnapshotKey(0, 2, 1)
+
+
+def test_iteration_saved_twice_is_refused_with_a_line(keeper: RealKeeper, capfd: pytest.CaptureFixture[str]) -> None:
+    save(4, {"w": torch.ones(2)})
+    save(4, {"w": torch.zeros(2)})
+    assert restored(4, {})["w"].tolist() == [1.0, 1.0]
+    assert "memory checkpoint of iteration 4 is skipped: it was saved before" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("growth", [[300_000], [100, 200_000, 900_000], [1 << 20, 10, 1 << 21]])
+def test_values_that_grow_get_a_larger_segment(keeper: RealKeeper, growth: list[int]) -> None:
+    history: list[float] = []
+    for iteration, more in enumerate([0, *growth], 1):
+        history += [0.125] * more
+        assert save(2 * iteration, {"w": torch.ones(1000), "history": history})
+        assert save(2 * iteration + 1, {"w": torch.ones(1000), "history": history})
+    assert restored(2 * iteration + 1, {})["history"] == history
+
+
+# -- what can't be kept -------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_kept_is_an_error_at_first_and_a_warning_later(
+    keeper: RealKeeper, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SnapshotError, match=r"state\['best'\]\[1\] is of type object"):
+        memory_checkpoint.save(1, {"w": torch.ones(2), "best": [1, object()]})
+    assert save(2, {"w": torch.ones(2), "best": 0})
+    assert not save(3, {"w": torch.ones(2), "best": object()})
+    assert not save(4, {"w": torch.ones(2), "best": object()})
+    assert save(5, {"w": torch.ones(2), "best": 0})
+    lines = capfd.readouterr().err
+    assert re.findall(r"memory checkpoint of iteration (\d) is given up", lines) == ["3"]
+
+
+def test_ten_failures_in_a_row_are_said_with_the_reason(
+    keeper: RealKeeper, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert save(1)
+    for iteration in range(2, 20):
+        save(iteration, {"w": object()})
+    assert capfd.readouterr().err.count("none of the last 10 memory checkpoints was kept: state['w'] is of type") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. 7 MiB"), MemoryError()])
+def test_copy_without_memory_costs_one_snapshot_and_not_the_training(
+    keeper: RealKeeper, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    assert save(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "copy_tensors", fail)
+        assert not save(2)
+        assert not save(3)
+    assert capfd.readouterr().err.count("is given up, training goes on") == 1
+    assert save(4)
+
+
+def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not save(1)
+    assert save(2)
+
+
+# -- keepers ------------------------------------------------------------------------------------------------------
+
+
+def test_keeper_that_does_not_answer_is_waited_for_once(
+    scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_WAIT_S", 0.5)
+    began_s = time.monotonic()
+    for iteration in range(1, 20):
+        memory_checkpoint.save(iteration, {"w": torch.ones(2)})
+    assert 0.4 < time.monotonic() - began_s < 5.0
+    assert scripted.count(BeginSegment) == 1
+
+
+def test_keeper_that_replaces_another_and_refuses_is_asked_again(scripted: ScriptedKeeper) -> None:
+    scripted.answers[BeginSegment] = NotKept("no memory")
+    assert not save(1)
+    saver()._connection.close()
+    scripted.answers[Reserve] = NotKept("too little")
+    assert not save(2)
+    assert not save(3)  # what was refused isn't asked for again
+    assert (scripted.count(Reserve), scripted.count(BeginSegment)) == (2, 1)
+
+
+def test_snapshot_waits_until_copies_have_left_the_node(scripted: ScriptedKeeper) -> None:
+    scripted.answers[BeginSegment] = NotKept("copies are on their way")
+    began_s = time.monotonic()
+    assert not save(1)
+    assert not save(2)
+    assert time.monotonic() - began_s < BOUND_S / 4  # neither is held up
+    assert scripted.count(BeginSegment) == 2
+
+
+def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say.forget()
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    say.warn_of_rank("no memory")
+    say.warn_of_rank("no memory")
+    say.warn_of_node("no xxhash")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    say.warn_of_node("no xxhash")
+    assert re.findall("WARNING: (.*)", capfd.readouterr().err) == ["rank 5: no memory", "rank 5: no xxhash"]
+
+
+# -- other processes ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_launcher_nothing_is_saved_or_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    state = {"w": torch.ones(2)}
+    memory_checkpoint.save(1, state)
+    memory_checkpoint.save(2, state)
+    memory_checkpoint.wait()
+    assert memory_checkpoint.restore(state) is None
+    assert len(os.listdir("/proc/self/task")) == threads
+
+
+def test_fork_of_a_rank_is_known_by_the_variables_of_its_parent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_connection, "_is_fork", False)
+    assert not keeper_connection.is_child()
+    keeper_connection._note_fork()
+    assert keeper_connection.is_child()
+    memory_checkpoint.save(1, {"w": torch.ones(2)})
+    assert saving.running() is None
+    monkeypatch.delenv("FT_KEEPER_SOCKET")  # the fork server has none when it forks a rank
+    keeper_connection._note_fork()
+    assert not keeper_connection.is_child()
+
+
+def test_mapped_segment_is_not_passed_on_to_a_fork_which_would_keep_it_from_being_sealed(keeper: RealKeeper) -> None:
+    assert save(1)
+    wait_until(lambda: saver()._mapping is not None, BOUND_S)
+    maps = Path("/proc/self/smaps").read_text()
+    flags = re.findall(r"ft_snapshot.*?VmFlags: ([a-z ]+)", maps, re.DOTALL)
+    assert flags
+    assert all("dc" in each.split() for each in flags)
+
+
+# -- restoring ----------------------------------------------------------------------------------------------------
+
+
+def test_snapshot_that_is_not_newer_is_not_restored_and_the_launcher_is_told(keeper: RealKeeper) -> None:
+    os.environ["FT_MEMORY_RESTORE"] = "0:0:7"
+    assert memory_checkpoint.restore({"w": torch.ones(2)}, newer_than=7) is None
+    wait_until(lambda: RankBegan(SnapshotKey(0, 0, 7), None, 7) in keeper.heard, BOUND_S)
+
+
+def test_rank_that_saves_without_having_restored_is_told(keeper: RealKeeper) -> None:
+    os.environ["FT_MEMORY_RESTORE"] = "0:0:7"
+    assert save(8)
+    wait_until(lambda: RankBegan(SnapshotKey(0, 0, 7)) in keeper.heard, BOUND_S)
+
+
+def test_process_that_has_saved_can_restore_and_save_again(keeper: RealKeeper) -> None:
+    save(7, {"w": torch.ones(2)})
+    target = restored(7, {"w": torch.zeros(2)})
+    assert target["w"].tolist() == [1.0, 1.0]
+    assert save(8, target)
+    began = [each for each in keeper.heard if isinstance(each, RankBegan)]
+    assert [each.seconds is not None for each in began] == [True]
+
+
+def test_rank_that_cannot_tell_of_a_failed_restore_says_why_and_ends(
+    path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:7")
+    with pytest.raises(EndedError, match="1"):
+        memory_checkpoint.restore({"w": torch.ones(2)}, newer_than=6)
+    (line,) = capfd.readouterr().err.splitlines()
+    why = f"no keeper answers at {path}"
+    assert f"rank 0 can't restore iteration 7 from memory: SnapshotError: {why}" in line
+    assert f"the rank ends, as its launcher can't be told: {why}" in line
+
+
+def test_failed_restore_of_a_process_that_has_saved_is_told(keeper: RealKeeper) -> None:
+    save(7, {"w": torch.ones(2)})
+    with pytest.raises(SnapshotError, match=r"state\['more'\] was not saved"):
+        restored(7, {"w": torch.zeros(2), "more": torch.zeros(2)})
+    assert "was not saved" in failure(keeper).text
+
+
+def test_rank_without_xxhash_tells_that_it_cannot_restore(keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "installed", lambda: None)
+    with pytest.raises(SnapshotError, match="xxhash"):
+        restored(7, {"w": torch.zeros(2)})
+    assert (failure(keeper).rank, failure(keeper).key) == (0, SnapshotKey(0, 0, 7))
+
+
+def test_rank_whose_keeper_is_stopped_ends(scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted.answers[Fetch] = NotKept("there is none")
+    monkeypatch.setattr(restoring, "_TOLD_S", 0.3)
+    with pytest.raises(SnapshotError, match="there is none"):
+        restored(7, {"w": torch.zeros(2)})
+    del scripted.answers[Fetch]  # what is sent to a process that is stopped arrives nowhere
+    monkeypatch.setattr(restoring, "_FETCH_S", 0.3)
+    with pytest.raises(EndedError):
+        restored(7, {"w": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("text", ["0:7", "a:0:7", "0:0:7:1"])
+def test_malformed_choice_is_an_error(text: str) -> None:
+    with pytest.raises(SnapshotError, match="is not CYCLE:ERA:ITERATION"):
+        keeper_connection.find_place({"FT_KEEPER_SOCKET": "/k", "FT_MEMORY_RESTORE": text})
+
+
+@pytest.mark.parametrize(("iteration", "every"), [(-1, 1), (3, 0)])
+def test_numbers_out_of_range_are_mistakes(iteration: int, every: int) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        memory_checkpoint.save(iteration, {}, every=every)

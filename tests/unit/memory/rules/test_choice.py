@@ -1,0 +1,172 @@
+"""Which snapshot the next cycle goes on from, and when one is bad."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.job.job_lines import restored
+from megatron_ft.memory.rules.choice import (
+    MOST_SOURCES,
+    CycleEnd,
+    SnapshotChoice,
+    choose,
+    choose_files,
+    first_restore,
+    next_restore,
+)
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Restore, SavedFiles, SnapshotKey
+
+NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
+
+
+def key(iteration: int, cycle: int = 1) -> SnapshotKey:
+    return SnapshotKey(cycle, 0, iteration)
+
+
+def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -> Kept:
+    """A node with the segments of its ranks, of each of these snapshots."""
+    ranks = tuple(range(place * local_ranks, (place + 1) * local_ranks))
+    return Kept(tuple(KeptSnapshot(each, world, ranks) for each in keys), local_ranks)
+
+
+LAST = CycleEnd(1, restored=Restore(key(5, 0)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen", "reason"),
+    [
+        ([Kept(), Kept()], None, ""),
+        ([kept(0, key(7), key(8)), kept(1, key(7), key(8))], key(8), ""),
+        ([kept(0, key(7), key(8)), kept(1, key(7))], key(7), ""),
+        ([kept(0, key(7)), kept(1, key(8))], None, "node 1 has no snapshot of iteration 7"),
+        ([kept(0, key(7)), Kept()], None, "node 1 has no snapshot"),
+        ([replace(kept(0, key(7)), local_ranks=0)], None, "node 0 has no snapshot"),
+        ([kept(0, key(5, 0)), kept(1, key(5, 0))], key(5, 0), ""),
+        ([kept(0, key(4, 0)), kept(1, key(4, 0))], None, "no snapshot is of cycle 1"),
+        ([kept(0, key(9, 0)), kept(1, key(9, 0))], None, "no snapshot is of cycle 1"),
+        (
+            [kept(0, key(7), world=8), kept(1, key(7), world=8)],
+            None,
+            "the snapshot of iteration 7 is of 8 ranks, not 4",
+        ),
+        ([kept(1, key(7)), kept(0, key(7))], None, "node 0 has no snapshot of rank 0"),
+        ([kept(0, key(7)), kept(1, key(7)), kept(2, key(7))], None, "the snapshot of iteration 7 is of 4 ranks, not 6"),
+        ([kept(0, key(7), world=2)], key(7), ""),
+        ([kept(0, key(9, 0), key(7)), kept(1, key(9, 0), key(7))], key(7), ""),
+    ],
+)
+def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
+    nodes: list[Kept], chosen: SnapshotKey | None, reason: str
+) -> None:
+    assert choose(nodes, LAST) == SnapshotChoice(chosen, reason)
+
+
+def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
+    return dataclasses.replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
+
+
+SAME = Restore(key(7), failure=NAN, reached=9)
+
+
+@pytest.mark.parametrize(
+    ("last", "restore", "reason"),
+    [
+        # the first restore
+        (after(None, NAN, reached=9), SAME, ""),
+        (after(None, ""), Restore(key(7)), ""),
+        (after(None, "", reached=-1), Restore(key(7)), ""),
+        (after(Restore(key(3), 1, NAN), NAN, reached=9), SAME, ""),
+        # the same one again
+        (after(SAME, KILLED, reached=-1), replace(SAME, tries=1), ""),
+        (after(SAME, KILLED, reached=11), replace(SAME, tries=1, reached=11), ""),
+        (after(SAME, KILLED), replace(SAME, tries=1, reached=None), ""),
+        (after(Restore(key(7)), NAN, reached=7, advanced=True), Restore(key(7), tries=1), ""),
+        (after(SAME, "", reached=None), replace(SAME, reached=None), ""),
+        (after(replace(SAME, tries=1), "", reached=9), replace(SAME, tries=1), ""),
+        # bad
+        (after(SAME, NAN), None, "the cycle that restored iteration 7 failed in the same way as the one before"),
+        (after(replace(SAME, tries=1), KILLED), None, "2 cycles that restored iteration 7 failed before a new one"),
+        # not bad, because the job got further in between
+        (after(replace(SAME, tries=1), NAN, reached=12, advanced=True), Restore(key(7), 0, NAN, 12), ""),
+        (
+            after(None, KILLED, resumes_from_file=True),
+            None,
+            "Megatron's re-run goes on from the checkpoint that it has saved",
+        ),
+    ],
+)
+def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iteration(
+    last: CycleEnd, restore: Restore | None, reason: str
+) -> None:
+    assert next_restore(SnapshotChoice(key(7)), last) == (restore, reason)
+
+
+@pytest.mark.parametrize(
+    ("reached", "line"),
+    [
+        (None, "restored iteration 7 from memory"),
+        (7, "restored iteration 7 from memory, 0 iterations redone"),
+        (8, "restored iteration 7 from memory, 1 iteration redone"),
+        (6, "restored iteration 7 from memory, 0 iterations redone"),
+    ],
+)
+def test_line_tells_iterations_that_are_redone_if_they_are_known(reached: int | None, line: str) -> None:
+    assert restored(Restore(key(7), reached=reached)) == line
+
+
+# -- files of an earlier life -------------------------------------------------------------------------------------
+
+FILES = SavedFiles("iteration-7-of-4", 7, 4)
+EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
+
+
+def reader(local_ranks: int) -> Kept:
+    return Kept(local_ranks=local_ranks, reads_files=True)
+
+
+def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
+    choice = choose_files([reader(2), replace(reader(2), files=FILES)], FILES)
+    assert first_restore(choice) == Restore(EARLIER, files=FILES.name)
+    assert first_restore(choose_files([Kept()], None)) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([reader(4), reader(4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
+        ([reader(2), Kept(local_ranks=2)], "node 1 was started without --ft-memory-checkpoint-dir"),
+    ],
+)
+def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
+    assert choose_files(nodes, FILES) == SnapshotChoice(reason=reason)
+
+
+def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
+    """What a keeper reports that has segments of its own ranks and of another node's."""
+    own = {each.key: each for each in found.snapshots}
+    for each in copies:
+        ranks = own[each.key].ranks if each.key in own else ()
+        own[each.key] = replace(each, ranks=tuple(sorted((*ranks, *each.ranks))))
+    return replace(found, snapshots=tuple(own.values()), port=1)
+
+
+def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
+    count = MOST_SOURCES + 1
+    nodes = [replace(kept((place + 1) % count, key(7), world=2 * count), port=1) for place in range(count)]
+    assert choose(nodes, LAST).key is None
+
+
+def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:
+    """Of four nodes, each with copies of the one before, those at 1 and 2 are lost: the segments of 1 were on both."""
+    newcomer = Kept(local_ranks=2)
+    first = merged(kept(0, key(7), world=8), kept(3, key(7), world=8).snapshots)
+    last = merged(kept(3, key(7), world=8), kept(2, key(7), world=8).snapshots)
+    assert choose([first, newcomer, newcomer, last], LAST) == SnapshotChoice(
+        reason="node 1 has no snapshot of iteration 7"
+    )
+    neighbour = merged(kept(2, key(7), world=8), kept(1, key(7), world=8).snapshots)
+    choice = choose([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)], LAST)
+    assert choice == SnapshotChoice(key(7), copies=((2, (2, 3)),))
