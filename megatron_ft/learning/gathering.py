@@ -66,6 +66,10 @@ class Gathering:
         if news.ended:
             self._has_ended = True
             self.lost([member])
+        else:  # a rank may have ended its monitoring, and begun it again
+            self._gone.discard(member)
+            if self._in_run is not None:
+                self._in_run.add(member)
 
     def is_first(self, kill: Killed) -> bool:
         """Return True for the first kill by this timeout in this cycle, of which all others are to hear."""

@@ -164,7 +164,7 @@ class LauncherLearning:
 
     def tick(self, turn: Turn) -> None:
         """Ask monitors, or tell the leader what they have answered, when that is due."""
-        ranks, boards = self._ranks, dict[int, BoardSnapshot | None]()
+        ranks = self._ranks
         if ranks is None:
             return
         boards = {each: turn.board(each) for each in ranks.hooked & ranks.running}
@@ -272,6 +272,7 @@ class LauncherLearning:
         now = f"multiplied by {factor:g} now" if now_s is None else f"{now_s:.4g} s now, was {before_s:.4g} s"
         why = "although ranks made progress" if moved else "again"
         turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: it is {now}")
+        self._arm(self._armed, turn)
         self._write(turn)
 
     # -- the file -----------------------------------------------------------------------------------------------
@@ -363,26 +364,23 @@ class LauncherLearning:
             self._say_once(_DETECTS_NOT if self._options.mode == "off" else _KILLS_NOT, turn.say_for_all)
 
     def _tell_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
-        now, changes = self._in_force(), []
+        now, changes, origins = self._in_force(), list[str](), dict[str, TimeoutOrigin]()
         for name, each in seen.items():
-            was_s = before.get(name)
-            if was_s is None or abs(now[name] - was_s) > _WORTH_A_LINE * was_s:
+            now_s, was_s = now[name], before.get(name)
+            origins[name] = TimeoutOrigin(
+                timeout_s=now_s,
+                previous_s=was_s,
+                max_observed_s=each.longest_s,
+                rank_of_max=each.rank,
+                margin_s=now_s - each.longest_s,
+            )
+            if was_s is None or abs(now_s - was_s) > _WORTH_A_LINE * was_s:
                 was = "" if was_s is None else f"was {was_s:.4g} s; "
                 longest = f"the longest took {each.longest_s:.4g} s, in rank {each.rank}"
-                changes.append(f"{name} {now[name]:.4g} s ({was}{longest})")
+                changes.append(f"{name} {now_s:.4g} s ({was}{longest})")
         if changes:
             turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
         if self._place == 0:
-            origins = {
-                name: TimeoutOrigin(
-                    timeout_s=now[name],
-                    previous_s=before.get(name),
-                    max_observed_s=each.longest_s,
-                    rank_of_max=each.rank,
-                    margin_s=now[name] - each.longest_s,
-                )
-                for name, each in seen.items()
-            }
             turn.write(TimeoutsLearned(timeouts=origins))
 
     def _say_unopened(self, result: Intervals, turn: Turn) -> None:
@@ -392,11 +390,8 @@ class LauncherLearning:
         self._said.add("unopened")
         until = "in this run" if result.ended else f"in the first {counted(result.steps, 'iteration')}"
         known = {name for name, each in result.seen.items() if each.is_opened}
-        untimed = "are not detected" if self._options.mode == "off" and not self._enforces else "are only reported"
         for name in sorted(self._options.configured.sections.keys() - known - _OPENED_LATE)[:_MOST_UNOPENED]:
             line = f"section '{name}' has a timeout, but no rank has opened it {until}"
             if meant := near(name, sorted({*known, *SECTIONS} - {name})):
                 line += f": did you mean '{meant}'?"
-                if self._configured.get(meant) is None and meant not in self._state.timeouts:
-                    line += f" Hangs in '{meant}' {untimed} until it has one"
             turn.say_for_all(line)

@@ -116,6 +116,16 @@ def test_end_is_told_once_all_members_that_were_in_the_run_have_ended() -> None:
     assert len(job.results) == 1
 
 
+def test_member_that_comes_back_is_in_the_run_again() -> None:
+    job = Job()
+    job.part.lost([1])
+    job.hear(1, steps=10)
+    job.hear(0, ended=True)
+    assert not any(each.ended for each in job.results)
+    job.hear(1, ended=True)
+    assert job.results[-1].ended
+
+
 def test_what_is_learned_before_the_end_of_all_is_no_end() -> None:
     job = Job()
     job.hear(1, ended=True)
