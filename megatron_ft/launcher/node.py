@@ -25,7 +25,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -81,7 +81,7 @@ class LauncherNode:
         self._children = Children()
         become_subreaper()
         self._reactor = Reactor()
-        self._inbox: Inbox[events.Event | SignalsArrived | KeeperEvent] = Inbox()
+        self._inbox: Inbox[events.Event | SignalWatch | KeeperEvent] = Inbox()
         self.telemetry = self._make_telemetry()
         self._orphan_watch = OrphanWatch(
             self._reactor,
@@ -329,7 +329,7 @@ class LauncherNode:
     def _woken(self) -> None:
         self._signals.drain()
         self._running.forward_signals()
-        self._inbox.put(self._signals.take_arrived())  # a forwarded one may have become a request to stop
+        self._inbox.put(self._signals)  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.processes.health_command import Checked, HealthCheck, job_directories
+from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.link.reactor import Reactor
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held
@@ -28,9 +29,9 @@ def nothing() -> None:
     pass
 
 
-def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -> Checked:
+def checked(reactor: Reactor, command: str, *, timeout_s: float | None = 30.0) -> NodeHealth:
     health = HealthCheck(command, timeout_s=timeout_s, reactor=reactor, known_children=set)
-    found = health.run({"FT_CYCLE": "7"}, nothing)
+    found = health.run(7, {"FT_CYCLE": "7"}, nothing)
     assert health.pids() == set()
     return found
 
@@ -47,7 +48,7 @@ def test_health_check_tells_how_its_command_ended(
     reactor: Reactor, command: str, ended: str, code: int, last_line: str
 ) -> None:
     found = checked(reactor, command, timeout_s=None)
-    assert (found.ended, found.code, found.last_line) == (ended, code, last_line)
+    assert (found.text, found.exit_code, found.last_line) == (ended, code, last_line)
 
 
 def test_health_command_does_not_get_the_secret_of_the_job(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,14 +66,14 @@ def test_health_command_past_its_timeout_is_killed_with_all_its_children(reactor
     child = tmp_path / "pid"
     script = f"trap '' TERM; sleep 600 & echo $! > {child}; echo looking; wait"
     found = checked(reactor, script, timeout_s=0.5)
-    assert (found.ended, found.code, found.last_line) == ("took longer than 0.5 s", None, "looking")
+    assert (found.text, found.exit_code, found.last_line) == ("took longer than 0.5 s", None, "looking")
     assert 0.5 <= found.seconds < 15
     wait_until(lambda: is_gone(child), 10)
 
 
 def test_output_of_a_health_command_without_end_is_bounded(reactor: Reactor) -> None:
     found = checked(reactor, "yes", timeout_s=0.3)
-    assert (found.ended, found.last_line) == ("took longer than 0.3 s", "y")
+    assert (found.text, found.last_line) == ("took longer than 0.3 s", "y")
 
 
 def test_reactor_is_served_while_a_health_command_cannot_be_ended(reactor: Reactor) -> None:
@@ -88,7 +89,7 @@ def test_reactor_is_served_while_a_health_command_cannot_be_ended(reactor: React
 
         reactor.call_later(0.0, hold_it)
         reactor.call_later(1.0, let_go)
-        assert health.run({}, nothing).ended == "took longer than 0.5 s"
+        assert health.run(0, {}, nothing).text == "took longer than 0.5 s"
         assert health.pids() == set()
 
 
@@ -96,14 +97,14 @@ def test_health_command_stuck_in_the_kernel_is_waited_for_once(reactor: Reactor)
     health = HealthCheck("exec sleep 600", timeout_s=0.5, reactor=reactor, known_children=set)
     with contextlib.ExitStack() as hold:
         reactor.call_later(0.0, lambda: hold.enter_context(held(*health.pids())))
-        assert health.run({}, nothing).ended == "took longer than 0.5 s"
+        assert health.run(0, {}, nothing).text == "took longer than 0.5 s"
         (pid,) = health.pids()
         began_s = time.monotonic()
-        again = health.run({}, nothing)
-        assert again.ended == f"can't run: process {pid} (sleep, state t) of the previous check can't be killed"
+        again = health.run(0, {}, nothing)
+        assert again.text == f"can't run: process {pid} (sleep, state t) of the previous check can't be killed"
         health.close()  # as at the end of the launcher
         assert time.monotonic() - began_s < 1.0
-    wait_until(lambda: health.run({}, nothing).ended.startswith("took longer"), 10)
+    wait_until(lambda: health.run(0, {}, nothing).text.startswith("took longer"), 10)
 
 
 def test_health_check_runs_before_each_round_and_again_until_it_passes(launcher: Launcher) -> None:
@@ -190,7 +191,7 @@ def test_command_gets_the_directories_of_the_job(reactor: Reactor, tmp_path: Pat
     directories = job_directories(line.options, str(tmp_path))
     command = 'echo "$FT_JOB_DIRECTORIES"'
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set, directories=directories)
-    assert health.run({}, nothing).last_line == f"{tmp_path}:{tmp_path}/ck"
+    assert health.run(0, {}, nothing).last_line == f"{tmp_path}:{tmp_path}/ck"
 
 
 def test_check_that_fails_while_ranks_run_is_reported_and_ends_nothing(launcher: Launcher) -> None:

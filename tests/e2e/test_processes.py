@@ -120,7 +120,7 @@ def test_leftover_of_a_health_check_in_its_own_group_is_killed(
     monkeypatch.setattr(process_tree, "children", lambda: {int(path.read_text())})  # a subreaper's
     command = f"{shlex.join([sys.executable, '-S', '-c', LEAVES_ONE])} > {path}; until test -s {path}; do :; done"
     health = HealthCheck(command, timeout_s=30.0, reactor=reactor, known_children=set)
-    assert not health.run({}, lambda: None).ended
+    assert health.run(0, {}, lambda: None).good
     assert health.pids() == set()
     wait_until(lambda: (stat := read_stat(int(path.read_text()))) is None or stat.state == "Z", 10)
 

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
@@ -25,14 +24,6 @@ from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.link.reactor import Reactor
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SignalsArrived:
-    """A wake-up by signals; ``SignalWatch.take_requests`` has the requests to stop."""
-
-    continued: bool
-    """True if this process, maybe with others, was stopped and continued since the last wake-up."""
 
 
 class SignalWatch:
@@ -95,10 +86,10 @@ class SignalWatch:
             while self._read.recv(4096):
                 pass
 
-    def take_arrived(self) -> SignalsArrived:
-        """Return what a wake-up means."""
+    def take_continued(self) -> bool:
+        """Return True if this process, maybe with others, was stopped and continued since the last call."""
         continued, self._was_continued = self._was_continued, False
-        return SignalsArrived(continued)
+        return continued
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Return the signals to forward since the last call."""

@@ -22,7 +22,7 @@ from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
 from megatron_ft.core.mailbox import Inbox, Mailbox
@@ -35,7 +35,7 @@ from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
-from megatron_ft.launcher.base.signals import SignalsArrived, SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -77,7 +77,7 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: StopRequests
-    inbox: Inbox[events.Event | SignalsArrived | KeeperEvent]
+    inbox: Inbox[events.Event | SignalWatch | KeeperEvent]
     orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog
@@ -139,7 +139,7 @@ class FaultTolerantAgent(TorchAgent):
     def run_job(self) -> RunResult:
         """Serve events until the machine says that this launcher's part is over."""
         try:
-            self._signalled(continued=False)
+            self._take_signals()
             self._hear(events.Tick())
             while self._over is None:
                 work, self._work = self._work, None
@@ -188,9 +188,9 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _receive(self, event: events.Event | SignalsArrived | KeeperEvent) -> None:
-        if isinstance(event, SignalsArrived):
-            self._signalled(event.continued)
+    def _receive(self, event: events.Event | SignalWatch | KeeperEvent) -> None:
+        if isinstance(event, SignalWatch):
+            self._take_signals()
         elif isinstance(event, KeeperEvent):
             self._memory.hear(event)
         else:
@@ -219,13 +219,14 @@ class FaultTolerantAgent(TorchAgent):
         self._alarm_ns = None
         self._hear(events.Tick())
 
-    def _signalled(self, continued: bool) -> None:
-        if continued:
+    def _take_signals(self) -> None:
+        signals = self._launcher.signals
+        if signals.take_continued():
             self._hear(events.Continued())
-        for number, again in self._launcher.signals.take_requests():
+        for number, again in signals.take_requests():
             self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
             self._hear(events.StopAsked(number, again))
-        if (wait_s := self._launcher.signals.take_early()) is not None:
+        if (wait_s := signals.take_early()) is not None:
             self._launcher.say(
                 "received SIGINT again: the ranks are still ending, "
                 f"SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
@@ -322,19 +323,10 @@ class FaultTolerantAgent(TorchAgent):
             "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
-            checked = self._health.run(environment, check)
+            checked = self._health.run(cycle, environment, check)
         except _CycleOverError:
             return
-        self._hear(
-            NodeHealth(
-                cycle=cycle,
-                good=not checked.ended,
-                exit_code=checked.code,
-                text=checked.ended,
-                last_line=checked.last_line,
-                seconds=checked.seconds,
-            )
-        )
+        self._hear(checked)
 
     def _check(self, is_wanted: bool) -> None:
         if not is_wanted:
@@ -367,7 +359,7 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(events.RanksStarted())
             self._ranks.release()
             return
-        self._signalled(continued=False)
+        self._take_signals()
         self._hear(events.NotStarted(failed))
 
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
@@ -380,7 +372,7 @@ class FaultTolerantAgent(TorchAgent):
         self._memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
 
     def _check_wanted(self) -> None:
-        self._signalled(continued=False)
+        self._take_signals()
         self._check(self._machine.wants_ranks)
 
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:

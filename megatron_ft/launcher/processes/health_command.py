@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import ResolvedOptions
@@ -36,19 +36,6 @@ def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
     files = (options.checkpoint_iteration_file, os.environ.get(FINISHED_FLAG))
     found = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]
     return list(dict.fromkeys(filter(None, found)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """Result of the command."""
-
-    ended: str
-    """Text such as "exited with code 3"; empty if it exited with 0 in time."""
-    code: int | None
-    """Exit code as in ``subprocess``; None if it had to be killed."""
-    last_line: str
-    """Last line of standard output or error."""
-    seconds: float
 
 
 class HealthCheck:
@@ -82,7 +69,7 @@ class HealthCheck:
         """Return the PID of the running process, if any."""
         return set() if self._process is None else {self._process.pid}
 
-    def run(self, environment: Mapping[str, str], check: Callable[[], None]) -> Checked:
+    def run(self, cycle: int, environment: Mapping[str, str], check: Callable[[], None]) -> NodeHealth:
         """Run the command; ``check`` is called after each event.
 
         Raises:
@@ -90,9 +77,15 @@ class HealthCheck:
         """
         began_s = time.monotonic()
 
-        def checked(ended: str, code: int | None, told: str | None = None) -> Checked:
-            text = last_line(self._output) if told is None else told
-            return Checked(ended=ended, code=code, last_line=text, seconds=time.monotonic() - began_s)
+        def checked(ended: str, code: int | None, told: str | None = None) -> NodeHealth:
+            return NodeHealth(
+                cycle=cycle,
+                good=not ended,
+                exit_code=code,
+                text=ended,
+                last_line=last_line(self._output) if told is None else told,
+                seconds=time.monotonic() - began_s,
+            )
 
         if self._process is not None and not self._let_go():
             return checked(f"can't run: {self._left()} of the previous check can't be killed", None, "")
