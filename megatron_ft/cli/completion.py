@@ -28,16 +28,11 @@ def _run(whole: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     check_extra("shtab", "completion", extra="completion")
     import shtab
 
-    for parser in (whole, _launcher_parser()):
+    launcher = argparse.ArgumentParser(prog="ft_launcher")  # torch's own parser isn't needed
+    add_torchrun_options(launcher)
+    for action in launcher._actions:
+        action.help = ""  # shtab leaves out what has no help
+    add_ft_options(launcher)
+    for parser in (whole, launcher):
         print(shtab.complete(parser, shell=args.shell))
     return 0
-
-
-def _launcher_parser() -> argparse.ArgumentParser:
-    """Return the options of ft_launcher, without torch's parser."""
-    parser = argparse.ArgumentParser(prog="ft_launcher")
-    add_torchrun_options(parser)
-    for action in parser._actions:
-        action.help = ""  # shtab leaves out what has no help
-    add_ft_options(parser)
-    return parser

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, Refused
@@ -129,17 +130,33 @@ def _planned(
         elif name == "net":
             planned.append((name, lambda: net_problems(node_facts.interfaces_up(), node_facts.ports())))
         elif name == "nvidia-smi":
-            planned.append((name, _nvidia_smi))
+            planned.append((name, _told(name, _nvidia_smi)))
         elif name == "mounts":
             planned.append((name, lambda: lustre_problems(node_facts.lustre_health())))
             mounts = network_mounts(node_facts.mountinfo())
-            planned += [(f"mounts: {each}", _mount(each)) for each in mounts]
+            for what, each in ((f"mounts: {each}", each) for each in mounts):
+                planned.append((what, _told(what, partial(_mount, each))))
         elif name == "segment":
-            planned.append((name, _segment(segment_dir or "", segment_file(os.environ))))
+            file = segment_file(os.environ)
+            path = os.path.join(segment_dir or "", file)
+            planned.append((name, _told(f"segment: {path}", partial(_segment, path)) if file else list))
         else:
             kind, _, path = name.partition(":")
-            planned += [(f"{kind}: {each}", _directory(kind, each)) for each in ([path] if path else directories[kind])]
+            for what, each in ((f"{kind}: {each}", each) for each in ([path] if path else directories[kind])):
+                planned.append((what, _told(what, partial(_directory, kind, each))))
     return planned
+
+
+def _told(what: str, look: Problems) -> Problems:
+    """Return the check with a file or a command that can't be used as a problem, too."""
+
+    def problems() -> list[str]:
+        try:
+            return look()
+        except OSError as error:
+            return [f"{what}: {error.strerror}"]
+
+    return problems
 
 
 def _gpu(ranks: int) -> list[str]:
@@ -148,44 +165,21 @@ def _gpu(ranks: int) -> list[str]:
     return gpu_problems(gpus, node_facts.kernel_log(), ranks=ranks)
 
 
-def _directory(kind: str, path: str) -> Problems:
-    def problems() -> list[str]:
-        try:
-            return directory_problems(kind, path, node_facts.try_directory(path))
-        except OSError as error:
-            return [f"{kind}: {path}: {error.strerror}"]
-
-    return problems
+def _directory(kind: str, path: str) -> list[str]:
+    return directory_problems(kind, path, node_facts.try_directory(path))
 
 
-def _segment(directory: str, name: str) -> Problems:
-    path = os.path.join(directory, name)
-
-    def problems() -> list[str]:
-        try:
-            return segment_problems(path, node_facts.beginning_of(path)) if name else []
-        except OSError as error:
-            return [f"segment: {path}: {error.strerror}"]
-
-    return problems
+def _segment(path: str) -> list[str]:
+    return segment_problems(path, node_facts.beginning_of(path))
 
 
-def _mount(path: str) -> Problems:
-    def problems() -> list[str]:
-        try:
-            node_facts.look_into(path)
-        except OSError as error:
-            return [f"mounts: {path}: {error.strerror}"]
-        return []
-
-    return problems
+def _mount(path: str) -> list[str]:
+    node_facts.look_into(path)
+    return []
 
 
 def _nvidia_smi() -> list[str]:
-    try:
-        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        return [f"nvidia-smi: {error.strerror}"]
+    done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).strip().splitlines()
     return [f"nvidia-smi ended with code {done.returncode}: {said[-1] if said else ''}"] if done.returncode else []
 

@@ -65,7 +65,8 @@ def add_command(commands: Any) -> None:
 def _report(args: argparse.Namespace) -> int:
     from megatron_ft.cli.logs.runs import log_directory, runs_in
 
-    _check_extras(args)
+    if args.png is not None:  # before minutes are spent on reading
+        check_extra("matplotlib", "--png")
     args.log_dirs = [log_directory(each) for each in args.log_dirs]
     gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
     try:
@@ -76,12 +77,6 @@ def _report(args: argparse.Namespace) -> int:
         return _suggest(chosen) if args.suggest_timeouts else _write_all(args, chosen)
     finally:
         gc.enable()
-
-
-def _check_extras(args: argparse.Namespace) -> None:
-    """Check for missing packages, before minutes are spent on reading."""
-    if args.png is not None:
-        check_extra("matplotlib", "--png")
 
 
 def _chosen(runs: Sequence[RunLogs], number: int | None) -> Sequence[RunLogs]:

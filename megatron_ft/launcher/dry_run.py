@@ -115,15 +115,14 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tu
 
 
 def _print_table(title: str, rows: Sequence[Sequence[str]] | Iterator[Sequence[str]]) -> None:
-    shown = [[printable(hide_secrets(cell)) for cell in _hidden_row(row)] for row in rows]
+    shown = []
+    for row in rows:
+        is_secret = row[-1] != _NOT_PASSED_ON and re.fullmatch(f"(?i){_SECRET_NAME}", row[0])
+        cells = (row[0], "(set, not shown)") if is_secret else row
+        shown.append([printable(hide_secrets(cell)) for cell in cells])
     if shown:
         print(f"{title}:")
         print("\n".join(f"  {text}" for text in columns(shown)))
-
-
-def _hidden_row(row: Sequence[str]) -> Sequence[str]:
-    is_secret = row[-1] != _NOT_PASSED_ON and re.fullmatch(f"(?i){_SECRET_NAME}", row[0])
-    return (row[0], "(set, not shown)") if is_secret else row
 
 
 def hide_secrets(text: str) -> str:

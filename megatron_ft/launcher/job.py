@@ -132,7 +132,10 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
         say(f"warning: {warning}")
     announce(options.summary())
     if log_dir is not None:
-        (announce if _is_everywhere(line) else say)(f"logs: {log_dir}")
+        given = (options.log_dir, line.namespace.log_dir, line.where.log_name)
+        # else each node makes a name up
+        is_everywhere = any(name and name != os.devnull for name in given)
+        (announce if is_everywhere else say)(f"logs: {log_dir}")
         doubt = log_directory.doubt_about(log_dir)
         if doubt is not None:
             say(f"warning: {doubt}")
@@ -142,12 +145,6 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
         announce(place.note)
     if options.observe_only:
         announce(launcher_lines.OBSERVING_ONLY)
-
-
-def _is_everywhere(line: CommandLine) -> bool:
-    """Return True if all nodes have a log directory of this name; otherwise each makes one up."""
-    given = (line.options.log_dir, line.namespace.log_dir, line.where.log_name)
-    return any(name and name != os.devnull for name in given)
 
 
 class _JobLife:

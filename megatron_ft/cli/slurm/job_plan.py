@@ -153,21 +153,17 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         if not first.isdecimal() or int(first) < 1:
             raise ConfigError(f"--nnodes: {given!r} is neither a number nor MIN:MAX")
         needed = int(first)
+    export = environ.get("SRUN_EXPORT_ENV", "")
     return Plan(
         job=job,
         nodes=count,
         limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
         log_dir=log_dir,
         launcher=(*program, *ours, *args.arguments),
-        srun_options=(*_export_of_environment(args.srun, environ), *args.srun),
+        # the option equivalent to SRUN_EXPORT_ENV: no other default may overrule it
+        srun_options=(*([f"--export={export}"] if export and not export_of(args.srun) else []), *args.srun),
         excludes_bad_nodes=args.exclude_bad_nodes,
     )
-
-
-def _export_of_environment(options: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the option equivalent to SRUN_EXPORT_ENV: no other default may overrule it."""
-    export = environ.get("SRUN_EXPORT_ENV", "")
-    return [f"--export={export}"] if export and not export_of(options) else []
 
 
 def _value(arguments: Sequence[str], names: Sequence[str]) -> str | None:

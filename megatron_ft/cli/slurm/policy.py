@@ -78,7 +78,8 @@ def decide(after: After, limits: Limits) -> Next:
         return Next(
             action=BatchAction.END, why=f"{told}; that was the last of {limits.lives} lives", code=after.code or 1
         )
-    if ending is Ending.FAILED and _in_a_row(after.lives, Ending.FAILED) >= limits.failures:
+    failures = itertools.takewhile(lambda each: each.outcome is Ending.FAILED, reversed(after.lives))
+    if ending is Ending.FAILED and sum(1 for _ in failures) >= limits.failures:
         why = f"{told}; {limits.failures} lives in a row have failed"
         return Next(action=BatchAction.END, why=why, code=after.code or 1)
     if ending is Ending.STOPPED or after.asked:
@@ -115,7 +116,3 @@ def _ending(life: Life | None, code: int) -> Ending:
     if life is not None and life.outcome is not Ending.RUNNING:
         return life.outcome
     return Ending.MISTAKE if life is None and code == MISTAKE_CODE else Ending.LOST
-
-
-def _in_a_row(lives: Sequence[Life], ending: Ending) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda life: life.outcome is ending, reversed(lives)))

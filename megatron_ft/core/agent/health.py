@@ -35,7 +35,8 @@ class HealthGate:
         if self.failures == 1:
             turn.do(NodeUnfit(event.text))
         delay_s = retry_delay_s(self.failures)
-        if is_told(self.failures, is_new=event.text != self._last):
+        # ever less often, if it is like the one before
+        if event.text != self._last or self.failures & (self.failures - 1) == 0:
             turn.do(Say(cycle_lines.unfit(event.text, event.last_line, retry_s=delay_s)))
         self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
@@ -54,8 +55,3 @@ class HealthGate:
 def retry_delay_s(failures: int) -> float:
     """Return the seconds until the next check, after this many failures in a row."""
     return float(min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10)))
-
-
-def is_told(failures: int, *, is_new: bool) -> bool:
-    """Return True if the last of this many failures is worth a line: ever less often, if it is like the one before."""
-    return is_new or failures & (failures - 1) == 0

@@ -59,7 +59,10 @@ class JobLinePrinter:
         if over.how in (Exit.LEFT, Exit.STAYED):
             said = over.text if over.code else cycle_lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
-        if self._shares_output and _is_same_for_all(over, left):
+        # the job has failed for all its launchers, and this one has no reason of its own
+        is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
+        is_same = is_end and left is not None and left.is_of_all and over.text in ("", left.text)
+        if self._shares_output and is_same:
             return [Say(said)] if said and (self._says_all or self._is_the_one) else []
         if over.code and not self.speaks:
             said, self._unsaid = said or self._unsaid, ""
@@ -84,9 +87,3 @@ class JobLinePrinter:
                 unsaid, self._unsaid = self._unsaid, ""
                 return [Say(unsaid)] if unsaid else []
         return []
-
-
-def _is_same_for_all(over: LauncherExit, left: Leave | None) -> bool:
-    """Return True if the job has failed for all its launchers, and this one has no reason of its own."""
-    is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
-    return is_end and left is not None and left.is_of_all and over.text in ("", left.text)

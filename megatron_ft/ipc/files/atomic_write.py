@@ -15,7 +15,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool 
     target = os.path.realpath(path)
     replace(None, target, data.encode() if isinstance(data, str) else data, mode=mode, fsync=fsync)
     if fsync:
-        _fsync_folder(os.path.dirname(target))
+        descriptor = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def replace(
@@ -51,11 +55,3 @@ def replace(
 
 def temporary_name() -> str:
     return f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
-
-
-def _fsync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

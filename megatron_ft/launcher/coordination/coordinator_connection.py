@@ -98,7 +98,13 @@ class CoordinatorConnection:
     def _disconnect(self, *, resets: bool) -> None:
         if self._soon is not None:
             self._soon.cancel()
-        self._release_target()
+        # the connection has ended, or the attempt is given up; not where the attempt has failed
+        target, self._target = self._target, None
+        is_answered, self._is_answered = self._is_answered, False
+        if target is not None and is_answered:
+            self._hosts.remember(self._address, [target], time.monotonic())
+        elif target is not None:
+            self._hosts.silent(self._address, target)
         self._address, self._targets, self._are_remembered, self._soon = "", [], False, None
         self._drop_peer(resets=resets)
 
@@ -161,15 +167,6 @@ class CoordinatorConnection:
             self._look_up()
         else:
             self._say_soon(self._fail)
-
-    def _release_target(self) -> None:
-        """The connection has ended, or the attempt is given up; not where the attempt has failed."""
-        target, self._target = self._target, None
-        is_answered, self._is_answered = self._is_answered, False
-        if target is not None and is_answered:
-            self._hosts.remember(self._address, [target], time.monotonic())
-        elif target is not None:
-            self._hosts.silent(self._address, target)
 
     def _fail(self) -> None:
         self.disconnect()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.core.wording import listed, printable
-from megatron_ft.ipc.linux.listeners import PortHolder, holders
+from megatron_ft.ipc.linux.listeners import holders
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES
 from megatron_ft.ipc.wire import VersionError, encode
@@ -136,18 +136,16 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
 
 def _taken(host: str, port: int) -> str:
     """Return the line for the user: what has the port."""
-    found = [_described(each, port) for each in holders(port)] or ["another program"]
+    found = []
+    for holder in holders(port):
+        answer = _ask("" if holder.host in ("::", "0.0.0.0") else holder.host, port, ANSWER_S)
+        is_ours = answer.kind in (_Kind.COORDINATOR, _Kind.OVER)
+        what = f"a coordinator of job {printable(answer.job) or 'unknown'}" if is_ours else "another program"
+        found.append(f"{what} ({holder})")
+    who = listed(found or ["another program"])
     return (
-        f"{listed(found)} has the port of the rendezvous endpoint {host}:{port} on this machine: "
-        "end it, or choose another port"
+        f"{who} has the port of the rendezvous endpoint {host}:{port} on this machine: end it, or choose another port"
     )
-
-
-def _described(holder: PortHolder, port: int) -> str:
-    answer = _ask("" if holder.host in ("::", "0.0.0.0") else holder.host, port, ANSWER_S)
-    if answer.kind in (_Kind.COORDINATOR, _Kind.OVER):
-        return f"a coordinator of job {printable(answer.job) or 'unknown'} ({holder})"
-    return f"another program ({holder})"
 
 
 def _ask(host: str, port: int, within_s: float) -> _Answer:

@@ -95,7 +95,9 @@ class RankStore:
         """
         self.close()
         try:
-            _look_for_room()
+            with contextlib.ExitStack() as opened:
+                for _ in range(_FILES):  # torch aborts the process, or tries for half a minute, where it can't
+                    opened.enter_context(open(os.devnull, "rb"))
             self._server = self._serve()
         except (RuntimeError, ValueError, OSError) as error:
             where = f"port {self._port}" if self._port else "any port"
@@ -185,17 +187,6 @@ def bound_socket(port: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _look_for_room() -> None:
-    """torch's store aborts the process, or tries for half a minute, where it can't open as many files as it needs.
-
-    Raises:
-        OSError: that many can't be opened.
-    """
-    with contextlib.ExitStack() as opened:
-        for _ in range(_FILES):
-            opened.enter_context(open(os.devnull, "rb"))
 
 
 def _first_line(error: Exception) -> str:
