@@ -25,6 +25,7 @@ from megatron_ft.learning.rule import MOST_EXTENDED
 
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
+_OF_VERDICT = ("rank", "local_rank", "cycle", "kind", "section", "iteration", "elapsed_s", "timeout_s")
 _FRESH_NS = 2_000_000_000
 """Age up to which progress counts for another suspicion: not all ranks suspect in the same moment."""
 
@@ -41,7 +42,7 @@ class LastLook:
         """Number of events on the board of each rank when the first of these was suspected, by local rank."""
         self._said: set[tuple[int, int | None, str]] = set()
         """Extended intervals that were reported to the user, each once."""
-        self._progress: tuple[int, str] | None = None
+        self._progress = -_FRESH_NS, ""
         """Time and text of the last progress."""
         self._is_over = False
 
@@ -53,8 +54,9 @@ class LastLook:
         if not self._suspects:
             self._events = self._count_events(turn)
         self._suspects[verdict.local_rank] = verdict
-        if self._progress is not None and turn.now_ns - self._progress[0] < _FRESH_NS and _may_extend(verdict):
-            self._decide(self._progress[1], None, turn)
+        at_ns, progress = self._progress
+        if turn.now_ns - at_ns < _FRESH_NS and _may_extend(verdict):
+            self._decide(progress, None, turn)
         elif verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
             if verdict.enforced and not self._options.observe_only:
                 turn.do(Say(cycle_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
@@ -104,22 +106,23 @@ class LastLook:
             if progress and _may_extend(verdict):
                 until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), MOST_EXTENDED * verdict.timeout_s)
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
-                turn.do(Write(_more_time(verdict, until_s, progress)))
+                facts = {name: getattr(verdict, name) for name in _OF_VERDICT}
+                turn.do(Write(MoreTime(**facts, until_s=until_s, progress=progress)))
                 extended.append(verdict)
             elif review is not None and self._only_waits(verdict, review):
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
                 turn.do(Say(cycle_lines.only_waits(verdict, review.text)))
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
-        news = [each for each in extended if each.enforced and _key(each) not in self._said]
-        self._said |= {_key(each) for each in news}
+        keys = {(each.local_rank, each.iteration, each.timed): each for each in extended if each.enforced}
+        news = [each for key, each in keys.items() if key not in self._said]
+        self._said |= keys.keys()
         if news:
             turn.do(Say(cycle_lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s)))
 
     def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
-        is_running = verdict.local_rank in self._record.running
-        waits = bool(review.hanging) and verdict.rank not in review.hanging
-        return self._options.min_healthy and verdict.enforced and waits and is_running
+        is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._record.running
+        return is_asked and bool(review.hanging) and verdict.rank not in review.hanging
 
     def _count_events(self, turn: Turn) -> dict[int, int]:
         boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._record.observed)
@@ -135,22 +138,3 @@ class LastLook:
 
 def _may_extend(verdict: RankHung) -> bool:
     return verdict.learned and verdict.elapsed_s < MOST_EXTENDED * verdict.timeout_s
-
-
-def _key(verdict: RankHung) -> tuple[int, int | None, str]:
-    return verdict.local_rank, verdict.iteration, verdict.timed
-
-
-def _more_time(verdict: RankHung, until_s: float, progress: str) -> MoreTime:
-    return MoreTime(
-        rank=verdict.rank,
-        local_rank=verdict.local_rank,
-        cycle=verdict.cycle,
-        kind=verdict.kind,
-        section=verdict.section,
-        iteration=verdict.iteration,
-        elapsed_s=verdict.elapsed_s,
-        timeout_s=verdict.timeout_s,
-        until_s=until_s,
-        progress=progress,
-    )
