@@ -50,6 +50,11 @@ class Gathering:
         """Latest time of the next ``advance``."""
         return self._not_before_s if self._until_s is None and self._is_wanted else self._until_s
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody is awaited and nothing is to be asked or told."""
+        return self._is_over or (self.due_s is None and not self._has_ended)
+
     def ask(self) -> None:
         """Have all members asked at once."""
         self._is_wanted, self._not_before_s = True, 0.0
@@ -87,7 +92,7 @@ class Gathering:
 
     def advance(self, members: Callable[[], Collection[int]], now_s: float) -> list[Survey | Intervals]:
         """Return what is due: a question for those that are ``awaited``, or a result. ``members``: those in the run."""
-        if self._is_over:
+        if self.is_idle:
             return []
         if self._has_ended and self._in_run is None:
             self._in_run = {*members()} - self._gone

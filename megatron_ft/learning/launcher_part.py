@@ -165,8 +165,8 @@ class LauncherLearning:
     def tick(self, turn: Turn) -> None:
         """Ask monitors, or tell the leader what they have answered, when that is due."""
         ranks = self._ranks
-        if ranks is None:
-            return
+        if ranks is None or self._gathering.is_idle:
+            return  # boards needn't be read
         boards = {each: turn.board(each) for each in ranks.hooked & ranks.running}
         in_run = {each for each, board in boards.items() if board is None or not board.closing}
         self._gathering.lost(ranks.hooked - in_run)
