@@ -235,7 +235,8 @@ class WatchedRank:
         if not at_once and now_ns // MINUTE_NS == intervals.minute_from_ns // MINUTE_NS:
             return None
         self._has_last_minute = is_last
-        return intervals.take_minute(board, now_ns, self.state.gaps)
+        # with what has ended since the last look
+        return self._feed(board, now_ns, self.state.gaps).take_minute(board, now_ns, self.state.gaps)
 
     def excuse_since(self, since_ns: int) -> None:
         """Exclude the time since ``since_ns``, in which hang detection was suspended."""

@@ -58,7 +58,7 @@ class Launcher:
             options=MonitorOptions(config=config),
             reactor=reactor,
             log=NullEventLog(),
-            minutes=NodeMinutes(NullEventLog(), 1, lambda _minute: None),
+            minutes=NodeMinutes(NullEventLog(), 1),
             say=self.lines.append,
             on_event=lambda event: self.reports.append(event.report),
         )

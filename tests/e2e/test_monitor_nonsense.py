@@ -65,7 +65,7 @@ def test_monitor_that_sends_nonsense_is_replaced_once(
         options=monitor_process.MonitorOptions(config=ConfigValues()),
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
-        minutes=NodeMinutes(NullEventLog(), 1, lambda _minute: None),
+        minutes=NodeMinutes(NullEventLog(), 1),
         say=said.append,
         on_event=lambda _event: None,
     )
