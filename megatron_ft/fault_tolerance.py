@@ -34,7 +34,7 @@ from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.hooks import finished, other_client, run_facts, safe_calls, user_errors
+from megatron_ft.rank.hooks import finished, hook_order, other_client, run_facts, safe_calls, user_errors
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -94,6 +94,7 @@ def setup(config: Any, global_state: Any) -> None:
         RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
+        hook_order.order.setup(is_on=False)
         return
     save = config.checkpoint.save
     if not save:
@@ -106,7 +107,9 @@ def setup(config: Any, global_state: Any) -> None:
     say.forget()
     client = RankMonitorClient()
     mine = run_facts.ours(client)
-    if mine is not None and not has_launcher():
+    is_on = mine is None or has_launcher()
+    hook_order.order.setup(is_on=is_on)
+    if not is_on:
         return
 
     ft_state = global_state.fault_tolerance_state
@@ -150,6 +153,7 @@ def on_training_step_start(global_state: Any) -> None:
     iteration = getattr(getattr(global_state, "train_state", None), "step", None)
     if type(iteration) is int and iteration >= 0:
         safe_calls.call(client.set_iteration, iteration)
+    hook_order.order.step_begins()
     _close_setup(client, ft_state)
     if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         safe_calls.start_section(client, STEP)
@@ -163,7 +167,7 @@ def on_training_step_end(global_state: Any) -> None:
     if client is None:
         return
     ft_state = global_state.fault_tolerance_state
-    if ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
+    if hook_order.order.step_ends() and ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         safe_calls.end_section(client, STEP)
     ft_state.seen_tr_iters_cnt += 1
     if (mine := run_facts.ours(client)) is not None:
@@ -242,6 +246,7 @@ def shutdown(global_state: Any) -> None:
     """
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
+        hook_order.order.shutdown(was_on=False)
         global_state.rank_monitor_client = None
         return
     failure = sys.exc_info()[1]
@@ -263,6 +268,7 @@ def shutdown(global_state: Any) -> None:
                 say.warn(_NOT_CONFIRMED if is_written is None else _NOT_WRITTEN)
     finally:
         _disconnect(client, global_state)
+        hook_order.order.shutdown(was_on=True)
     finished.tell_if_finished(global_state)
 
 
@@ -279,6 +285,7 @@ def abort(global_state: Any) -> None:
         if error is not None and leave is not None:
             safe_calls.call(leave, error)
         _disconnect(client, global_state)
+        hook_order.order.abort()
 
 
 def maybe_setup_simulated_fault(config: Any) -> None:
@@ -367,6 +374,7 @@ def _active_client(global_state: Any) -> Any:
     """Return the client to report to; None if the hook is a no-op."""
     client = getattr(global_state, "rank_monitor_client", None)
     if client is None:
+        hook_order.order.without_client()
         return None
     cfg = getattr(global_state, "cfg", None)
     return None if cfg is not None and getattr(cfg, "ft", None) is None else client
@@ -374,6 +382,7 @@ def _active_client(global_state: Any) -> Any:
 
 def _close_setup(client: Any, ft_state: Any) -> None:
     if ft_state.is_setup_section_open:
+        hook_order.order.first_step()
         safe_calls.end_section(client, SETUP)
         ft_state.is_setup_section_open = False
 

@@ -12,13 +12,15 @@ KEEPER_SOCKET_VARIABLE = "FT_KEEPER_SOCKET"
 """Variable of a rank: the socket on which its node's keeper takes memory checkpoints."""
 RESTORE_VARIABLE = "FT_MEMORY_RESTORE"
 """Variable of a rank: cycle and iteration of the memory checkpoint that its cycle restores; empty for none."""
+ERROR_FILE_VARIABLE, OWN_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE", "FT_ERROR_FILE"
+"""Variables of a rank for its error file. Another launcher that runs within the rank sets the first one anew."""
 _VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         *("FT_CYCLE", "FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET", WATCH_VARIABLE),
-        *(KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE),
+        *(KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE, OWN_ERROR_FILE_VARIABLE),
         *("NVRX_CYCLE", "NVRX_LAUNCH_TIME", "NVRX_CYCLE_START_TIME", "NVRX_INFRA_RANK", "NVRX_MEMBERSHIP"),
     }
 )
@@ -26,7 +28,13 @@ _VARIABLES = frozenset(
 
 def wants_watch(environ: Mapping[str, str]) -> bool:
     """Return True if the launcher asks a rank with this environment to watch its collectives, and it isn't alone."""
-    return environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
+    return is_the_rank(environ) and environ.get(WATCH_VARIABLE) == "on" and environ.get("WORLD_SIZE", "1") != "1"
+
+
+def is_the_rank(environ: Mapping[str, str]) -> bool:
+    """Return False in a process that another launcher (torchrun) has started within a rank."""
+    own = environ.get(OWN_ERROR_FILE_VARIABLE)
+    return own is None or environ.get(ERROR_FILE_VARIABLE, own) == own
 
 
 def is_set_for_ranks(name: str) -> bool:

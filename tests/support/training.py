@@ -19,6 +19,7 @@ from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.rank.base.connection import MonitorWelcome
 from megatron_ft.rank.client import client as client_module
+from megatron_ft.rank.hooks.hook_order import HookOrder
 from tests.support.launching import wait_until
 
 ALL = {"setup", "step", "checkpointing", "out_of_section"}
@@ -96,6 +97,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What ``setup`` will create."""
     fake = FakeClient()
     monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: fake)
+    monkeypatch.setattr("megatron_ft.rank.hooks.hook_order.order", HookOrder())
     return fake
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.rank.base import agreement
+from megatron_ft.rank.hooks import hook_order
 from tests.support.training import (
     FakeClient,
     all_hooks,
@@ -164,8 +168,66 @@ def test_hooks_out_of_order_warn_once_and_never_raise(
         ft.on_checkpointing_end(True, state)
     err = capfd.readouterr().err
     assert err.count("WARNING") == 2
-    assert "'step'" in err
+    assert "on_training_step_end() was called without on_training_step_start()" in err
     assert "'checkpointing'" in err
+
+
+def warnings(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return re.findall(r"^FT: WARNING: (.*?)(?:\(| was| are)", capfd.readouterr().err, re.MULTILINE)
+
+
+def test_hooks_before_setup_warn_once_unless_fault_tolerance_is_off(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = new_state(tmp_path)
+    all_hooks(state)
+    assert warnings(capfd) == [], "without a launcher nobody expects anything"
+    monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", "/nowhere.sock")
+    off = ft.GlobalState.create(save=str(tmp_path), ft=None)
+    ft.setup(off.cfg, off)
+    all_hooks(off)
+    assert warnings(capfd) == []
+    monkeypatch.setattr(hook_order, "order", hook_order.HookOrder())
+    all_hooks(state)
+    all_hooks(state)
+    assert warnings(capfd) == ["hooks"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "times", "name"),
+    [
+        (lambda state: ft.setup(state.cfg, state), 2, "setup"),
+        (ft.on_training_step_start, 3, "on_training_step_start"),
+        (ft.shutdown, 3, "shutdown"),
+        (ft.abort, 3, None),
+    ],
+)
+def test_hook_that_is_called_twice_warns_once(
+    tmp_path: Path,
+    client: FakeClient,
+    capfd: pytest.CaptureFixture[str],
+    hook: Callable[[ft.GlobalState], None],
+    times: int,
+    name: str | None,
+) -> None:
+    state = start(tmp_path)
+    client.open.clear()
+    for _ in range(times - (name == "setup")):
+        hook(state)
+    ft.shutdown(state) if name is None else None
+    assert warnings(capfd) == ([] if name is None else [name])
+
+
+def test_setup_before_the_process_group_warns_in_the_first_step(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for had_group, warned in ((True, []), (False, ["setup"])):
+        monkeypatch.setattr(agreement, "has_process_group", lambda has=had_group: has)
+        state = start(tmp_path)
+        monkeypatch.setattr(agreement, "has_process_group", lambda: True)
+        train(state, 2)
+        ft.shutdown(state)
+        assert warnings(capfd) == warned
 
 
 def test_hooks_survive_a_client_that_lost_its_connection(tmp_path: Path, client: FakeClient) -> None:

@@ -11,6 +11,7 @@ from megatron_ft.core.signal_rules import AGAIN_AFTER_S
 from megatron_ft.core.wording import counted, when
 from megatron_ft.diagnosis.cycle_cause import describe_overdue
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.diagnosis.waits import RankLag
 
 _SHOWN = 200
@@ -142,6 +143,20 @@ def most_time_is_over(verdict: RankHung, most_s: float) -> str:
 
 def _at(verdict: RankHung) -> str:
     return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+
+
+def calls_no_hooks(ranks: Sequence[int]) -> str:
+    """Format that ranks with configured timeouts don't connect to their monitors."""
+    who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(spans(ranks))} have"
+    told = "not called setup or init_workload_monitoring"
+    return f"timeouts are configured, but {who} {told}: hangs there are not detected"
+
+
+def sends_no_heartbeats(ranks: Sequence[int]) -> str:
+    """Format that heartbeat timeouts don't apply."""
+    who = f"rank {ranks[0]} opens" if len(ranks) == 1 else f"ranks {', '.join(spans(ranks))} open"
+    send = "sends" if len(ranks) == 1 else "send"
+    return f"heartbeat timeouts are configured, but {who} sections and {send} no heartbeat: they do not apply"
 
 
 def slow_rank(lag: RankLag) -> str:

@@ -17,6 +17,7 @@ from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import OrderMonitor, SignalRanks, Write
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
+from megatron_ft.core.board.intervals import SETUP
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.actions import Say
@@ -25,8 +26,11 @@ from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.learning.state import HEARTBEATS
 
 _PAUSED_NS = 200_000_000
+_NO_HOOKS_S = 120.0
+"""Seconds from the start of ranks until it is said which of them are not watched, if "setup" has no timeout."""
 
 
 @dataclass(kw_only=True)
@@ -63,6 +67,10 @@ class Deadlines:
         """Escalations of ranks that are being ended."""
         self._stopped_ns = 0
         """End of the last stop of the whole node."""
+        self._hooks_due_ns: int | None = None
+        timeouts = options.learning.configured.timeouts
+        if any(timeouts.values()) and options.startup_timeout_s is None:
+            self._hooks_due_ns = turn.now_ns + round((timeouts.get(SETUP) or _NO_HOOKS_S) * 1e9)
         if options.startup_timeout_s is not None:
             for local_rank in record.started.keys() - record.hooked:
                 began_ns = record.started[local_rank].at_ns
@@ -102,7 +110,7 @@ class Deadlines:
         """Latest time of the next ``go_on``."""
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        return earliest(*times, self._collect_until_ns)
+        return earliest(*times, self._collect_until_ns, self._hooks_due_ns)
 
     def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
@@ -118,6 +126,25 @@ class Deadlines:
             self._collect_until_ns = None
         for local_rank in list(self._escalations):
             self._advance(local_rank, turn)
+        if self._hooks_due_ns is not None and turn.now_ns >= self._hooks_due_ns:
+            self._hooks_due_ns = None
+            self._say_unwatched(turn)
+
+    def _say_unwatched(self, turn: Turn) -> None:
+        """Say which configured timeouts protect nothing, because no hook tells that they run."""
+        record = self._record
+        idle = sorted(record.ranks[local_rank] for local_rank in record.running - record.hooked)
+        if idle:
+            turn.say_for_all(cycle_lines.calls_no_hooks(idle))
+        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in record.running & record.hooked}
+        silent = sorted(
+            record.ranks[local_rank]
+            for local_rank, board in boards.items()
+            if board is not None and not board.heartbeats and any(section.open_count for section in board.sections)
+        )
+        timeouts = self._options.learning.configured.timeouts
+        if silent and any(timeouts.get(name) for name in HEARTBEATS):
+            turn.say_for_all(cycle_lines.sends_no_heartbeats(silent))
 
     # -- ranks that are late --------------------------------------------------------------------------------------
 

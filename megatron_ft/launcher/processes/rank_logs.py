@@ -13,12 +13,12 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
+from megatron_ft.core.rank_variables import ERROR_FILE_VARIABLE, OWN_ERROR_FILE_VARIABLE
 from megatron_ft.ipc.files.own_files import open_regular
 from megatron_ft.launcher.base.orphan_watch import has_lost_reader
 from megatron_ft.link.file_queue import bounded_call
 
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _MAKE_S = 5.0
 """Time for a slow file server, with all nodes of a job asking at once, to make a few directories."""
 
@@ -75,7 +75,7 @@ class CycleLogs(LogsSpecs):
         for local_rank, env in envs.items():
             if files.error_files[local_rank] == os.devnull:  # the error file is still needed, to tell why a rank failed
                 files.error_files[local_rank] = os.path.join(self._run_dir, f"error-{cycle}-{local_rank}.json")
-            env[_ERROR_FILE] = files.error_files[local_rank]
+            env[ERROR_FILE_VARIABLE] = env[OWN_ERROR_FILE_VARIABLE] = files.error_files[local_rank]
         if self._prefix is not None:
             self.copied = taken_from(files, envs, prefix=self._prefix, say=self._say)
         return files

@@ -12,6 +12,7 @@ from megatron_ft.core.codec import Fact, Message
 from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
 from megatron_ft.core.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
 from megatron_ft.core.messages.rank_messages import TO_RANK, RankHello, RankRefused
+from megatron_ft.core.rank_variables import is_the_rank
 from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
@@ -38,6 +39,9 @@ def has_launcher() -> bool:
         NotUnderLauncherError: there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
     if os.environ.get(MONITOR_SOCKET):
+        if not is_the_rank(os.environ):
+            say.warn("fault tolerance is off: another launcher has started this process within a rank of ft_launcher")
+            return False
         return True
     if os.environ.get(REQUIRE_LAUNCHER) == "1":
         raise NotUnderLauncherError(

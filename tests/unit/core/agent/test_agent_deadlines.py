@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.learning.launcher_part import LearningOptions
+from megatron_ft.learning.state import Configured
 from tests.support.agents import Driven, attached, detached, observed
-from tests.unit.core.board.test_monitor_state import board
+from tests.unit.core.board.test_monitor_state import board, section
 
 
 def started(ranks: int = 1, **options: object) -> Driven:
@@ -139,3 +142,47 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     assert late(driven) == []
     driven.wait(1.1)
     assert late(driven) == [(0, "exit", 20.0)]
+
+
+SECTIONS = LearningOptions(configured=Configured(rank_section_timeouts={"setup": 20.0, "step": 5.0}))
+HEARTBEATS = LearningOptions(configured=Configured(rank_heartbeat_timeout=5.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "hooked", "after_s", "said"),
+    [
+        ({"learning": SECTIONS}, (), 20.0, "ranks 0, 10 have"),
+        ({"learning": SECTIONS}, (0,), 20.0, "rank 10 has"),
+        ({"learning": SECTIONS}, (0, 1), 20.0, None),
+        ({"learning": HEARTBEATS}, (), 120.0, "ranks 0, 10 have"),
+        ({}, (), 120.0, None),  # nothing is configured
+        ({"learning": SECTIONS, "startup_timeout_s": 500.0}, (), 500.0, None),  # they are terminated
+    ],
+)
+def test_ranks_with_timeouts_that_call_no_hook_are_named_once(
+    options: dict[str, Any], hooked: tuple[int, ...], after_s: float, said: str | None
+) -> None:
+    driven = started(2, **options)
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in hooked))
+    driven.wait(after_s - 0.1)
+    assert not [line for line in driven.said if "are configured" in line]
+    driven.wait(1000.0)
+    told = "not called setup or init_workload_monitoring: hangs there are not detected"
+    found = [line for line in driven.said if "are configured" in line]
+    assert found == ([] if said is None else [f"timeouts are configured, but {said} {told}"])
+
+
+@pytest.mark.parametrize(
+    ("learning", "heartbeats", "is_said"), [(HEARTBEATS, 0, True), (HEARTBEATS, 3, False), (SECTIONS, 0, False)]
+)
+def test_heartbeat_timeouts_are_said_not_to_apply_to_a_script_that_only_opens_sections(
+    learning: LearningOptions, heartbeats: int, is_said: bool
+) -> None:
+    driven = started(2, learning=learning)
+    driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(2)))
+    driven.boards.update({0: board(sections=(section(),), heartbeats=heartbeats), 1: board()})
+    driven.wait(200.0)
+    assert (
+        "heartbeat timeouts are configured, but rank 0 opens sections and sends no heartbeat: they do not apply"
+        in driven.said
+    ) is is_said
