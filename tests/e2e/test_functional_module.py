@@ -133,3 +133,36 @@ ft.shutdown(state)
     (killed,) = [e for e in launched.events("rank_exited") if e["cycle"] == 0 and not e["by_us"]]
     assert killed["rank"] == event["rank"]
     assert 0.0 < (killed["t"] - event["t"]) / 1e9 < 5.0
+
+
+WITHIN = """
+import subprocess
+from megatron_ft import fault_tolerance as ft
+inner = "INNER" in os.environ
+state = ft.GlobalState.create(save=sys.argv[1], ft=ft.FaultToleranceSettings())
+ft.setup(state.cfg, state)
+assert (state.rank_monitor_client is None) == inner
+for state.train_state.step in range(3):
+    ft.on_training_step_start(state)
+    if RANK == 0 and state.train_state.step == 1 and not inner:
+        options = ["--nproc-per-node=2", "--master-port=0", f"--log-dir={sys.argv[1]}"]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *sys.argv]
+        subprocess.run(command, env={**os.environ, "INNER": "1"}, check=True)
+    ft.on_training_step_end(state)
+ft.shutdown(state)
+say("inner" if inner else "outer", RANK, "is done")
+"""
+
+
+def test_ranks_of_a_torchrun_within_a_rank_are_not_watched_and_do_not_take_its_place(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    timeouts = "--ft-rank-section-timeouts=setup:60,step:60"
+    job = launcher.run(WITHIN, *TWO, "--max-restarts=0", timeouts, script_args=[str(tmp_path / "save")])
+    assert job.code == 0, job.err
+    assert sorted(job.out.split("\n"))[1:] == [
+        f"{name} {rank} is done" for name in ("inner", "outer") for rank in (0, 1)
+    ]
+    assert job.err.count("another launcher has started this process within a rank") == 1
+    assert "refused" not in job.err
+    assert sorted(event["rank"] for event in launcher.launches[0].events("attached")) == [0, 1]
