@@ -1,9 +1,9 @@
 """Fault tolerance for a Megatron-style train loop: hooks around its setup, steps and saves.
 
 Run the script with ``ft_launcher``, initialise the default process group, call :func:`setup`, and then each hook where
-its name says. Before ``setup`` (after one warning), after :func:`shutdown`, and with ``config.ft`` None, every hook does
-nothing; so does ``setup``, after one warning, in a script that wasn't started with ``ft_launcher``. Configuration and state are read by
-attribute only: Megatron-Bridge's own objects fit, and so do the plain ones of this module
+its name says. Before ``setup`` (with a warning), after :func:`shutdown` and with ``config.ft`` None, they do nothing;
+so does ``setup``, after one warning, in a script that wasn't started with ``ft_launcher``. Configuration and state are
+read by attribute only: Megatron-Bridge's own objects fit, and so do the plain ones of this module
 (:class:`GlobalState` and what it holds).
 
 ===============  ==========================================================================================
