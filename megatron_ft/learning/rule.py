@@ -92,10 +92,10 @@ def calculate_over_ranks(
     names = list(names)
     longest = [max(ended[name], going_on.get(name, NO_OBSERVATION)) for name in names]
     maxima = max_over_ranks([*(ended[name] for name in names), *longest])
-    of_ended, of_all = maxima[: len(names)], dict(zip(names, maxima[len(names) :], strict=True))
-    missing = [name for name, seconds in zip(names, of_ended, strict=True) if seconds < 0]
-    left_out = {name for name in missing if leaves_out_open and name != OUT_OF_SECTION and of_all[name] >= 0}
-    if left_out != set(missing):
-        return {}, [name for name in missing if name not in left_out]
-    found = {name: seconds for name, seconds in of_all.items() if name not in left_out}
-    return {name: calculate(seconds, previous.get(name), factor) for name, seconds in found.items()}, []
+    timeouts, missing = dict[str, float](), list[str]()
+    for name, of_ended, of_all in zip(names, maxima[: len(names)], maxima[len(names) :], strict=True):
+        if of_ended >= 0:
+            timeouts[name] = calculate(of_all, previous.get(name), factor)
+        elif not (leaves_out_open and of_all >= 0 and name != OUT_OF_SECTION):
+            missing.append(name)
+    return {} if missing else timeouts, missing
