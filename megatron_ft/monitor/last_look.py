@@ -7,10 +7,12 @@ that isn't enforced is not even reported.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
@@ -42,30 +44,27 @@ class LastLook:
         self._reports = reports
         self._has_launcher = has_launcher
         self._verdict: Overdue | None = None
-        self._answer_by_ns = 0
-        self._is_confirmed = False
+        self._answer_by_ns: int | None = None
+        """Time until which the launcher is waited for; None if the verdict is confirmed, or there is none."""
         self.first: tuple[Collect, ProgressSample] | None = None  # being examined: the order, and what it did then
 
     @property
     def due_ns(self) -> int | None:
         """Time of the next ``act``, None if nothing is pending."""
         times = [] if self.first is None else [self.first[0].again_ns or 0]
-        if self._verdict is not None and not self._is_confirmed:
-            times.append(self._answer_by_ns)
-        return min(times, default=None)
+        return earliest(*times, self._answer_by_ns)
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
         """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
         hung now."""
         mine = self._verdict
         is_same = mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
-        was_confirmed, self._is_confirmed = self._is_confirmed and is_same, False
         if not self._has_launcher and not verdict.enforced:
             watched.put_off(verdict)
             return True
         asks = self._has_launcher and (verdict.is_learned or self._asks_first)
-        if not asks or was_confirmed:
-            self._verdict = None
+        if not asks or (is_same and self._answer_by_ns is None):
+            self.clear()
             return False
         if not is_same:
             self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
@@ -73,7 +72,7 @@ class LastLook:
         return True
 
     def clear(self) -> None:
-        self._verdict, self._is_confirmed = None, False
+        self._verdict = self._answer_by_ns = None
 
     def forget(self) -> None:
         """Drop everything about a rank that has ended."""
@@ -88,18 +87,17 @@ class LastLook:
             watched.extend_timeout(self._verdict, order.timeout_s)
             self.clear()
         else:
-            self._is_confirmed = True  # the next check of the board decides: the rank may have moved on
+            self._answer_by_ns = None  # the next check of the board decides: the rank may have moved on
         return True
 
     def give_up_waiting(self, watched: WatchedRank) -> bool:
         """Return True if the board is to be checked, because the launcher's answer is overdue."""
-        if self._verdict is None or self._is_confirmed or time.monotonic_ns() < self._answer_by_ns:
+        if self._verdict is None or self._answer_by_ns is None or time.monotonic_ns() < self._answer_by_ns:
             return False
-        if self._verdict.enforced:
-            self._is_confirmed = True
-        else:
+        if not self._verdict.enforced:
             watched.put_off(self._verdict)
-            self.clear()
+            self._verdict = None
+        self._answer_by_ns = None
         return True
 
 
@@ -116,6 +114,8 @@ def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Progr
     told = answer.collectives
     entered, completed = (told.enqueued, told.completed) if isinstance(told, Collectives) else (None, None)
     stacks = [each for each in answer.places if each]
+    # reading takes long if a process of the rank is stuck in an exec
+    transferred = _reads.call(partial(transferred_bytes, attached.pid), dict[int, int](), bound_s=_READ_S)
     return ProgressSample(
         at_ns=at_ns,
         iterations=0 if snapshot is None else snapshot.iterations_seen,
@@ -126,12 +126,6 @@ def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Progr
         frame=stacks[-1][0].partition(" @")[0] if stacks else "",
         cpu_ns=ran_ns + starved_ns,
         starved_ns=starved_ns,
-        transferred=_transferred(attached.pid),
+        transferred=transferred or None,
         file_waits={tid: each for tid, each in waiting_channels(attached.pid).items() if is_file_wait(each)},
     )
-
-
-def _transferred(pid: int) -> dict[int, int] | None:
-    """Return bytes transferred; None if reading takes too long, as when a process of the rank is stuck in an exec."""
-    unknown: dict[int, int] = {}
-    return _reads.call(lambda: transferred_bytes(pid), unknown, bound_s=_READ_S) or None
