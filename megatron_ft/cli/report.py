@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.cli.render.terminal import check_extra, progress_bar
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 
@@ -70,7 +70,7 @@ def _report(args: argparse.Namespace) -> int:
     args.log_dirs = [log_directory(each) for each in args.log_dirs]
     gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
     try:
-        runs = runs_in(args.log_dirs)
+        runs = runs_in(args.log_dirs, progress_bar)
         if not runs:
             return _NOTHING_FOUND
         chosen = _chosen(runs, args.run_number)
@@ -99,17 +99,20 @@ def _suggest(runs: Sequence[RunLogs]) -> int:
 def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> int:
     from megatron_ft.cli.analysis.analysis import analyze
 
-    analyses = [analyze(run) for run in runs]
+    outputs = [(option, getattr(args, option)) for option in ("html", "png", "trace") if getattr(args, option)]
     written = []  # before anything is printed: `| head` ends this process
-    for option in ("html", "png", "trace"):
-        path = getattr(args, option)
-        if path is None:
-            continue
-        try:
-            note = _write(option, path, analyses[-1], args.log_dirs)
-        except OSError as error:
-            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-        written.append(f"wrote {path}{note}")
+    with progress_bar("analysing and drawing", len(runs) + len(outputs)) as advance:
+        analyses = []
+        for run in runs:
+            analyses.append(analyze(run))
+            advance(1)
+        for option, path in outputs:
+            try:
+                note = _write(option, path, analyses[-1], args.log_dirs)
+            except OSError as error:
+                raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+            written.append(f"wrote {path}{note}")
+            advance(1)
     _print(analyses, as_json=args.json)
     for line in written:
         print(line, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
@@ -188,7 +191,8 @@ def _write(option: str, path: str, analysis: Analysis, log_dirs: Sequence[str]) 
     if option == "trace":
         from megatron_ft.cli.render.trace import write_trace
 
-        return write_trace(analysis.timeline, path)
+        write_trace(analysis.timeline, path)
+        return ""
     from megatron_ft.cli.render.png import draw_png
 
     draw_png(analysis, path)

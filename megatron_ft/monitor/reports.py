@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import Fact, Message
@@ -23,7 +22,6 @@ from megatron_ft.core.messages.rank_messages import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.diagnosis.evidence import HangEvidence
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.ipc.board import Board, RingEvent
 from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
@@ -36,9 +34,6 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 
 _WRITING_S = 1.0
 """Seconds to finish writing. Must stay below the time a launcher waits for its monitors."""
-_MOST_EVENTS = 512
-"""Section events of a rank in one record: some 5 kB, and a minute or more of most jobs."""
-_KINDS = (layout.EVENT_START, layout.EVENT_END, layout.EVENT_HEARTBEAT, layout.EVENT_ITERATION)
 
 
 class Reports:
@@ -177,14 +172,6 @@ class Reports:
         if minute is not None:
             self.record(minute)
 
-    def last_events(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
-        """Record the last section events that were not recorded yet."""
-        if snapshot.watch_only:
-            return
-        record = last_events(watched.board, snapshot, time.monotonic_ns())
-        if record is not None:
-            self.record(record)
-
     def launcher_gone(self, text: str = "") -> None:
         """Record in this monitor's own log that the launcher has died, or ``text`` instead."""
         self.record(Warning_(text=text) if text else records.LauncherGone())
@@ -226,37 +213,3 @@ class Reports:
             learned=verdict.is_learned,
             enforced=verdict.enforced,
         )
-
-
-def last_events(board: Board, snapshot: BoardSnapshot, now_ns: int) -> records.Progress | None:
-    """Return the rank's last section events since the ones returned before; None if there are none.
-
-    The board keeps how far that was, also for a monitor that replaces this one.
-    """
-    first, head = board.words[layout.W_LOGGED_HEAD], snapshot.ring_head
-    if head <= first:
-        return None
-    board.words[layout.W_LOGGED_HEAD] = head
-    begin = max(first, head - _MOST_EVENTS)
-    read = list(board.events(begin, head))
-    # events overwritten by the rank during the read are invalid
-    oldest = board.words[layout.W_RING_HEAD] - layout.RING_EVENTS
-    events = [
-        event for number, event in enumerate(read, begin) if number >= oldest and _is_sane(event, snapshot, now_ns)
-    ]
-    from_ns = events[0].at_ns if events else now_ns
-    at_us = [(event.at_ns - from_ns) // 1000 for event in events]
-    return records.Progress(
-        rank=snapshot.rank,
-        cycle=snapshot.cycle,
-        names=tuple(section.name for section in snapshot.sections),
-        from_ns=from_ns,
-        dt_us=[later - earlier for earlier, later in zip([0, *at_us], at_us, strict=False)],
-        code=[event.kind << 8 | event.section_index for event in events],
-        iterations=[event.value for event in events if event.kind == layout.EVENT_ITERATION],
-        skipped=head - first - len(events),
-    )
-
-
-def _is_sane(event: RingEvent, snapshot: BoardSnapshot, now_ns: int) -> bool:
-    return event.kind in _KINDS and snapshot.start_ns <= event.at_ns <= now_ns

@@ -389,9 +389,6 @@ class MonitorService:
         if not passive:
             watched.note = evidence.note
         self._reports.evidence(None if first is not None else self._settings.log_dir, watched, evidence)
-        snapshot = watched.final_snapshot()
-        if snapshot is not None:
-            self._reports.last_events(watched, snapshot)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None
@@ -408,7 +405,6 @@ class MonitorService:
         if snapshot is not None:
             self._reports.news(self._watched, snapshot)
             self._reports.minute(self._watched, at_once=True)
-            self._reports.last_events(self._watched, snapshot)
         self._reports.rank_gone(attached, snapshot)
         self._leave_rank()
 

@@ -30,7 +30,6 @@ __all__ = [
     "Fault",
     "GeneratedJob",
     "minute_records",
-    "progress_record",
     "records_of_node",
     "write_job",
     "write_node",
@@ -64,7 +63,6 @@ class GeneratedJob:
     steps: int = 60
     ranks_per_node: int = 8
     step_s: float = 0.5
-    last_events: int = 512
     checkpoint_every: int = 20
     faults: tuple[Fault, ...] = ()
     seed: int = 0
@@ -73,25 +71,6 @@ class GeneratedJob:
 
     def host(self, rank: int) -> str:
         return f"node-{rank // self.ranks_per_node}"
-
-
-def progress_record(
-    rank: int, cycle: int, names: list[str], from_ns: int, events: list[Event], skipped: int = 0
-) -> Any:
-    """One `progress` record as a monitor makes it."""
-    at_us = [0, *((at - from_ns) // 1000 for at, _, _ in events)]
-    return {
-        "t": (events[-1][0] if events else from_ns) + S,
-        "ev": "progress",
-        "rank": rank,
-        "cycle": cycle,
-        "names": names,
-        "from_ns": from_ns,
-        "dt_us": [b - a for a, b in itertools.pairwise(at_us)],
-        "code": [(kind << KIND_SHIFT - SECTION_SHIFT) + (0 if kind >= HEARTBEAT else what) for _, kind, what in events],
-        "iterations": [what for _, kind, what in events if kind == ITERATION],
-        "skipped": skipped,
-    }
 
 
 def minute_records(
@@ -188,7 +167,8 @@ def _cause(job: GeneratedJob, cycle: _Cycle) -> dict[str, Any] | None:
     rank, hang = cycle.fault.rank, cycle.fault.kind == "hang"
     hung = f"rank {rank} hung in '{job.sections[STEP]}' for 5.0 s (timeout 5.0 s)"
     text = hung if hang else f"rank {rank} killed by SIGKILL"
-    return {"rank": rank, "kind": "hang" if hang else "signal", "text": text}
+    section = job.sections[STEP] if hang else ""
+    return {"rank": rank, "kind": "hang" if hang else "signal", "text": text, "section": section}
 
 
 def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle]) -> Iterator[dict[str, Any]]:
@@ -230,12 +210,11 @@ def _monitor_records(job: GeneratedJob, rank: int, boot: int, plan: list[_Cycle]
         starts = [at for at, kind, _ in events if kind == ITERATION]
         if starts:
             yield {"t": starts[0] + S, "ev": "first_iteration", **who, "iteration": cycle.first, "at_ns": starts[0]}
-        names, last = list(job.sections), events[-job.last_events :]
+        names = list(job.sections)
         until_ns = boot + int((cycle.stops if cycle.fault is not None else cycle.ends - 0.1) * S)
         yield from minute_records(
             rank, cycle.number, names, begin, events, until_ns=until_ns, lost_in=job.lost_in_minute
         )
-        yield progress_record(rank, cycle.number, names, last[0][0], last, len(events) - len(last))
         end = boot + int((cycle.ends - 0.1) * S)
         if cycle.fault is not None and cycle.fault.rank == rank:
             yield from _hung(job, cycle, rank, events[-1][0])

@@ -65,7 +65,9 @@ def failures_of(timeline: Timeline) -> Iterator[Failure]:
 def found_culprits(timeline: Timeline, cycle: int) -> set[int]:
     """Return the ranks that a finding across ranks names: other overdue ranks of the cycle only wait for them."""
     marks = timeline.marks_by_cycle.get(cycle, ())
-    return {mark.rank for mark in marks if mark.kind == "finding" and mark.rank is not None}
+    named = [mark.rank for mark in marks if mark.kind == "finding"]
+    named += [each.rank for each in timeline.summary.accounting.hangs if each.cycle == cycle and not each.went_on]
+    return {rank for rank in named if rank is not None}
 
 
 def windows_of(timeline: Timeline) -> Sequence[Window]:

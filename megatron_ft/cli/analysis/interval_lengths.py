@@ -10,13 +10,19 @@ import numpy.typing as npt
 
 from megatron_ft.cli.analysis.timeline import Timeline, Track, TrackMinute
 from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.facts import minutes
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.facts.minutes import SectionMinute, middle_of
 from megatron_ft.core.facts.monitor import Timeouts
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
-_LOGGED = {minutes.OUT_OF_SECTION: OUT_OF_SECTION, minutes.HEARTBEAT: HEARTBEATS}
+_LOGGED = {
+    minutes.OUT_OF_SECTION: OUT_OF_SECTION,
+    minutes.HEARTBEAT: HEARTBEATS,
+    HangKind.INITIAL_HEARTBEAT.value: HEARTBEATS,
+}
 _LIMIT_S = 1e7  # anything longer isn't meant as a limit
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +40,7 @@ class LoggedInterval:
         known: share of the recorded time that is known; below 1 for OUT_OF_SECTION after a loss of events, because one
             of the sections may have been open.
         left_out_s: for OUT_OF_SECTION, the longest of the first ones of each cycle, which aren't in ``longest_s``.
-        hangs: number of ranks ended for it; such an interval isn't an observed one.
+        hangs: cycles that ended by it, and hangs that were reported; such an interval isn't an observed one.
     """
 
     name: str
@@ -147,7 +153,7 @@ class _Row:
             longest_cycle=None if longest is None else longest.cycle,
             median_s=self._lengths.quantile(0.5, self._longest_s) if longest is not None else None,
             p99_s=self._lengths.quantile(0.99, self._longest_s) if longest is not None else None,
-            hangs=sum(track.hang is not None and judged(track) == self._name for track in timeline.tracks),
+            hangs=_hangs(timeline, self._name),
             known=known if is_outside else 1.0,
             left_out_s=self._first_s if is_outside and self._first_s > 0 else None,
         )
@@ -177,12 +183,13 @@ def _known(timeline: Timeline) -> float:
     return known_s / recorded_s if recorded_s else 1.0
 
 
-def judged(track: Track) -> str:
-    """Return the name of what a track's hang was about."""
-    assert track.hang is not None
-    if track.hang.section is not None:
-        return track.hang.section
-    return HEARTBEATS if "heartbeat" in track.hang.kind else OUT_OF_SECTION
+def _hangs(timeline: Timeline, name: str) -> int:
+    """Return the number of hangs in a section: one for each that a cycle ended by, or that was reported."""
+    told = timeline.summary.accounting
+    causes = [cycle.cause for cycle in told.cycles if cycle.cause is not None]
+    sections = [cause.section for cause in causes if cause.kind is CauseKind.HANG]
+    sections += [hang.section for hang in told.hangs]
+    return sum(_LOGGED.get(section, section) == name for section in sections)
 
 
 def timeouts_in_force(run: RunLogs) -> dict[str, float]:

@@ -6,16 +6,12 @@ All times are wall ns since the epoch, to compare nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from megatron_ft.cli.analysis.run_summary import RunSummary
-from megatron_ft.cli.analysis.section_spans import RankSpans, spans_of
-from megatron_ft.cli.logs.progress import ProgressEvents, join
-from megatron_ft.cli.logs.runs import Clock, RunLogs
+from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
@@ -30,12 +26,13 @@ _Who = tuple[int, int]  # rank and cycle
 
 @dataclass(frozen=True, kw_only=True)
 class HangSpan:
-    """A verdict that ended a rank; ``section`` is None if no section was open (or by heartbeats)."""
+    """A verdict on a rank, which it ``ends`` or only reports; ``section`` is None if no section was overdue."""
 
     since_ns: int
     at_ns: int
     section: str | None
     kind: str = "section"
+    ends: bool = True
 
 
 class TrackMinute(NamedTuple):
@@ -63,11 +60,8 @@ class Track:
 
     Args:
         begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs.
-        attached_ns: when its monitor began to watch it; None if no log has it.
-        spans: sections among its last events, indices into ``Timeline.names``; None if there are no such records.
-        hang: verdict that ended it; None if there was none, or it was only observed.
+        hang: verdict that ended it, or was only observed and after which nothing moved; None if there was none.
         minutes: all its intervals, minute by minute.
-        numbers: index of each section in ``Timeline.names``.
     """
 
     rank: int
@@ -75,15 +69,18 @@ class Track:
     host: str
     begin_ns: int
     end_ns: int
-    spans: RankSpans | None
     hang: HangSpan | None
-    attached_ns: int | None = None
     minutes: tuple[TrackMinute, ...] = ()
-    numbers: Mapping[str, int] = field(default_factory=dict)
 
-    def still_open(self) -> list[tuple[int, int]]:
-        """Return section and beginning of spans that ended with the rank."""
-        return [] if self.spans is None else list(self.spans.still_open)
+    def still_open(self) -> list[tuple[str, int, int]]:
+        """Return section, depth and beginning of intervals that ended with the rank."""
+        last = self.minutes[-1] if self.minutes else None
+        sections = {} if last is None else last.of.sections
+        return [
+            (name, of.depth, last.to_ns - round(of.open_s * 1e9))
+            for name, of in sections.items()
+            if last is not None and of.open_s >= 0 and name not in (OUT_OF_SECTION, HEARTBEAT)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,52 +159,20 @@ class Timeline:
 def build_timeline(run: RunLogs, summary: RunSummary) -> Timeline:
     """Build the timeline of a run; ``summary`` is of the same run."""
     records = run.records
-    events, minutes = _events(run), _minutes(records)
-    last_ns = [int(each.at_ns[-1]) for _, each in events.values() if len(each.at_ns)]
-    end_ns = max((*(each.at_ns for each in records), *last_ns), default=run.opened_wall_ns)
+    end_ns = max((each.at_ns for each in records), default=run.opened_wall_ns)
     cycles = _cycles(summary, end_ns)
-    tracks = _tracks(records, events, minutes, {cycle.number: cycle for cycle in cycles}, end_ns)
+    tracks = _tracks(records, {cycle.number: cycle for cycle in cycles}, end_ns)
     timed = (name for track in tracks for minute in track.minutes for name in minute.of.sections)
-    known = (name for track in tracks if track.spans is not None for name in track.spans.names)
-    names = tuple(name for name in dict.fromkeys((*known, *timed)) if name not in (OUT_OF_SECTION, HEARTBEAT))
-    begin_ns = min((*(cycle.begin_ns for cycle in cycles), *(track.begin_ns for track in tracks)), default=None)
     return Timeline(
         summary=summary,
-        begin_ns=run.begin_ns if begin_ns is None else min(begin_ns, run.begin_ns),
+        begin_ns=min([run.begin_ns, *(track.begin_ns for track in tracks)]),
         end_ns=end_ns,
-        names=names,
-        tracks=tuple(_renumbered(track, names) for track in tracks),
+        names=tuple(name for name in dict.fromkeys(timed) if name not in (OUT_OF_SECTION, HEARTBEAT)),
+        tracks=tuple(tracks),
         cycles=tuple(cycles),
         marks=tuple(_marks(records)),
         evidence=tuple(_evidence(records)),
     )
-
-
-def _events(run: RunLogs) -> dict[_Who, tuple[str, ProgressEvents]]:
-    """Return host and events, in wall time, of each rank and cycle."""
-    parts: dict[_Who, list[tuple[Clock, ProgressEvents]]] = {}
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        for part in log.progress:
-            parts.setdefault((part.rank, part.cycle), []).append((clock, part))
-    found = {}
-    for who, of in parts.items():
-        clock = of[0][0]
-        whole = join([part for its, part in of if its == clock])
-        found[who] = (clock.host, replace(whole, at_ns=whole.at_ns + clock.offset_ns))
-    return found
-
-
-def _minutes(records: Iterable[Timed[Record | None]]) -> dict[_Who, list[TrackMinute]]:
-    """Return the minutes of each rank and cycle, in order."""
-    found: dict[_Who, list[TrackMinute]] = {}
-    for timed in records:
-        if isinstance(timed.record, Minute):
-            zero_ns = timed.wall_ns(timed.record.at_ns)
-            for of in timed.record.ranks:
-                found.setdefault((of.rank, timed.record.cycle), []).append(TrackMinute(zero_ns, of))
-    for minutes in found.values():
-        minutes.sort(key=lambda minute: minute.from_ns)
-    return found
 
 
 @dataclass
@@ -217,8 +182,16 @@ class _Life:
     host: str = ""
     begins: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    attached_ns: int | None = None
-    hang: HangSpan | None = None
+    hangs: list[HangSpan] = field(default_factory=list)
+    minutes: list[TrackMinute] = field(default_factory=list)
+
+    @property
+    def hang(self) -> HangSpan | None:
+        """The verdict that ended the rank, or else the last observed one after which no iteration began."""
+        begun = (minute.wall_ns(at_s) for minute in self.minutes for _, at_s in minute.of.iterations)
+        last_ns = max(begun, default=0)
+        standing = [each for each in self.hangs if not each.ends and each.at_ns > last_ns]
+        return next((each for each in self.hangs if each.ends), standing[-1] if standing else None)
 
 
 def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
@@ -228,63 +201,50 @@ def _lives(records: Iterable[Timed[Record | None]]) -> dict[_Who, _Life]:
         if isinstance(record, CycleStarted):
             for each in record.ranks:
                 lives.setdefault((each.rank, record.cycle), _Life(host=timed.host)).begins.append(at_ns)
-        if not isinstance(record, Attached | RankGone | RankExited | RankHung):
-            continue
-        life = lives.setdefault((record.rank, record.cycle), _Life(host=timed.host))
-        if isinstance(record, Attached):
-            life.begins.append(at_ns)
-            life.attached_ns = at_ns if life.attached_ns is None else life.attached_ns
-        elif isinstance(record, RankGone | RankExited):
-            life.ends.append(at_ns)
-        elif not record.observed_only and life.hang is None:
-            since_ns, judged_ns = timed.wall_ns(record.since_ns), timed.wall_ns(record.at_ns)
-            life.hang = HangSpan(since_ns=since_ns, at_ns=judged_ns, section=record.section, kind=record.kind)
+        elif isinstance(record, Minute):
+            zero_ns = timed.wall_ns(record.at_ns)
+            for of in record.ranks:
+                life = lives.setdefault((of.rank, record.cycle), _Life(host=timed.host))
+                life.minutes.append(TrackMinute(zero_ns, of))
+        elif isinstance(record, Attached | RankGone | RankExited | RankHung):
+            life = lives.setdefault((record.rank, record.cycle), _Life(host=timed.host))
+            if isinstance(record, Attached):
+                life.host = timed.host
+                life.begins.append(at_ns)
+            elif isinstance(record, RankGone | RankExited):
+                life.ends.append(at_ns)
+            else:
+                hang = HangSpan(
+                    since_ns=timed.wall_ns(record.since_ns),
+                    at_ns=timed.wall_ns(record.at_ns),
+                    section=record.section,
+                    kind=record.kind,
+                    ends=not record.observed_only,
+                )
+                life.hangs.append(hang)
     return lives
 
 
 def _tracks(
-    records: Sequence[Timed[Record | None]],
-    events: Mapping[_Who, tuple[str, ProgressEvents]],
-    minutes: Mapping[_Who, Sequence[TrackMinute]],
-    cycles: Mapping[int, CycleLife],
-    end_of_logs_ns: int,
+    records: Sequence[Timed[Record | None]], cycles: Mapping[int, CycleLife], end_of_logs_ns: int
 ) -> list[Track]:
-    lives = _lives(records)
     tracks = []
-    for rank, cycle in sorted({*lives, *events, *minutes}, key=lambda who: (who[1], who[0])):
-        life = lives.get((rank, cycle), _Life())
-        host, of = events.get((rank, cycle), (life.host, None))
-        mine = minutes.get((rank, cycle), ())
-        seen = [] if of is None or not len(of.at_ns) else [int(of.at_ns[0]), int(of.at_ns[-1])]
-        seen += [mine[0].from_ns] if mine else []
+    for (rank, cycle), life in sorted(_lives(records).items(), key=lambda each: (each[0][1], each[0][0])):
+        minutes = sorted(life.minutes, key=lambda minute: minute.from_ns)
         ended = min(life.ends, default=cycles[cycle].end_ns if cycle in cycles else end_of_logs_ns)
-        begun = min([*life.begins, *seen], default=ended)
+        begun = min([*life.begins, *(minute.from_ns for minute in minutes[:1])], default=ended)
         tracks.append(
             Track(
                 rank=rank,
                 cycle=cycle,
-                host=host,
+                host=life.host,
                 begin_ns=begun,
-                end_ns=max([ended, begun, *seen]),
-                spans=None if of is None else spans_of(of),
+                end_ns=max(ended, begun),
                 hang=life.hang,
-                attached_ns=life.attached_ns,
-                minutes=tuple(mine),
+                minutes=tuple(minutes),
             )
         )
     return tracks
-
-
-def _renumbered(track: Track, names: Sequence[str]) -> Track:
-    """Return the track with sections as indices into ``names``."""
-    known = {name: number for number, name in enumerate(names)}
-    spans = track.spans
-    if spans is not None:
-        numbers = np.array([known[name] for name in spans.names] or [0], dtype=np.uint16)
-        closed = replace(spans.closed, sections=numbers[spans.closed.sections])
-        still_open = tuple((int(numbers[section]), at) for section, at in spans.still_open)
-        spans = replace(spans, names=tuple(names), closed=closed, still_open=still_open)
-    return replace(track, spans=spans, numbers=known)
 
 
 def _cycles(summary: RunSummary, end_of_logs_ns: int) -> list[CycleLife]:

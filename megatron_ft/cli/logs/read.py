@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from megatron_ft.cli.logs.progress import ProgressCollector, ProgressEvents, parse_progress
 from megatron_ft.core.codec import Message, Moment, Raw, decode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.all_kinds import RECORDS, Record
@@ -20,10 +18,9 @@ from megatron_ft.core.facts.shared import LogOpened
 
 _MUCH = 50_000_000  # bytes; fewer are read before other processes have started
 _TAIL = 65536  # bytes at the end of a file: more than the minutes of a node with 100 ranks
-_BULK = (b'"ev":"minute"', b'"ev":"progress"')
+_BULK = b'"ev":"minute"'
 _NAME_ENDS = 64
 """Bytes of a line before which the name of its record ends."""
-_EV = re.compile(rb'"ev" *: *"(\w*)("?)')
 
 
 class _LineHead(Message, frozen=True):
@@ -51,9 +48,8 @@ class EventLogFile:
     Args:
         header: its first record.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header.wall_ns`` is the same moment.
-        entries: all records but the `progress` ones.
+        entries: all records.
         passed_over: number of lines not read, or not completely: cut off by a crash, torn by a full disk, or foreign.
-        progress: events of the `progress` records, for each rank and cycle in the file.
     """
 
     name: str
@@ -61,7 +57,6 @@ class EventLogFile:
     opened: int
     entries: tuple[Entry, ...]
     passed_over: int
-    progress: tuple[ProgressEvents, ...] = ()
 
     @property
     def host(self) -> str:
@@ -76,17 +71,19 @@ class EventLogFile:
     @property
     def newest(self) -> int:
         """Nanoseconds of CLOCK_MONOTONIC of its last record."""
-        moments = [self.opened, *(entry.t for entry in self.entries)]
-        return max([*moments, *(int(track.at_ns[-1]) for track in self.progress if track.at_ns.size)])
+        return max([self.opened, *(entry.t for entry in self.entries)])
 
 
-def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLogFile]:
+def read_directory(
+    directory: str | Path, *, processes: int = 1, advance: Callable[[int], None] = lambda _files: None
+) -> list[EventLogFile]:
     """Return all event logs directly in ``directory``, in the order in which they were opened.
 
     Files that aren't event logs, or can't be read any more, are left out.
 
     Args:
         processes: number of parallel readers, if there is much to read; they import the caller's ``__main__``.
+        advance: called with the number of files that were read since.
 
     Raises:
         OSError: the directory itself can't be read.
@@ -96,10 +93,23 @@ def read_directory(directory: str | Path, *, processes: int = 1) -> list[EventLo
     if processes > 1 and _bytes_in(paths) >= _MUCH:
         # fresh interpreters: numpy has threads, which a forked process would lack
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            logs = list(pool.map(_read_file, paths))
-    else:
-        logs = [_read_file(path) for path in paths]
-    return _as_opened(logs)
+            return _as_opened(_counted(pool.map(_read_file, paths), advance))
+    return _as_opened(_counted(map(_read_file, paths), advance))
+
+
+def _counted(logs: Iterable[EventLogFile | None], advance: Callable[[int], None]) -> Iterator[EventLogFile | None]:
+    for log in logs:
+        advance(1)
+        yield log
+
+
+def number_of_logs(directory: str | Path) -> int:
+    """Return the number of event logs directly in ``directory``.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    return len(_paths(directory))
 
 
 def read_newest(directory: str | Path) -> list[EventLogFile]:
@@ -143,7 +153,7 @@ def _newest(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines, without those of ranks that aren't near the end: most of a log, and slow to parse."""
     left = os.fstat(file.fileno()).st_size
     for line in file:
-        if left < _TAIL or not any(bulk in line[:_NAME_ENDS] for bulk in _BULK):
+        if left < _TAIL or _BULK not in line[:_NAME_ENDS]:
             yield line
         left -= len(line)
 
@@ -164,28 +174,15 @@ def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
         return None
     passed_over += bool(doubts)
     entries = []
-    progress = ProgressCollector()
     for line in lines:
         head = _head(line)
         if head is None:
             passed_over += bool(line.strip())
-            if _may_be_progress(line):
-                progress.missing()
-        elif head.ev == "progress":
-            progress.add(parse_progress(line))
-        else:
-            doubts = []
-            entries.append(Entry(head.t, RECORDS.salvage(Raw(head.ev, line), doubts)))
-            passed_over += bool(doubts)
-    tracks = progress.finished()
-    return EventLogFile(
-        name=name,
-        header=header,
-        opened=first.t,
-        entries=tuple(entries),
-        passed_over=passed_over + progress.passed_over,
-        progress=tracks,
-    )
+            continue
+        doubts = []
+        entries.append(Entry(head.t, RECORDS.salvage(Raw(head.ev, line), doubts)))
+        passed_over += bool(doubts)
+    return EventLogFile(name=name, header=header, opened=first.t, entries=tuple(entries), passed_over=passed_over)
 
 
 def _head(line: bytes) -> _LineHead | None:
@@ -194,12 +191,3 @@ def _head(line: bytes) -> _LineHead | None:
         return decode(_LineHead, line)
     except ProtocolError:
         return None
-
-
-def _may_be_progress(line: bytes) -> bool:
-    """Return True if an unreadable line may be what is left of a `progress` record."""
-    said = _EV.search(line)
-    if said is None:
-        return bool(line.strip())
-    name, end = said.groups()
-    return name == b"progress" if end else b"progress".startswith(name)

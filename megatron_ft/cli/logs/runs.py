@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
-from megatron_ft.cli.logs.read import EventLogFile, read_directory
+from megatron_ft.cli.logs.read import EventLogFile, number_of_logs, read_directory
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
@@ -22,6 +23,7 @@ _QUIET_NS = 86_400_000_000_000
 _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
 """Age of its last record at which a run counts as over. Ranks that call hooks are recorded every minute, unless
 their board can't be read."""
+ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 _ALONE = "alone"
 _WITHIN = "megatron_ft"
 """Subdirectory of the event logs in --log-dir, which is torchrun's."""
@@ -96,10 +98,10 @@ def log_directory(given: str) -> str:
     return within if os.path.isdir(within) and not glob.glob(f"{glob.escape(given)}/launcher-*.jsonl") else given
 
 
-def runs_in(directories: Sequence[str]) -> list[RunLogs]:
+def runs_in(directories: Sequence[str], progress_bar: ProgressBar) -> list[RunLogs]:
     """Return the runs with logs in these directories, oldest first; print a line on stderr if there are none.
 
-    A directory named twice is read once.
+    A directory named twice is read once. ``progress_bar``: as in `terminal`.
 
     Raises:
         ConfigError: a directory can't be read.
@@ -107,7 +109,9 @@ def runs_in(directories: Sequence[str]) -> list[RunLogs]:
     logs = []
     for directory in dict.fromkeys(map(os.path.realpath, directories)):
         try:
-            logs += read_directory(directory, processes=min(_MOST_PROCESSES, os.cpu_count() or 1))
+            processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
+            with progress_bar(f"reading {directory}", number_of_logs(directory)) as advance:
+                logs += read_directory(directory, processes=processes, advance=advance)
         except OSError as error:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)

@@ -40,7 +40,7 @@ TIMES = (
     "iterations that had been finished before."
 )
 GOODPUT = "Goodput is the share of productive steps in the time from the start of the launchers to their end."
-_SHOWN_S = 0.005
+SHOWN_S = 0.005
 _TIGHT = 1.5  # as the update rules of the learned timeouts: less room than this isn't much
 
 
@@ -153,13 +153,15 @@ def goodput_line(goodput: Goodput | None) -> str:
     """Return the goodput in one line; a dash is unknown."""
     if goodput is None:
         return "goodput -: no iterations were recorded"
-    of = {each.value.replace("_", " "): seconds for each, seconds in goodput.seconds.items() if seconds >= _SHOWN_S}
-    redone = f", {goodput.redone} done twice" if goodput.redone else ""
+    of = {each.value.replace("_", " "): seconds for each, seconds in goodput.seconds.items() if seconds >= SHOWN_S}
     parts = ", ".join(f"{name} {took(seconds)}" for name, seconds in of.items())
-    return (
-        f"goodput {goodput.share:.1%} of {took(goodput.total_s)}, {goodput.iterations} iterations that counted{redone}"
-        f": {parts}"
-    )
+    return f"goodput {goodput.share:.1%} of {took(goodput.total_s)}, {steps_told(goodput)}: {parts}"
+
+
+def steps_told(goodput: Goodput) -> str:
+    """Return the number of iterations that counted, and of those that were done again."""
+    redone = f", {goodput.redone} done twice" if goodput.redone else ""
+    return f"{goodput.iterations} iterations that counted{redone}"
 
 
 def interval_row(interval: LoggedInterval) -> tuple[str, ...]:

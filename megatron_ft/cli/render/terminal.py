@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from megatron_ft.core.errors import ConfigError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LEAST_WIDTH = 160
+_LONG_S = 2.0
+"""Seconds of work after which a bar is shown."""
 
 
 def check_extra(package: str, what: str, *, extra: str = "report") -> None:
@@ -37,6 +41,27 @@ def terminal(file: TextIO | None = None) -> Console:
         # rich assumes 80 columns of a pipe, where lines may have any length
         console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
     return console
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal if the work takes more than 2 s. Yields a function that takes how much more is done."""
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=total)
+    timer = threading.Timer(_LONG_S, bar.start)
+    timer.start()
+    try:
+        yield lambda done: bar.advance(task, done)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
 
 
 def plain(text: str, *, keep_lines: bool = False) -> str:

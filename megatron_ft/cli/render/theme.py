@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.core.goodput.accounting import TimeClass
 from megatron_ft.core.wording import counted
 
 BACKGROUND, FAULT, WAITS = "#ffffff", "#c1121f", "#f0a994"
@@ -18,12 +19,30 @@ _SECTIONS = (
     *("#6b4c9a", "#2f6f6f", "#c49c94", "#86bcb6"),
 )
 _OTHERS = "#444444"
+_ALPHA = "99"
+"""Opacity of what is only summed up."""
+TIMES = {
+    TimeClass.PRODUCTIVE: "#3f8f4f",
+    TimeClass.REDONE: "#f2b134",
+    TimeClass.SAVE: "#4e79a7",
+    TimeClass.LOAD: "#76b7b2",
+    TimeClass.LAUNCH: "#7d8590",
+    TimeClass.START_UP: "#a9b1ba",
+    TimeClass.DETECTION: "#e8743b",
+    TimeClass.HUNG: FAULT,
+    TimeClass.RESTART: "#b07aa1",
+    TimeClass.WAITING: "#d4a6c8",
+    TimeClass.PAUSED: "#9c755f",
+    TimeClass.AFTER_END: "#cfd4da",
+}
+"""Colour of each class of the job's time."""
 
 
 def colors(sections: int) -> list[str]:
-    """Return a colour for each state of the raster."""
+    """Return a colour for each state of the raster; some with an opacity."""
     own = [_SECTIONS[index % len(_SECTIONS)] for index in range(min(sections, MOST_SECTIONS))]
-    return [*_SPECIAL, *own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
+    shown = [*own, *([_OTHERS] if sections > MOST_SECTIONS else [])]
+    return [*_SPECIAL, *(color for each in shown for color in (each, each + _ALPHA))]
 
 
 def title(timeline: Timeline) -> str:
@@ -42,6 +61,7 @@ def hung_lines(timeline: Timeline, found: Sequence[Failure]) -> list[tuple[int, 
     Among hundreds of ranks, a row alone is too thin to be seen.
     """
     named = {(each.rank, each.cycle) for each in found}
+    named |= {(each.rank, each.cycle) for each in timeline.summary.accounting.hangs}
     return [
         (track.rank, (track.hang.since_ns - timeline.begin_ns) / 1e9, (track.end_ns - timeline.begin_ns) / 1e9)
         for track in timeline.tracks

@@ -46,7 +46,6 @@ W_PID = 23
 W_FIRST_STEP_AT = 24  # when the second iteration or "step" began, and the first was over
 W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
 W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
-W_LOGGED_HEAD = 27  # (monitor) events before this number are in the event log
 W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
 W_OUT_OF_SECTION_CALCULATED = 29  # 1: the rank's client has calculated it from observed intervals
 W_WATCH_ONLY = 30  # (monitor) 1: the script calls no hooks, and only its collectives are written here

@@ -112,28 +112,6 @@ class Minute(Fact, frozen=True, kw_only=True):
     ranks: tuple[RankMinute, ...]
 
 
-class Progress(Fact, frozen=True, kw_only=True):
-    """The last section events of a rank, oldest first: at its end, and with evidence on it.
-
-    Args:
-        names: names of the sections, by index.
-        from_ns: zero of the first event's ``dt_us``.
-        dt_us: microseconds since the previous event.
-        code: 256 * kind (1 opened, 2 closed, 3 heartbeat, 4 iteration begins) + section's index.
-        iterations: the numbers of the iterations that begin, in order.
-        skipped: number of events before these, since the last of these records; `minute` sums them up.
-    """
-
-    rank: Rank
-    cycle: Cycle
-    names: tuple[str, ...]
-    from_ns: Moment
-    dt_us: list[Int]
-    code: list[Int]
-    iterations: list[Int]
-    skipped: Count
-
-
 class RankGone(Fact, frozen=True, kw_only=True):
     """A rank's process has ended; the rest is its progress board's last state.
 
@@ -172,15 +150,4 @@ class LauncherGone(Fact, frozen=True):
     """The launcher has died: this monitor ends everything left of its rank, and itself."""
 
 
-Record = (
-    Attached
-    | Detached
-    | Timeouts
-    | FirstIteration
-    | FirstStep
-    | Minute
-    | Progress
-    | RankGone
-    | Signalled
-    | LauncherGone
-)
+Record = Attached | Detached | Timeouts | FirstIteration | FirstStep | Minute | RankGone | Signalled | LauncherGone

@@ -60,7 +60,7 @@ FLOORS = {
     "cli": Floor(
         inside=("core", "learning", "ipc", "coordinator"),
         outside=("rich", "numpy"),
-        outside_in_functions=("matplotlib", "shtab"),
+        outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
     ),
     "launcher": Floor(
         inside=(

@@ -58,7 +58,7 @@ def started(cycle: int, *ranks: int) -> dict[str, Any]:
 
 
 def ended(cycle: int, kind: str, rank: int, text: str, iteration: int | None = None) -> dict[str, Any]:
-    cause = {"rank": rank, "kind": kind, "text": text}
+    cause = {"rank": rank, "kind": kind, "text": text, "section": "step" if kind == "hang" else ""}
     return {"cycle": cycle, "outcome": "failed", "cause": cause, "action": "restart", "iteration": iteration}
 
 

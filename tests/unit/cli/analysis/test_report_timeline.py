@@ -12,6 +12,7 @@ import pytest
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.analysis import Analysis, analyze
 from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
+from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from tests.support.generated_logs import (
@@ -21,7 +22,6 @@ from tests.support.generated_logs import (
     START,
     GeneratedJob,
     minute_records,
-    progress_record,
     write_job,
 )
 from tests.unit.cli.analysis.test_report_cycles import Logs, ended, first_iteration, started
@@ -40,19 +40,12 @@ def row(analysis: Analysis, name: str) -> LoggedInterval:
     return found
 
 
-def progress(rank: int, cycle: int, begin: float, *events: tuple[float, int, int], skipped: int = 0) -> Any:
-    """The record of the last events alone."""
-    whole = [(int(at * S), kind, what) for at, kind, what in events]
-    return _logged(progress_record(rank, cycle, ["step", "save"], int(begin * S), whole, skipped))
-
-
 def told(
     rank: int, cycle: int, begin: float, *events: tuple[float, int, int], names: tuple[str, ...] = ("step", "save")
 ) -> list[Any]:
     """All that the log has of a rank whose monitor saw these events."""
     whole = [(int(at * S), kind, what) for at, kind, what in events]
-    last = progress_record(rank, cycle, list(names), int(begin * S), whole)
-    return [_logged(each) for each in (*minute_records(rank, cycle, list(names), int(begin * S), whole), last)]
+    return [_logged(each) for each in minute_records(rank, cycle, list(names), int(begin * S), whole)]
 
 
 def _logged(record: dict[str, Any]) -> Any:
@@ -106,12 +99,12 @@ def test_goodput_of_a_run_classifies_all_its_seconds(tmp_path: Path) -> None:
 def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
-    logs.write("monitor", progress(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
+    logs.write("monitor", *told(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
     assert only(tmp_path).summary.accounting.goodput is None
     (tmp_path / "more").mkdir()
     one = Logs(tmp_path / "more")
     one.write("launcher", (1.0, "cycle_started", started(0, 0)))
-    one.write("monitor", progress(0, 0, 2.0, (3.0, ITERATION, 7)))
+    one.write("monitor", *told(0, 0, 2.0, (3.0, ITERATION, 7)))
     assert only(tmp_path / "more").summary.accounting.goodput is None
 
 
@@ -154,7 +147,6 @@ def test_a_hung_section_is_no_observed_interval(tmp_path: Path) -> None:
             *(1, 0, 4.0, (10.0, START, 0), (11.0, END, 0), (15.0, HEARTBEAT, 0), (18.0, HEARTBEAT, 0)), (20.0, START, 0)
         ),
         (29.0, "verdict", verdict),
-        progress(1, 0, 20.0, (29.5, END, 0)),
     )
     analysis = only(tmp_path)
     step = row(analysis, "step")
@@ -174,12 +166,19 @@ def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
     return [names[state] for state in grid.states[grid.ranks.index(rank)]]
 
 
-def test_the_grid_shows_the_state_of_most_of_each_column(tmp_path: Path) -> None:
-    write_crash(Logs(tmp_path))
+def test_the_grid_shows_intervals_where_they_were_and_sums_as_such(tmp_path: Path) -> None:
+    """Of nine steps in a minute only the sum is known: they took more than a tenth of it. Of a save all is known."""
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
+    steps = iterations(0, 9, 10.0)
+    saved = ((25.0, START, 1), (29.0, END, 1))
+    logs.write("monitor", (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}), *told(0, 0, 2.0, *steps, *saved))
     analysis = only(tmp_path)
-    assert states(analysis, [1, 5, 10, 10.5, 10.8, 11]) == ["out of section"] * 2 + ["step"] + ["out of section"] * 2
-    assert states(analysis, [19.0, 19.2, 19.5, 20.0]) == ["step", "step", "no process"]
-    assert states(analysis, [19.6, 20.9, 21.1, 29, 30, 35]) == ["no process"] * 2 + ["out of section"] * 2 + ["step"]
+    assert (
+        states(analysis, [2, 5, 9, 10, 18, 24])
+        == ["out of section"] * 2 + ["out of section"] + ["step (summed up)"] * 2
+    )
+    assert states(analysis, [25, 26, 29]) == ["save"] * 2
 
 
 def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path) -> None:
@@ -191,22 +190,49 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
         (52.0, "cycle_ended", ended(0, "hang", 0, "rank 0 hung", 9)),
         (99.0, "cycle_started", started(1, 0, 1)),
     )
-    logs.write(
-        "monitor",
-        progress(0, 0, 2.0, (3.0, START, 0), (10.0, START, 1), (20.0, END, 1), (21.0, END, 0)),
-        progress(0, 0, 40.0, (40.0, START, 0), (45.0, END, 0), (50.0, START, 0), skipped=5),
-        (51.0, "verdict", verdict),
-    )
+    events = ((3.0, START, 0), (10.0, START, 1), (20.0, END, 1), (21.0, END, 0), (50.0, START, 0))
+    logs.write("monitor", *told(0, 0, 2.0, *events), (51.0, "verdict", verdict))
     logs.write("monitor", (2.0, "attached", {"rank": 1, "cycle": 0, "pid": 1}))
     analysis = only(tmp_path)
-    expected = ["step", "save", "nothing recorded", "nothing recorded", "step", "hung"]
-    assert states(analysis, [4, 9, 20, 30, 40, 44.9, 60]) == expected
+    expected = ["step", "save", "out of section", "out of section", "hung"]
+    assert states(analysis, [4, 9, 20, 30, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
     (failure,) = analysis.failures
     assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 51.0)
     (window,) = analysis.windows
     assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
     assert window.end_ns == analysis.timeline.end_ns  # where the logs end
+
+
+def test_a_hang_that_was_only_reported_is_drawn_and_counted_once(tmp_path: Path) -> None:
+    """Both ranks were overdue; the review names rank 1. Rank 0 waits for it."""
+    logs = Logs(tmp_path)
+    report = {"cycle": 0, "rank": 1, "section": "step", "iteration": 3, "elapsed_s": 9.5, "text": "rank 1 sleeps"}
+    verdict = {**HUNG, "cycle": 0, "iteration": 3, "since_ns": 20 * S, "at_ns": 29 * S, "observed_only": True}
+    logs.write(
+        "launcher",
+        (1.0, "cycle_started", started(0, 0, 1)),
+        *((29.0, "verdict", {**verdict, "rank": rank}) for rank in (0, 1)),
+        (29.5, "hang_reported", report),
+        (60.0, "cycle_ended", {"cycle": 0, "outcome": "stopped"}),
+    )
+    for rank in (0, 1):
+        logs.write("monitor", *told(rank, 0, 2.0, *iterations(0, 3, 10.0), (20.0, START, 0)))
+    analysis = only(tmp_path)
+    assert states(analysis, [21, 40, 59], rank=1) == ["hung"] * 2
+    assert states(analysis, [21, 40, 59], rank=0) == ["waits for the hung rank"] * 2
+    assert row(analysis, "step").hangs == 1
+
+
+def test_step_times_are_those_of_the_median_and_the_slowest_rank(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0, 1, 2)))
+    for rank, step_s in enumerate((1.0, 1.0, 1.5)):
+        events = [(5.0 + number * step_s, ITERATION, number) for number in range(11)]
+        logs.write("monitor", *told(rank, 0, 2.0, *events))
+    (point,) = step_times(only(tmp_path).timeline)
+    assert (point.median_s, point.slowest_s, point.slowest_rank) == (1.0, 1.5, 2)
+    assert iterations_over_time(only(tmp_path).timeline) == [(5.0, 0), (15.0, 10)]
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -237,7 +263,7 @@ def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     logs.write("monitor", *told(1, 0, 2.0, *events, names=("save", "step")))
     analysis = only(tmp_path)
     assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
-    names = [[analysis.timeline.names[at] for at, _ in track.still_open()] for track in analysis.timeline.tracks]
+    names = [[name for name, _, _ in track.still_open()] for track in analysis.timeline.tracks]
     assert names == [["save"], ["step"]]
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import html.parser
 import json
 import re
+import zlib
 from pathlib import Path
 
 import pytest
 
 from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import html_page
-from megatron_ft.cli.render.html_figures import distributions
 from megatron_ft.cli.render.html_page import read_evidence, write_page
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
@@ -65,7 +66,7 @@ def data_of(path: Path) -> dict[str, object]:
     assert found is not None
     document = json.loads(found[1])
     assert isinstance(document, dict)
-    return document
+    return {**document, "evidence": json.loads(zlib.decompress(base64.b64decode(document["packed"])))}
 
 
 def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
@@ -144,9 +145,12 @@ def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:
     assert [bool(each.note) for each in read] == [False, *[True] * 6]
 
 
+def distributions(page: Path) -> str:
+    return page.read_text().split('<div id="distributions">')[1].split('<script type="application/json"')[0]
+
+
 def test_distributions_hold_no_tag_from_a_log(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
-    drawn = distributions(only(tmp_path))
+    drawn = distributions(write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY)))
     tags = {tag for tag, _ in Elements(drawn).tags}
     assert tags == {"figure", "figcaption", "strong", "br", "svg", "path", "text"}
     assert drawn.count("<strong>") == drawn.count("<figure>") == 5
@@ -154,17 +158,27 @@ def test_distributions_hold_no_tag_from_a_log(tmp_path: Path) -> None:
 
 
 def test_distribution_shows_the_suggested_timeout_beside_the_one_in_force(tmp_path: Path) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=4, steps=60))
-    analysis = only(tmp_path)
-    step = next(each for each in analysis.intervals if each.name == "step")
-    (figure,) = re.findall(r"<figure><figcaption><strong>step</strong>.*?</figure>", distributions(analysis))
-    assert step.longest_s is not None
-    assert 5 * step.longest_s < 60.0
+    drawn = distributions(write(tmp_path, GeneratedJob(ranks=4, steps=60)))
+    (figure,) = re.findall(r"<figure><figcaption><strong>step</strong>.*?</figure>", drawn, re.DOTALL)
     assert "<br>timeout 5.00 s, suggested 60.00 s<" in figure
     at = {kind: float(re.search(rf'class="{kind}" d="M(\S+) ', figure)[1]) for kind in ("suggested", "timeout")}  # type: ignore[index]
     bins = re.search(r'class="bins" d="(.*?)"', figure)
     assert bins is not None
     assert max(map(float, re.findall(r"H(\S+?)V", bins[1]))) < at["timeout"] < at["suggested"]
+
+
+def test_page_of_a_thousand_ranks_with_evidence_is_below_200_kilobytes(tmp_path: Path) -> None:
+    faults = tuple(Fault(cycle=cycle, rank=3 * cycle, iteration=50 + 10 * cycle) for cycle in range(6))
+    path = write(tmp_path, GeneratedJob(ranks=256, steps=120, faults=faults))
+    assert path.stat().st_size < 200_000
+
+
+def test_classes_of_the_jobs_time_are_a_bar_whose_parts_add_up(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
+    shares = re.findall(r'style="flex-grow:([\d.]+);', path.read_text())
+    goodput = only(tmp_path / "logs").summary.accounting.goodput
+    assert goodput is not None
+    assert sum(map(float, shares)) == pytest.approx(goodput.total_s, rel=0.001)
 
 
 def test_page_fits_a_phone_and_the_dark(tmp_path: Path) -> None:
