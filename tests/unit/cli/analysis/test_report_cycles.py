@@ -125,7 +125,7 @@ def test_restores_from_memory_are_counted_once_per_cycle_with_the_iterations_red
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def restored(cycle: int, iteration: int, redone: int | None) -> dict[str, Any]:
-        return {"cycle": cycle, "key": {"cycle": cycle - 1, "iteration": iteration}, "redone": redone}
+        return {"cycle": cycle, "key": {"cycle": cycle - 1, "era": 0, "iteration": iteration}, "redone": redone}
 
     for host in ("node-a", "node-b"):
         Logs(tmp_path, host=host).write(
