@@ -194,7 +194,7 @@ def _start_described_fault() -> None:
 
 
 def _warn_of_another() -> None:
-    """After a load; ``is_local_chkpt``: from memory or a local disk, too fast to learn "setup" from."""
+    """Warn if Megatron-LM's loop calls the hooks of another file than this one."""
     for name in _CALLERS:
         theirs = getattr(sys.modules.get(name), "ft_integration", None)
         if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:
