@@ -43,7 +43,11 @@ class RunsAhead(BaseException):
         os.environ.clear()
         os.environ.update(self._env)
         process_title.set_command_line(self._command)
-        for name in sys.modules.keys() - self._known:
+        forgotten = {name: sys.modules[name] for name in sys.modules.keys() - self._known}
+        for name in forgotten:
+            package, _, last = name.rpartition(".")
+            if package.startswith("megatron_ft"):  # else `from package import module` would import nothing
+                vars(sys.modules[package] if package in self._known else forgotten[package]).pop(last, None)
             del sys.modules[name]
         for stream, fd in (("stdout", 1), ("stderr", 2)):
             _replace_stream(stream, fd)
