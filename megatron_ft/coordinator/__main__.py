@@ -1,7 +1,8 @@
 """``python -m megatron_ft.coordinator``: lead one job, until its end. The launcher that holds the lock starts it.
 
 It reads from one pipe which job that is, and the record of its last decision, if an earlier leader has made one. It
-writes the records of further decisions to another pipe, before any launcher hears of them.
+writes the records of further decisions to another pipe, and to etcd if the lock is there, before any launcher hears of
+them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from megatron_ft.core.job.messages import LeaderStart
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net.secret import read_secret
+from megatron_ft.job import etcd_leader
+from megatron_ft.job.rules.etcd_keys import Ledger
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,9 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the launcher has ended, and with it the lock
             sys.exit(0)
 
+    ledger = etcd = None
+    if start.etcd is not None and start.held is not None:
+        from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
+
+        ledger = Ledger(EtcdClient(start.etcd), start.defined.job, start.held, new_name=lambda: os.urandom(16).hex())
+        if not etcd_leader.enter(ledger, is_needed=lambda: options.owner == os.getppid()):
+            return 0
+        etcd = etcd_leader.LeaderInEtcd(ledger)
     name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
-    machine = Coordinator(name, start.defined, record=start.record, now_s=time.monotonic())
-    Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say).run()
+    machine = Coordinator(
+        name,
+        start.defined,
+        record=start.record if start.held is None else None,
+        epoch=0 if start.held is None else start.held.epoch,
+        former=None if ledger is None else ledger.former,
+        now_s=time.monotonic(),
+    )
+    Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say, etcd=etcd).run()
     return 0
 
 

@@ -16,9 +16,9 @@ from megatron_ft.coordinator.message_frames import frame
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.actions import Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
-from megatron_ft.core.job.decisions import DecisionRecord
-from megatron_ft.core.job.messages import Dismiss, FromMember, Hello
+from megatron_ft.core.job.actions import BeginLife, Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
+from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
+from megatron_ft.core.job.messages import Admitted, Beat, Dismiss, FromMember, Hello
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
@@ -27,6 +27,7 @@ from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, Se
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
 from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
 
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
 """``Ask``: from one that has a secret, where this job has none."""
@@ -79,6 +80,7 @@ class Service:
         owner: pidfd of the launcher that started it.
         keep: gives the record of a decision to that launcher, and returns once it has it.
         say: gets a line for the user.
+        etcd: where the lock is, and decisions are kept; None: the lock is the listener.
     """
 
     def __init__(
@@ -90,8 +92,12 @@ class Service:
         owner: int,
         keep: Callable[[DecisionRecord], None],
         say: Callable[[str], None] = lambda _text: None,
+        etcd: LeaderInEtcd | None = None,
     ) -> None:
         self.bytes_sent = 0
+        self._etcd = etcd
+        self._waiting: list[CoordinatorEffect] | None = None
+        """A change is being made in etcd, the first of these; what follows from it waits. None: nothing is."""
         self._keep = keep
         self._say = say
         self._machine = machine
@@ -101,6 +107,8 @@ class Service:
         self._watch_listener()
         self._owner = owner
         self._epoll.register(owner, select.EPOLLIN)
+        if etcd is not None:
+            self._epoll.register(etcd.fileno(), select.EPOLLIN)
         self.links: dict[int, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
         self._ungreeted: dict[int, _Link] = {}
@@ -128,19 +136,13 @@ class Service:
         due_s = self._settle_s if self._machine.needs_settling else max(self._machine.alarm_s, self._settle_s)
         if self._ungreeted:
             due_s = min(due_s, next(iter(self._ungreeted.values())).since_s + GREETING_S)
+        if self._etcd is not None:
+            due_s = min(due_s, self._etcd.due_s)
         for fd, events in self._epoll.poll(max(0.0, due_s - time.monotonic()), len(self._by_fd) + 2):
-            link = self._by_fd.get(fd)
-            if link is not None:
-                if events & ~select.EPOLLIN:
-                    self._dirty.add(link.number)
-                if events & ~select.EPOLLOUT:
-                    self._read(link)
-            elif fd == self._listener.fileno():
-                self._accept()
-            elif fd == self._owner:
-                self._epoll.unregister(fd)
-                self._machine.orphaned()
+            self._serve(fd, events)
         now_s = time.monotonic()
+        if self._etcd is not None:
+            self._etcd.renew(now_s)
         if self._full_until_s is not None and now_s >= self._full_until_s:
             self._full_until_s = None
             self._watch_listener()
@@ -151,6 +153,21 @@ class Service:
             self._do(effects)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         self._flush()
+
+    def _serve(self, fd: int, events: int) -> None:
+        link = self._by_fd.get(fd)
+        if link is not None:
+            if events & ~select.EPOLLIN:
+                self._dirty.add(link.number)
+            if events & ~select.EPOLLOUT:
+                self._read(link)
+        elif fd == self._listener.fileno():
+            self._accept()
+        elif fd == self._owner:
+            self._epoll.unregister(fd)
+            self._machine.orphaned()
+        elif self._etcd is not None and fd == self._etcd.fileno():
+            self._hear_etcd(self._etcd)
 
     def _watch_listener(self) -> None:
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -268,10 +285,43 @@ class Service:
             broken = Broken(link.number, silent=link.peer.is_silent, reset=link.peer.is_reset)
             self._do(self._machine.handle(broken, time.monotonic()))
 
+    def _hear_etcd(self, etcd: LeaderInEtcd) -> None:
+        """Say what was waiting for etcd, or end with the lock. A change that can't be made ends the job at last."""
+        try:
+            changes = etcd.take()
+        except LockLost:
+            self._is_over = True
+            return
+        self._machine.lock_answers(not etcd.problem)
+        if self._waiting is None:
+            return
+        if changes:
+            (made, *effects), self._waiting = self._waiting, None
+            if isinstance(made, Decided):
+                self._keep(made.record)
+            self._do(effects)
+        elif etcd.problem and time.monotonic() - etcd.away_since_s >= self._machine.rules.join_timeout_s:
+            decision = self._waiting[0].record.decision if isinstance(self._waiting[0], Decided) else None
+            is_end = decision is not None and decision.kind is DecisionKind.END
+            code = decision.code if decision is not None and is_end else self._machine.rules.try_again_code
+            text = f"no decision could be kept for {self._machine.rules.join_timeout_s:g} s: {etcd.problem}"
+            for link in list(self.links.values()):
+                self._close_with(link, Dismiss(code, text))
+            self._is_over = True
+
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:
             COORDINATOR.debug("effect", effect)
-            if isinstance(effect, Send):
+            tells_nothing = isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)
+            if self._waiting is not None and not tells_nothing:
+                self._waiting.append(effect)
+            elif self._etcd is not None and isinstance(effect, Decided | BeginLife):
+                self._waiting = [effect]
+                if isinstance(effect, Decided):
+                    self._etcd.keep(effect.record)
+                else:
+                    self._etcd.begin_life()
+            elif isinstance(effect, Send):
                 data = frame(effect.message)
                 for number in effect.links:
                     if (link := self.links.get(number)) is not None:

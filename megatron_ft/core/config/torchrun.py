@@ -8,6 +8,8 @@ DEFAULT_PORT = 29500
 """Port of the coordinator, and torchrun's ``--master-port``."""
 C10D_PORT = 29400
 """Port of the coordinator with ``--rdzv-backend c10d``."""
+ETCD_BACKENDS = ("etcd", "etcd-v2")
+ETCD_PORT = 2379
 JOIN_TIMEOUT_S = 600.0
 """Seconds for which a round waits for nodes that it needs."""
 
@@ -47,8 +49,9 @@ TORCHRUN_OPTIONS = {
         TorchrunOption(
             "rdzv-backend",
             "Nodes always meet at the coordinator, a process that ft_launcher starts at the endpoint. c10d, or not "
-            "given: MIN to MAX nodes. static: exactly MAX nodes. Others (etcd, etcd-v2, ...) are refused.",
-            choices=("c10d", "static"),
+            "given: MIN to MAX nodes. static: exactly MAX nodes. etcd: any launcher may start the coordinator; the "
+            "endpoint is that of etcd, whose v3 is used (etcd-v2 is the same). Others are refused.",
+            choices=("c10d", "static", *ETCD_BACKENDS),
         ),
         TorchrunOption(
             "rdzv-endpoint",
@@ -63,7 +66,8 @@ TORCHRUN_OPTIONS = {
             "Settings of the coordinator, name=value,...: join_timeout, last_call_timeout and is_host. join_timeout: "
             f"seconds for which a round waits for MIN nodes, default {JOIN_TIMEOUT_S:g}; timeout is the same. "
             "last_call_timeout: seconds for which the round then waits for more. "
-            "is_host: whether the first endpoint is this machine. store_type=file is refused, others have no effect.",
+            "is_host: whether the first endpoint is this machine. With --rdzv-backend etcd: protocol (http or https), "
+            "cacert, cert, key, user, password. store_type=file is refused, others have no effect.",
         ),
         TorchrunOption(
             "standalone",

@@ -3,14 +3,15 @@
 ``handle`` takes one event. ``settle`` decides what follows: call it after each batch of events, if
 ``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back.
 
-There is one leader at a time, because there is one lock: the port of the job's endpoint. A leader keeps nothing on
-disk. Its launcher hands the record of the last decision to the next one, and the launchers tell all else in their
-hellos. A leader without a record founds the job, or takes over the newest decision that any launcher knows.
+There is one leader at a time, because there is one lock: the port of the job's endpoint, or a key in etcd. A leader
+keeps nothing on disk. Its launcher hands the record of the last decision to the next one, and the launchers tell all
+else in their hellos. A leader without a record founds the job, or takes over the newest decision that any launcher
+knows. In etcd the next leader finds the decision; it may be one of an earlier run, whose launchers are all gone.
 """
 
 from __future__ import annotations
 
-from megatron_ft.core.coordinator.admission import is_of_next, refusal
+from megatron_ft.core.coordinator.admission import is_of_next, knows, refusal
 from megatron_ft.core.coordinator.decider import Decider, Plan
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.job_phases import CoordinatorMove, JobState
@@ -19,8 +20,17 @@ from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.notices import Notices
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Drop, Judged, Quit, Send
-from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
+from megatron_ft.core.job.actions import (
+    BeginLife,
+    Broken,
+    CoordinatorEffect,
+    CoordinatorEvent,
+    Drop,
+    Judged,
+    Quit,
+    Send,
+)
+from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord, FormerDecision
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
@@ -35,6 +45,8 @@ FOUNDING_S = 8.0
 others may know one."""
 NEW_LEADER_S = 12.0
 """Seconds for which a new leader waits for the launchers of a cycle that another one has begun."""
+FORMER_S = 15.0
+"""Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
 _LINGER_S = 5.0
 """Seconds for which the leader stays after the job's end for new launchers on the hosts of lost ones."""
 _SHOWN_NAME = 200
@@ -45,16 +57,30 @@ class Coordinator:
     """See above. No two have the same ``name``. ``defined``: the job of the launcher that has started it.
 
     ``record``: that of the last decision, from an earlier leader; None if there is none.
+    ``epoch``, ``former``: in etcd, instead; 0: the lock is the endpoint's port.
     """
 
     def __init__(
-        self, name: str, defined: m.JobDefinition, *, record: DecisionRecord | None = None, now_s: float = 0.0
+        self,
+        name: str,
+        defined: m.JobDefinition,
+        *,
+        record: DecisionRecord | None = None,
+        epoch: int = 0,
+        former: FormerDecision | None = None,
+        now_s: float = 0.0,
     ) -> None:
         self._out: list[CoordinatorEffect] = []
         self._clock = OwnClock(now_s)
         self._defined = defined
         self._rules = defined.rules
-        self._decider = Decider(name, record, emit=self._out.append)
+        self._epoch = epoch
+        self._former = former
+        """Last decision in etcd, until it is known whether it is one of this run."""
+        self._end_revision = 0
+        """Revision of etcd's store at which an earlier leader has ended the job; 0: none has."""
+        self._lock_answers = True
+        self._decider = Decider(name, record, may_adopt=record is None and not epoch, emit=self._out.append)
         self._nodes: dict[str, Node] = {}
         self._links: dict[int, Node] = {}
         self._absent: dict[str, Node] = {}
@@ -69,7 +95,7 @@ class Coordinator:
         self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._decider, self._nodes)
         self._notices = Notices(self._state, self._nodes)
-        self._founds_s: float | None = FOUNDING_S if record is None else None
+        self._founds_s: float | None = FOUNDING_S if record is None and not epoch else None
         """When a leader without a record may decide at the latest; None: it may."""
         self._ended_s = self._over_s = self._lingers_s = 0.0
         """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
@@ -91,6 +117,10 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         return self._state.is_over
+
+    @property
+    def rules(self) -> m.Rules:
+        return self._rules
 
     @property
     def job(self) -> str:
@@ -128,7 +158,8 @@ class Coordinator:
         node = self._nodes.get(hello.instance)
         is_stale = node is not None and hello.session < node.session
         since_end_s = self._clock.now_s - self._ended_s
-        if is_stale or (self.is_over and is_of_next(hello, self._defined, since_end_s=since_end_s)):
+        is_late = self.is_over and is_of_next(hello, self._defined, since_end_s, self._end_revision)
+        if is_stale or is_late:
             self._out.append(Drop(link))
             return
         if (refused := refusal(hello, self._defined)) is not None:
@@ -144,10 +175,12 @@ class Coordinator:
         self._nodes[hello.instance] = self._links[link] = node
         node.connected(link, hello, self._clock.now_s)
         self._next_cycle.connected(node)
-        self._out.append(Send([link], m.Admitted()))
+        self._out.append(Send([link], m.Admitted(self._epoch)))
         if self.is_over:
             self._unacknowledged.add(node.instance)
-        if self._decider.adopt(hello) and self._decider.record is not None:
+        if self._former is not None and knows(hello, self._former):
+            self._go_on_from(self._former, believed_by_all=hello.names_life)
+        elif self._decider.adopt(hello) and self._decider.record is not None:
             self._take_over(self._decider.record)
             for each in self._links.values():
                 self._bring_up_to_date(each)
@@ -344,6 +377,44 @@ class Coordinator:
         assert self._cycle is not None
         self._cycle.await_all(record, now_s)
 
+    def _go_on_from(self, former: FormerDecision, *, believed_by_all: bool) -> None:
+        """Lead the job on whose last decision is in etcd. If that is its end, new launchers may be of the next run."""
+        self._former = None
+        self._decider.take(former.record)
+        self._take_over(former.record)
+        self._end_revision = 0 if believed_by_all or not self.is_over else former.revision
+        for link, node in list(self._links.items()):
+            if self._end_revision and node.since > former.revision:
+                self._out.append(Drop(link))
+                self._gone(node, silent=False)
+            else:
+                self._bring_up_to_date(node)
+
+    def _may_begin_life(self, former: FormerDecision) -> bool:
+        """Begin another run of the job, if enough new launchers are here, and no former one has come for a while."""
+        now_s, timeout_s = self._clock.now_s, self._rules.join_timeout_s
+        missing = self._rules.min_nodes - sum(node.decided is None for node in self._links.values())
+        if now_s >= FORMER_S and missing <= 0:
+            self._former = None
+            self._out.append(BeginLife())
+            return True
+        if now_s < timeout_s:
+            self._alarms.append(timeout_s if now_s >= FORMER_S else FORMER_S)
+        elif former.record.decision.kind is DecisionKind.END:
+            self._go_on_from(former, believed_by_all=True)
+        else:
+            self._former = None
+            self._decider.take(former.record)
+            text = job_lines.did_not_come(missing, seconds=timeout_s, aside=0)
+            self._decide(self._next_cycle.end_job(None, self._rules.try_again_code, text))
+        return False
+
+    def lock_answers(self, answers: bool) -> None:
+        """While etcd doesn't answer, another leader may lead: no launcher's silence counts."""
+        if answers and not self._lock_answers:
+            self._clock.mark_unanswered()
+        self._lock_answers = answers
+
     def _begin_cycle(self, record: DecisionRecord) -> None:
         decision = record.decision
         self._state.move(CoordinatorMove.CYCLE)
@@ -413,7 +484,7 @@ class Coordinator:
 
     def _may_act(self) -> bool:
         """Whether this leader knows the last decision of the job, or that there is none."""
-        if self._state.is_over:
+        if self._state.is_over or (self._former is not None and not self._may_begin_life(self._former)):
             return False
         if self._founds_s is not None:
             fresh = [node for node in self._links.values() if node.decided is None]
@@ -426,6 +497,9 @@ class Coordinator:
         return True
 
     def _look_for_lost(self) -> None:
+        if not self._lock_answers:
+            self._sweep_s = self._clock.now_s + beat_s(len(self._nodes))
+            return
         limit_s = lost_s(len(self._nodes))
         if self._clock.now_s >= self._sweep_s:
             self._sweep_s = self._clock.now_s + beat_s(len(self._nodes))
@@ -454,7 +528,8 @@ class Coordinator:
         cycle, rules = self._cycle, self._rules
         if cycle is None or self.is_over:
             return
-        cycle.lose_missing(max(NEW_LEADER_S, lost_s(cycle.decision.world)), self._clock.now_s)
+        if self._lock_answers:
+            cycle.lose_missing(max(NEW_LEADER_S, lost_s(cycle.decision.world)), self._clock.now_s)
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.link is not None for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

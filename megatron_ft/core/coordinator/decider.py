@@ -34,11 +34,18 @@ class Decider:
     known. Then the leader may take over what launchers know, until it has made a decision itself.
     """
 
-    def __init__(self, name: str, record: DecisionRecord | None, *, emit: Callable[[CoordinatorEffect], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        record: DecisionRecord | None,
+        *,
+        may_adopt: bool,
+        emit: Callable[[CoordinatorEffect], None],
+    ) -> None:
         self.record = record
         self.plan: Plan | None = None
         self._name, self._emit = name, emit
-        self._may_adopt = record is None
+        self._may_adopt = may_adopt
         self._count = 0
         self._places: dict[str, int] = {}
         self._index()
@@ -60,9 +67,13 @@ class Decider:
         held, last = hello.decided, self.decision
         if held is None or not self._may_adopt or (last is not None and last.number >= held.decision.number):
             return False
-        self.record, self.plan = DecisionRecord(held.decision, held.store), None
-        self._index()
+        self.take(DecisionRecord(held.decision, held.store))
         return True
+
+    def take(self, record: DecisionRecord) -> None:
+        """Take over the last decision of an earlier leader."""
+        self.record, self.plan = record, None
+        self._index()
 
     def begin(self, plan: Plan) -> None:
         """Ask the members for a sign of life; ``settle`` decides once all have answered."""

@@ -44,6 +44,8 @@ class Node:
     """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last cycle."""
+    since: int = 0
+    """Revision of etcd's store when the launcher was started."""
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
@@ -58,6 +60,7 @@ class Node:
             before=hello.before,
             domain=hello.domain,
             bad=hello.bad,
+            since=hello.since,
         )
 
     def connected(self, link: int, hello: Hello, now_s: float) -> None:

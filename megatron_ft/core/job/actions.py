@@ -51,6 +51,11 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginLife:
+    """The decisions in etcd are those of an earlier run: forget them before anything that follows is said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A cycle is over: for the log."""
 
@@ -63,7 +68,7 @@ class Quit:
 
 
 CoordinatorEvent = Heard | Broken
-CoordinatorEffect = Send | Drop | Decided | Judged | Quit
+CoordinatorEffect = Send | Drop | Decided | BeginLife | Judged | Quit
 
 # -- a launcher's side ----------------------------------------------------------------------------------------
 

@@ -74,3 +74,13 @@ class DecisionRecord(Message, frozen=True):
     store: str = ""
     instances: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+
+class FormerDecision(Message, frozen=True):
+    """The last decision that a new leader finds in etcd: of this life of the job, or of an earlier run.
+
+    ``revision``: that of etcd's store when it was made.
+    """
+
+    record: DecisionRecord
+    revision: Int

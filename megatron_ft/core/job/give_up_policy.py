@@ -25,9 +25,9 @@ def patience_s(identity: m.Identity, *, is_new: bool, cut_off_s: float) -> float
     """How many seconds to look for a leader.
 
     Where the scheduler starts no single launcher again, a leader that is lost with its host doesn't come back: the job
-    is to be started again as soon as the ranks have ended.
+    is to be started again as soon as the ranks have ended. With etcd another launcher leads.
     """
-    is_lost = identity.rules.launchers > 0 and not is_new
+    is_lost = identity.rules.launchers > 0 and not is_new and not identity.is_in_etcd
     return cut_off_s if is_lost else identity.rules.join_timeout_s
 
 

@@ -45,6 +45,8 @@ class Member:
         self.is_led = False
         self.owns = False
         """This launcher holds the lock: every leader at the endpoint is its own."""
+        self._address, self._epoch = "" if identity.is_in_etcd else identity.endpoint, 0
+        """Where the leader is, and the highest epoch that this launcher has heard of; empty: no leader is known yet."""
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[actions.MemberEffect] = []
@@ -87,9 +89,11 @@ class Member:
         now = self._clock.now_s
         if self._leave_s is not None and now >= self._leave_s:
             self._unanswered()
-        if self._retry_s is not None and now >= self._retry_s:
+        if self._retry_s is not None and now >= self._retry_s and not self._address:
+            self._reconnect()
+        elif self._retry_s is not None and now >= self._retry_s:
             self._retry_s, self._until_s = None, now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes))
-            self._out.append(actions.Connect(self.identity.endpoint))
+            self._out.append(actions.Connect(self._address))
         elif self._until_s is not None and now >= self._until_s:
             self._reconnect("no answer, from it or from a name server")
         elif self._is_open and now >= self._heard_s + self._lost_s:
@@ -99,6 +103,25 @@ class Member:
             self._out.append(actions.Transmit(m.Beat()))
         if not self.is_led:
             self._look_whether_cut_off()
+        return self._take()
+
+    def leader_at(self, address: str, epoch: int, revision: int, now_s: float) -> list[actions.MemberEffect]:
+        """Follow the leader that etcd names; ``epoch`` 0: none. ``revision``: that of etcd's store."""
+        self._clock.set(now_s)
+        if not self.identity.since:
+            self.identity = replace(self.identity, since=revision)
+        if epoch > self._epoch:
+            self._address, self._epoch, self._tries = address, epoch, 0
+            self._reconnect("another launcher has taken over")
+            self._retry_s = self._clock.now_s
+        elif not epoch:
+            return self.no_leader_known("no launcher leads the job", now_s)
+        return self._take()
+
+    def no_leader_known(self, problem: str, now_s: float) -> list[actions.MemberEffect]:
+        """Keep why, for the user; the leader that this launcher is connected to may lead all the same."""
+        self._clock.set(now_s)
+        self._problem = self._problem if self.is_led else problem
         return self._take()
 
     def opened(self, now_s: float) -> list[actions.MemberEffect]:
@@ -195,7 +218,10 @@ class Member:
         self._clock.set(now_s)
         self._heard_s = self._clock.now_s
         match message:
-            case m.Admitted():
+            case m.Admitted(epoch) if epoch < self._epoch:
+                self._reconnect("it leads no more")
+            case m.Admitted(epoch):
+                self._epoch = epoch
                 self.is_led, self._is_cut_off, self._until_s, self._tries = True, False, None, 0
             case m.Beat(number) if number:
                 self._out.append(actions.Transmit(message))

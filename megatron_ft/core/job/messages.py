@@ -261,11 +261,36 @@ class JobDefinition(Message, frozen=True):
     arguments: Arguments = Arguments()
 
 
+class EtcdSettings(Message, frozen=True):
+    """Where etcd is, and how to be let in."""
+
+    host: str
+    port: Int
+    protocol: str = "http"
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = ""
+
+
+class LeaseHeld(Message, frozen=True):
+    """The lock in etcd, in the hands of one launcher."""
+
+    epoch: Int
+    lease: str
+
+
 class LeaderStart(Message, frozen=True):
-    """What the launcher that holds the lock gives to a leader. ``record``: that of the last decision; None: none."""
+    """What the launcher that holds the lock gives to a leader. ``record``: that of the last decision; None: none.
+
+    ``etcd``, ``held``: if the lock, and all decisions, are in etcd.
+    """
 
     defined: JobDefinition
     record: DecisionRecord | None = None
+    etcd: EtcdSettings | None = None
+    held: LeaseHeld | None = None
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------
@@ -287,6 +312,7 @@ class Hello(Message, frozen=True):
         up_s: so many seconds ago its launcher was started.
         names_life: ``job`` contains the scheduler's identifier of this life of the job.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
+        since: revision of etcd's store when the launcher was started; 0 without etcd.
     """
 
     job: str
@@ -305,6 +331,7 @@ class Hello(Message, frozen=True):
     up_s: Finite = 0.0
     names_life: bool = False
     arguments: Arguments = Arguments()
+    since: Int = 0
 
     @property
     def former_instance(self) -> str:
@@ -344,6 +371,9 @@ class Identity(Message, frozen=True):
     has_known_host: bool = True
     """The endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
     names_life: bool = False
+    is_in_etcd: bool = False
+    """The leader's address is in etcd, which is at ``endpoint``."""
+    since: Int = 0
 
     def excluded(self) -> Identity:
         """Return the identity of this launcher once its node is excluded."""
@@ -440,7 +470,12 @@ class Beat(Message, frozen=True):
 
 
 class Admitted(Message, frozen=True):
-    """The answer to `Hello`: this leader has let the launcher in."""
+    """The answer to `Hello`: this leader has let the launcher in. A launcher obeys only the highest epoch.
+
+    ``epoch``: of the lock in etcd; 0 where the lock is the endpoint's port.
+    """
+
+    epoch: Int = 0
 
 
 class End(Message, frozen=True):

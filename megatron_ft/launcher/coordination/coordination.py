@@ -97,6 +97,24 @@ class Coordination:
     def heard(self, message: m.ToMember) -> None:
         self._do(self.member.heard(message, time.monotonic()))
 
+    # -- what etcd says ---------------------------------------------------------------------------------------
+
+    @property
+    def is_led(self) -> bool:
+        return self.member.is_led
+
+    @property
+    def may_lead(self) -> bool:
+        """True if this launcher may start the leader: not for a job that has excluded it."""
+        return self.left is None and self.member.standing.phase is not m.NodePhase.EXCLUDED
+
+    def leader_at(self, address: str, epoch: int, revision: int) -> None:
+        self._do(self.member.leader_at(address, epoch, revision, time.monotonic()))
+
+    def no_leader_known(self, problem: str) -> None:
+        """etcd can't be asked."""
+        self._do(self.member.no_leader_known(problem, time.monotonic()))
+
     # -- what follows -----------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[actions.MemberEffect]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.core.job.messages import JobDefinition, LeaderStart
+from megatron_ft.core.job.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import Priority, Reactor, Timer
@@ -41,6 +41,8 @@ class EndpointLock:
         take: listens at the endpoint, if no other process does.
         held: called once this launcher holds the lock.
         say: gets a line each time that a leader has died.
+        etcd: the lock is in etcd, and this launcher holds it; ``ended`` is called when the leader has lost it, or has
+            nothing to do any more.
     """
 
     def __init__(
@@ -55,7 +57,10 @@ class EndpointLock:
         environ: Mapping[str, str],
         held: Callable[[], None],
         say: Callable[[str], None],
+        etcd: tuple[EtcdSettings, LeaseHeld] | tuple[None, None] = (None, None),
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self._etcd, self._ended = etcd, ended
         self._reactor = reactor
         self._address, self._defined = address, defined
         self._listener = listener
@@ -121,7 +126,7 @@ class EndpointLock:
             self._died(f"can't be started ({error.strerror})")
             return
         with open(begun, "wb") as file, contextlib.suppress(BrokenPipeError):  # it may have died
-            file.write(encode(LeaderStart(self._defined, self._record)))
+            file.write(encode(LeaderStart(self._defined, self._record, *self._etcd)))
         self._reactor.watch(self._records, self._read)
         self._reactor.watch(self._pidfd, self._exited, Priority.DEATH)
 
@@ -167,7 +172,9 @@ class EndpointLock:
         self._read()  # all that it has decided
         code = self._process.wait()
         self._forget_process()
-        if code or self._record is None or self._record.decision.kind is not DecisionKind.END:
+        if not code and self._etcd[0] is not None:
+            self._ended()
+        elif code or self._record is None or self._record.decision.kind is not DecisionKind.END:
             self._died(f"exited ({launcher_lines.exit_code(code)})")
 
     def _died(self, how: str) -> None:

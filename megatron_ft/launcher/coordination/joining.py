@@ -14,18 +14,21 @@ from dataclasses import dataclass, field
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.messages import Identity, JobDefinition
+from megatron_ft.core.job.messages import EtcdSettings, Identity, JobDefinition
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import format_address, parse_address
+from megatron_ft.job.etcd_client import EtcdClient
+from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, take_again, take_endpoint
 from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
+from megatron_ft.launcher.coordination.etcd_lock import EtcdLock
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
 from megatron_ft.launcher.coordination.transport import InProcess
@@ -98,12 +101,14 @@ def joined(
         on_decision=on_decision,
         says_all=launcher.says_all,
     )
-    lock = None
+    lock: EndpointLock | EtcdLock | None = None
     if place.kind is Kind.ALONE:
         coordination = coordinated(
             _identity(place, "", _HERE, past),
             transport=lambda listener: InProcess(launcher.reactor, listener, defined),
         )
+    elif place.etcd is not None:
+        coordination, lock = _by_etcd(launcher, place, place.etcd, coordinated, defined, here=here, past=past)
     else:
         secret = read_secret(os.environ)
         listener = launcher.stop.blocking(lambda: _listener(place))
@@ -128,10 +133,11 @@ def joined(
             held=lambda: setattr(coordination.member, "owns", True),
             say=launcher.say,
         )
-        launcher.children.add(lock.pids)
     rendezvous.register(config, orders=coordination.orders, store=store)
-    if lock is not None and place.is_here:
-        lock.start()
+    if lock is not None:
+        launcher.children.add(lock.pids)
+        if place.is_here or place.etcd is not None:
+            lock.start()
     coordination.start()
     try:
         yield coordination
@@ -140,6 +146,43 @@ def joined(
         coordination.close()
         if lock is not None:
             lock.close(is_in_a_hurry=launcher.stop.is_in_a_hurry)
+
+
+def _by_etcd(
+    launcher: JoinContext,
+    place: MeetingPlace,
+    settings: EtcdSettings,
+    coordinated: Callable[..., Coordination],
+    defined: JobDefinition,
+    *,
+    here: str,
+    past: Past,
+) -> tuple[Coordination, EtcdLock]:
+    """Return the member of a job whose leader is named in etcd, and its part in that.
+
+    Raises:
+        ConfigError: etcd is none, or doesn't let this launcher in.
+    """
+    secret, call = read_secret(os.environ), EtcdClient(settings)
+    with contextlib.suppress(EtcdAway):  # it may come up later
+        launcher.stop.blocking(lambda: look(call, place.job))
+    coordination = coordinated(
+        _identity(place, format_address(here, 0).rpartition(":")[0], place.endpoint, past),
+        transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
+    )
+
+    lock = EtcdLock(
+        launcher.reactor,
+        settings,
+        call,
+        defined,
+        coordination,
+        host=here,
+        secret=secret,
+        environ=os.environ,
+        say=launcher.say,
+    )
+    return coordination, lock
 
 
 def _listener(place: MeetingPlace) -> socket.socket | None:
@@ -172,5 +215,6 @@ def _identity(place: MeetingPlace, host: str, endpoint: str, past: Past) -> Iden
         names_life=place.names_life,
         is_named=place.is_named,
         has_known_host=place.has_known_host,
+        is_in_etcd=place.etcd is not None,
         arguments=place.arguments,
     )

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT
+from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.messages import Arguments, Rules
+from megatron_ft.core.job.messages import Arguments, EtcdSettings, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address, refuse_loopback_name
@@ -30,6 +30,7 @@ _MOST_WORDS, _LONGEST_WORD = 200, 200
 """Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
+_ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password")
 _DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
 _DRIVER_S = 60.0
 _UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
@@ -60,7 +61,9 @@ class MeetingPlace:
     arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
     """Arguments of the script, which tell jobs without a name apart."""
     endpoint: str = ""
-    """``host:port`` where the leader of a coordinated job listens."""
+    """``host:port`` where the leader of a coordinated job listens, or of etcd."""
+    etcd: EtcdSettings | None = None
+    """The lock of the job is in etcd; None: it is the endpoint's port."""
     is_here: bool = False
     """The endpoint is this machine. Of several launchers there, one gets the port."""
     is_host_given: bool = False
@@ -93,6 +96,7 @@ def check(line: CommandLine) -> None:
     _endpoint(line)
     _rules(line)
     _is_host(line.rendezvous_settings)
+    _etcd(line)
 
 
 def meeting_place(
@@ -110,9 +114,10 @@ def meeting_place(
     if kind is Kind.ALONE:
         return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=_named_store(line))
     host, port = _endpoint(line)
-    is_host = _is_host(line.rendezvous_settings)
+    etcd = _etcd(line)
+    is_host = None if etcd else _is_host(line.rendezvous_settings)
     is_here = is_host
-    if is_host is None:
+    if is_host is None and etcd is None:
         own = environment.own_names(environ, socket.gethostname())
         is_here = host in own or (is_local or is_this_machine)(host)
         if is_here and host not in own and is_local is None:
@@ -127,9 +132,10 @@ def meeting_place(
         arguments=_arguments(line, environ),
         rules=rules,
         endpoint=format_address(host, port),
+        etcd=etcd,
         is_here=bool(is_here),
         is_host_given=is_host is not None,
-        has_known_host=bool(is_here or environment.hosts(environ, 1) or line.where.endpoint),
+        has_known_host=bool(etcd or is_here or environment.hosts(environ, 1) or line.where.endpoint),
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
@@ -150,11 +156,32 @@ def _endpoint(line: CommandLine) -> tuple[str, int]:
         option, text = "--master-addr, --master-port", f"{namespace.master_addr}:{namespace.master_port}"
     if "," in text:
         raise ConfigError(f"{option}: {text!r}: name one host; the launcher there starts the coordinator")
+    ports = {"c10d": C10D_PORT, **dict.fromkeys(ETCD_BACKENDS, ETCD_PORT)}
     try:
-        host, port = parse_rendezvous_endpoint(text, C10D_PORT if namespace.rdzv_backend == "c10d" else DEFAULT_PORT)
+        host, port = parse_rendezvous_endpoint(text, ports.get(namespace.rdzv_backend, DEFAULT_PORT))
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
     return host, port
+
+
+def _etcd(line: CommandLine) -> EtcdSettings | None:
+    """Return where etcd is, and how to be let in; None if the job doesn't use it."""
+    settings, backend = line.rendezvous_settings, line.namespace.rdzv_backend
+    if backend not in ETCD_BACKENDS:
+        if named := [name for name in _ETCD_SETTINGS if name in settings]:
+            raise ConfigError(f"--rdzv-conf: {', '.join(named)}: only with --rdzv-backend etcd, not {backend}")
+        return None
+    if not line.namespace.rdzv_endpoint:
+        raise ConfigError(f"--rdzv-backend {backend}: say where etcd is: --rdzv-endpoint HOST:{ETCD_PORT}")
+    given = {name: settings[name] for name in _ETCD_SETTINGS if settings.get(name)}
+    protocol = given.setdefault("protocol", "https" if given.keys() & {"cacert", "cert", "key"} else "http")
+    if protocol not in ("http", "https"):
+        raise ConfigError(f"--rdzv-conf: protocol={protocol}: must be http or https")
+    for name, needed in (("cert", "key"), ("key", "cert"), ("user", "password"), ("password", "user")):
+        if name in given and needed not in given:
+            raise ConfigError(f"--rdzv-conf: {name} needs {needed}")
+    host, port = _endpoint(line)
+    return EtcdSettings(host, port, **given)
 
 
 def _named_store(line: CommandLine) -> str:
@@ -257,6 +284,8 @@ def _seconds(settings: Mapping[str, str], name: str) -> float | None:
 
 
 def _without_effect(line: CommandLine) -> str:
+    if line.namespace.rdzv_backend == "etcd-v2":
+        return "--rdzv-backend etcd-v2: v3 of etcd's interface is used, as with etcd"
     named = [name for name in _NO_EFFECT if name in line.rendezvous_settings]
     has = "has" if len(named) == 1 else "have"
     return f"--rdzv-conf: {', '.join(named)} {has} no effect: torch's rendezvous isn't used" if named else ""

@@ -71,8 +71,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--numa-binding=node"], ["--numa-binding", "no CUDA GPU"]),
         (["--event-log-handler=nothing"], ["--event-log-handler", "'nothing'"]),
         (["--rdzv-backend=nothing"], ["--rdzv-backend", "'nothing'", "--rdzv-backend c10d"]),
-        (["--rdzv-backend=etcd"], ["--rdzv-backend", "'etcd'", "--rdzv-backend c10d --rdzv-endpoint"]),
-        (["--rdzv-backend=etcd-v2", "--nnodes=2"], ["--rdzv-backend", "'etcd-v2'", "--rdzv-endpoint HOST:PORT"]),
+        (["--rdzv-backend=etcd", "--nnodes=2"], ["--rdzv-backend etcd", "--rdzv-endpoint HOST:2379"]),
         (["--rdzv-backend=zeus", "--nnodes=1"], ["--rdzv-backend", "'zeus'", "coordinator"]),
         (
             ["--rdzv-backend=c10d", "--rdzv-conf=timeout=9, store_type = file"],

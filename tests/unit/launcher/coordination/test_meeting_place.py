@@ -12,7 +12,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
-from megatron_ft.core.job.messages import Rules
+from megatron_ft.core.job.messages import EtcdSettings, Rules
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -88,8 +88,8 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PET_NNODES", "2:4")
     monkeypatch.setenv("PET_RDZV_BACKEND", "static")
     assert place().rules.min_nodes == 4
-    monkeypatch.setenv("PET_RDZV_BACKEND", "etcd")
-    with pytest.raises(ConfigError, match="--rdzv-backend: 'etcd' is not supported"):
+    monkeypatch.setenv("PET_RDZV_BACKEND", "zeus")
+    with pytest.raises(ConfigError, match="--rdzv-backend: 'zeus' is not supported"):
         place()
 
 
@@ -350,3 +350,46 @@ def test_long_arguments_are_told_by_their_hashes() -> None:
     assert words(*many) != words(*many[:-1])
     assert words("\udcff") != words("\udcfe")  # bytes that are no text
     encode({"type": "x", "words": words("\udcff")})
+
+
+ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")
+
+
+@pytest.mark.parametrize(
+    ("conf", "settings"),
+    [
+        ("", EtcdSettings("e", 2379)),
+        ("protocol=https,cacert=ca.pem", EtcdSettings("e", 2379, "https", "ca.pem")),
+        ("cert=c.pem,key=k.pem", EtcdSettings("e", 2379, "https", "", "c.pem", "k.pem")),
+        ("user=u,password=p,timeout=9", EtcdSettings("e", 2379, user="u", password="p")),
+    ],
+)
+def test_etcd_is_at_the_endpoint_and_its_settings_have_torchs_names(conf: str, settings: EtcdSettings) -> None:
+    found = place(*ETCD, f"--rdzv-conf={conf}", environ={"SLURMD_NODENAME": "e"})
+    assert (found.etcd, found.endpoint, found.is_here, found.note) == (settings, "e:2379", False, "")
+    assert found.rules == place("--nnodes=2", C10D, f"--rdzv-conf={'timeout=9' * ('timeout' in conf)}").rules
+
+
+def test_etcd_v2_is_served_by_v3_and_a_line_says_so() -> None:
+    found = place("--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=e:4001")
+    assert found.etcd == EtcdSettings("e", 4001)
+    assert found.note == "--rdzv-backend etcd-v2: v3 of etcd's interface is used, as with etcd"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ETCD[:2], "--rdzv-backend etcd: say where etcd is: --rdzv-endpoint HOST:2379"),
+        ([*ETCD, "--rdzv-conf=protocol=ftp"], "--rdzv-conf: protocol=ftp: must be http or https"),
+        ([*ETCD, "--rdzv-conf=cert=c.pem"], "--rdzv-conf: cert needs key"),
+        ([*ETCD, "--rdzv-conf=user=u"], "--rdzv-conf: user needs password"),
+        (["--nnodes=2", C10D, "--rdzv-conf=cacert=x"], "--rdzv-conf: cacert: only with --rdzv-backend etcd, not c10d"),
+    ],
+)
+def test_mistake_in_the_settings_of_etcd_says_what_is_missing(options: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        place(*options)
+
+
+def test_job_of_one_node_needs_no_etcd() -> None:
+    assert place("--rdzv-backend=etcd", "--nnodes=1", "--rdzv-endpoint=e").etcd is None

@@ -1,0 +1,13 @@
+"""One job over several nodes: the lock of its leader in etcd, and the decisions that are kept there.
+
+In etcd any launcher may lead. The launcher that puts its address into the leader's key, on a lease of some seconds,
+starts the leader's process; the process renews the lease, so that a leader that hangs or is paused loses the lock.
+The revision at which the key was created is the leader's epoch: launchers obey the highest that they have seen.
+
+A decision is a key of its own, written in one transaction: this key is absent, and the leader's key is still of this
+epoch. So no two leaders decide the same number, whatever each of them believes. A name of a job (--rdzv-id) that is
+used again finds the decisions of an earlier run: each run has a life, whose name is part of the keys. Only the leader
+begins another life, once MIN new launchers have come and none of the earlier run has for a while.
+
+`rules/` says what is asked of etcd, and what the answers mean; the files here talk to it.
+"""

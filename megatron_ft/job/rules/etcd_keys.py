@@ -1,0 +1,199 @@
+"""What a job keeps in etcd (v3), and the transactions that change it. Pure: ``call`` has the connection.
+
+megatron_ft/JOB/leader       address of the leader, on its lease; its create revision is the leader's epoch
+megatron_ft/JOB/life         name of the job's life, on the lease of 24 h that the decisions hang on, too
+megatron_ft/JOB/LIFE/NUMBER  record of a decision
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from megatron_ft.core.codec import decode, encode
+from megatron_ft.core.job.decisions import DecisionRecord, FormerDecision
+from megatron_ft.core.job.messages import LeaseHeld
+
+LEASE_S = 8
+"""Seconds after which a leader that doesn't renew its lease has lost the lock."""
+RENEW_S = 2.0
+_KEPT_S = 24 * 3600
+"""Seconds for which decisions are kept after the last leader has renewed their lease."""
+_RENEWALS = 300
+"""Renewals of the leader's lease for one of that."""
+
+Body = dict[str, Any]
+Call = Callable[[str, Body], Body]
+"""Sends a body to a path of etcd's JSON gateway, and returns the answer."""
+
+
+class EtcdAway(Exception):
+    """Raised if etcd doesn't answer, or can't do now what it was asked for. What was asked may have been done."""
+
+
+class LeaseGone(Exception):
+    """Raised if etcd doesn't know a lease any more."""
+
+
+class Seen(NamedTuple):
+    """The lock, as a launcher sees it. ``revision``: of etcd's whole store; ``address`` is empty if nobody leads."""
+
+    address: str
+    epoch: int
+    revision: int
+
+
+def look(call: Call, job: str) -> Seen:
+    """Return who leads."""
+    answer = call("kv/range", {"key": _text(_leader_key(job))})
+    leader = _first(answer)
+    value, epoch = (_plain(leader["value"]).decode(), int(leader["create_revision"])) if leader else ("", 0)
+    return Seen(value, epoch, int(answer["header"]["revision"]))
+
+
+def take(call: Call, job: str, address: str) -> LeaseHeld | None:
+    """Take the lock, if nobody leads."""
+    lease = call("lease/grant", {"TTL": str(LEASE_S)})["ID"]
+    key = _leader_key(job)
+    answer = call("kv/txn", {"compare": [_is(key, "create_revision", 0)], "success": [_put(key, address, lease)]})
+    if answer.get("succeeded"):
+        return LeaseHeld(int(answer["header"]["revision"]), lease)
+    release(call, lease)
+    return None
+
+
+def release(call: Call, lease: str) -> None:
+    """Give up a lease, and the keys that hang on it."""
+    try:
+        call("lease/revoke", {"ID": lease})
+    except LeaseGone:
+        pass  # it has expired
+
+
+class Ledger:
+    """The decisions of a job, in the hands of one leader.
+
+    Methods that change something return False if this leader has lost the lock: it is to end at once. They may be
+    called again after `EtcdAway`, which leaves open if the change was made.
+    """
+
+    def __init__(self, call: Call, job: str, held: LeaseHeld, *, new_name: Callable[[], str]) -> None:
+        self._call, self._job, self._held, self._new_name = call, job, held, new_name
+        self._life, self._life_revision, self._lease = "", 0, ""
+        self._next_life, self._next_lease = "", ""
+        self._renewals = 0
+        self.former: FormerDecision | None = None
+        """The last decision that `enter` has found."""
+
+    def enter(self) -> bool:
+        """Read the job's life and its last decision. If there is none, the first life begins."""
+        life = _first(self._call("kv/range", {"key": _text(_life_key(self._job))}))
+        if life is None:
+            return self.begin_life()
+        self._lives(life)
+        prefix = _decision_key(self._job, self._life)
+        search = {"range_end": _text(prefix[:-1] + "0"), "sort_order": "DESCEND", "sort_target": "KEY", "limit": "1"}
+        last = _first(self._call("kv/range", {"key": _text(prefix), **search}))
+        if last is not None:
+            record = decode(DecisionRecord, _plain(last["value"]))
+            self.former = FormerDecision(record, int(last["mod_revision"]))
+        self._renewals = 0
+        return self.renew()
+
+    def renew(self) -> bool:
+        """Renew the leader's lease, and that of the decisions from time to time."""
+        leases = [self._held.lease, *([] if self._renewals % _RENEWALS else [self._lease])]
+        for lease in leases:
+            answer = self._call("lease/keepalive", {"ID": lease})
+            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                return False
+        self._renewals += 1
+        return True
+
+    def keep(self, record: DecisionRecord) -> bool:
+        """Make a decision durable."""
+        key, value = _decision_key(self._job, self._life, record.decision.number), encode(record)
+        changes = [_put(key, value, self._lease)]
+        if record.decision.number >= 2:  # the last two tell all
+            former = _decision_key(self._job, self._life, record.decision.number - 2)
+            changes.append({"request_delete_range": {"key": _text(former)}})
+        return self._change(key, value, [_is(key, "version", 0), self._is_of_life], changes)
+
+    def begin_life(self) -> bool:
+        """Begin another life of the job, without decisions; those of the last one go."""
+        if not self._next_lease:
+            self._next_lease = self._call("lease/grant", {"TTL": str(_KEPT_S)})["ID"]
+            self._next_life = self._new_name()
+        key = _life_key(self._job)
+        if not self._change(
+            key, self._next_life.encode(), [self._is_of_life], [_put(key, self._next_life, self._next_lease)]
+        ):
+            return False
+        former = self._lease
+        life = _first(self._call("kv/range", {"key": _text(key)}))
+        if life is None:
+            return False
+        self._lives(life)
+        self._next_life = self._next_lease = ""
+        if former:
+            release(self._call, former)
+        return True
+
+    def _lives(self, life: Body) -> None:
+        self._life = _plain(life["value"]).decode()
+        self._life_revision, self._lease = int(life["mod_revision"]), life["lease"]
+
+    @property
+    def _is_of_life(self) -> Body:
+        return _is(_life_key(self._job), "mod_revision", self._life_revision)
+
+    def _change(self, key: str, value: bytes, compare: list[Body], changes: list[Body]) -> bool:
+        """Make changes that give ``key`` that value, or find that they were made when it was tried before."""
+        compare = [_is(_leader_key(self._job), "create_revision", self._held.epoch), *compare]
+        failure = [{"request_range": {"key": _text(key)}}]
+        try:
+            answer = self._call("kv/txn", {"compare": compare, "success": changes, "failure": failure})
+        except LeaseGone:
+            return False
+        if answer.get("succeeded"):
+            return True
+        found = _first(answer["responses"][0]["response_range"])
+        return found is not None and _plain(found["value"]) == value
+
+
+def _leader_key(job: str) -> str:
+    return f"megatron_ft/{quote(job, safe='')}/leader"
+
+
+def _life_key(job: str) -> str:
+    return f"megatron_ft/{quote(job, safe='')}/life"
+
+
+def _decision_key(job: str, life: str, number: int | None = None) -> str:
+    """Return the key of a decision, or without a number what those of all begin with; keys sort as their numbers."""
+    return f"megatron_ft/{quote(job, safe='')}/{life}/" + ("" if number is None else f"{number:012d}")
+
+
+def _is(key: str, what: str, value: int) -> Body:
+    """Return the condition that a key has this revision or version; 0: it is absent."""
+    target = {"create_revision": "CREATE", "mod_revision": "MOD", "version": "VERSION"}[what]
+    return {"key": _text(key), "target": target, "result": "EQUAL", what: str(value)}
+
+
+def _put(key: str, value: str | bytes, lease: str) -> Body:
+    return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+
+
+def _first(answer: Body) -> Body | None:
+    found: list[Body] = answer.get("kvs", [])
+    return found[0] if found else None
+
+
+def _text(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def _plain(value: str) -> bytes:
+    return base64.b64decode(value)

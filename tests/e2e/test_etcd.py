@@ -1,0 +1,238 @@
+"""Jobs whose leader is named in etcd: a real etcd, real launchers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from tests.support.etcd_server import EtcdServer, etcd, start_etcd
+from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.nodes import coordinator_of
+
+__all__ = ["etcd", "launcher", "start_etcd"]
+
+SCRIPT = """
+import pathlib
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "at", time.monotonic())
+while not (WHERE / "finish").exists():
+    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+
+
+class Job:
+    """Launchers that meet by an etcd."""
+
+    def __init__(self, launcher: Launcher, etcd: EtcdServer, *options: str, settings: str = "") -> None:
+        self.nodes: list[Launched] = []
+        self._launcher = launcher
+        endpoint = f"--rdzv-endpoint={etcd.endpoint}"
+        conf = f"--rdzv-conf=last_call_timeout=2{settings}"
+        self._options = ["--rdzv-backend=etcd", endpoint, "--rdzv-id=job", "--max-restarts=3", conf, *options]
+
+    def start(self, count: int = 1) -> None:
+        for _ in range(count):
+            options = [*self._options, f"--node-rank={len(self.nodes)}"]
+            where = [str(self._launcher.directory)]
+            self.nodes.append(self._launcher.start(SCRIPT, *options, script_args=where))
+
+    def leader(self) -> Launched:
+        """Wait for the launcher that has the leader's process, and return it."""
+        found: list[Launched] = []
+
+        def is_there() -> bool:
+            found[:] = [node for node in self.nodes if node.process.poll() is None and coordinator_of(node)]
+            return len(found) == 1
+
+        wait_until(is_there, 30)
+        return found[0]
+
+    def finish(self) -> None:
+        (self._launcher.directory / "finish").touch()
+
+    def all_train(self, cycle: int, *, nodes: list[Launched] | None = None) -> None:
+        """Wait for that cycle on all nodes that are left, in any order of places."""
+        nodes = self.nodes if nodes is None else nodes
+        for node in nodes:
+            node.wait_for(rf"^cycle {cycle} of \d+ in {len(nodes)} at ", timeout_s=90.0)
+
+    def cycles(self) -> int:
+        """Number of cycles that any node has begun."""
+        return max(len(re.findall("^cycle ", node.out, re.MULTILINE)) for node in self.nodes)
+
+
+def lose(node: Launched) -> None:
+    """End all processes of a node at once, as if its host were off."""
+    pids = [stat.pid for stat in node.alive()]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    for name in os.listdir(node.temp_dir):  # the host's disk is gone, too
+        shutil.rmtree(os.path.join(node.temp_dir, name))
+
+
+def leader_pid(node: Launched) -> int:
+    pid = coordinator_of(node)
+    assert pid is not None
+    return pid
+
+
+def ended(job: Job, nodes: list[Launched] | None = None) -> list[int]:
+    """Have all ranks end; the codes of these launchers."""
+    job.finish()
+    return [node.wait().code for node in nodes or job.nodes]
+
+
+def test_nodes_meet_train_and_restart_by_etcd(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=3")
+    job.start(3)
+    job.all_train(0)
+    (launcher.directory / "fail-0-1").touch()
+    job.all_train(1)
+    assert ended(job) == [0, 0, 0]
+    for node in job.nodes:
+        node.assert_nothing_left()
+
+
+def test_leader_that_is_killed_is_started_again_and_ranks_notice_nothing(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2")
+    job.start(2)
+    job.all_train(0)
+    leader = job.leader()
+    os.kill(leader_pid(leader), signal.SIGKILL)
+    leader.wait_for("; another one takes over")
+    wait_until(lambda: coordinator_of(leader) is not None)
+    (launcher.directory / "fail-0-0").touch()
+    job.all_train(1)
+    assert ended(job) == [0, 0]
+
+
+def test_host_of_the_leader_is_lost_and_another_launcher_leads(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2:3")
+    job.start(3)
+    job.all_train(0)
+    lost = job.leader()
+    lose(lost)
+    left = [node for node in job.nodes if node is not lost]
+    job.all_train(1, nodes=left)
+    assert ended(job, left) == [0, 0]
+
+
+def test_two_of_four_nodes_are_lost_with_the_leader_and_the_others_go_on(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2:4")
+    job.start(4)
+    job.all_train(0)
+    first = job.leader()
+    second = next(node for node in job.nodes if node is not first)
+    for lost in (first, second):
+        lose(lost)
+    left = [node for node in job.nodes if node not in (first, second)]
+    job.all_train(1, nodes=left)
+    assert ended(job, left) == [0, 0]
+
+
+def test_one_of_two_nodes_is_lost_with_the_leader_and_the_other_goes_on(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=1:2")
+    job.start(2)
+    job.all_train(0)
+    lost = job.leader()
+    lose(lost)
+    left = [node for node in job.nodes if node is not lost]
+    job.all_train(1, nodes=left)
+    assert ended(job, left) == [0]
+
+
+def test_leader_that_is_paused_beyond_its_lease_is_replaced_and_ranks_notice_nothing(
+    launcher: Launcher, etcd: EtcdServer
+) -> None:
+    job = Job(launcher, etcd, "--nnodes=3")
+    job.start(3)
+    job.all_train(0)
+    paused = leader_pid(job.leader())
+    os.kill(paused, signal.SIGSTOP)
+    wait_until(lambda: not Path(f"/proc/{paused}").exists(), 30)
+    assert leader_pid(job.leader()) != paused
+    time.sleep(13)  # for longer than the next leader waits for launchers that haven't come
+    assert job.cycles() == 1
+    (launcher.directory / "fail-0-0").touch()
+    job.all_train(1)
+    assert ended(job) == [0, 0, 0]
+
+
+def test_no_node_is_lost_while_etcd_is_away_and_a_restart_waits_for_it(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2")
+    job.start(2)
+    job.all_train(0)
+    etcd.kill()
+    away_s = time.monotonic()
+    time.sleep(15)
+    (launcher.directory / "fail-0-1").touch()
+    time.sleep(15)
+    assert job.cycles() == 1
+    etcd.start()
+    job.all_train(1)
+    assert time.monotonic() - away_s > 30
+    assert ended(job) == [0, 0]
+    assert [node.events("node_lost") for node in job.nodes] == [[], []]
+    assert "2 of 3 restarts left" in job.nodes[0].err
+
+
+def test_etcd_that_was_paused_for_longer_than_the_lease_ends_no_rank(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2")
+    job.start(2)
+    job.all_train(0)
+    etcd.pause()
+    time.sleep(15)
+    etcd.resume()
+    time.sleep(20)
+    assert job.cycles() == 1
+    (launcher.directory / "fail-0-1").touch()
+    job.all_train(1)
+    assert ended(job) == [0, 0]
+
+
+def test_name_of_a_job_that_has_ended_is_used_again_for_another_run(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2")
+    job.start(2)
+    job.all_train(0)
+    (launcher.directory / "fail-0-1").touch()
+    job.all_train(1)
+    assert ended(job) == [0, 0]
+    for name in ("finish", "fail-0-1"):
+        (launcher.directory / name).unlink()
+    again = Job(launcher, etcd, "--nnodes=2")
+    again.start(2)
+    again.all_train(0)
+    assert ended(again) == [0, 0]
+
+
+def test_name_of_a_job_whose_nodes_were_all_lost_is_used_again(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2")
+    job.start(2)
+    job.all_train(0)
+    for node in job.nodes:
+        lose(node)
+    again = Job(launcher, etcd, "--nnodes=2")
+    again.start(2)
+    again.all_train(0)
+    assert ended(again) == [0, 0]
+
+
+def test_launcher_of_the_leader_is_stopped_and_the_others_go_on(launcher: Launcher, etcd: EtcdServer) -> None:
+    job = Job(launcher, etcd, "--nnodes=2:3")
+    job.start(3)
+    job.all_train(0)
+    stopped = job.leader()
+    stopped.signal(signal.SIGTERM)
+    left = [node for node in job.nodes if node is not stopped]
+    job.all_train(1, nodes=left)
+    assert ended(job, left) == [0, 0]
+    stopped.assert_nothing_left()

@@ -1,0 +1,177 @@
+"""What a job keeps in etcd: one leader, one decision of each number, one life at a time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from megatron_ft.core.job.decisions import Decision, DecisionKind, DecisionRecord
+from megatron_ft.core.job.messages import LeaseHeld
+from megatron_ft.job.rules import etcd_keys
+from megatron_ft.job.rules.etcd_keys import EtcdAway, Ledger
+from tests.support.etcd_model import EtcdModel
+
+JOB = "run/1000//train.py"
+_names = (f"{number:032x}" for number in itertools.count())
+
+
+def record(number: int, word: str = "a") -> DecisionRecord:
+    decision = Decision(number, f"{word}.{number}", DecisionKind.START, cycle=number, world=2)
+    return DecisionRecord(decision, "store", ("i0", "i1"), ("host0", "host1"))
+
+
+def lock_taken(etcd: EtcdModel, address: str = "host0:1") -> LeaseHeld:
+    held = etcd_keys.take(etcd, JOB, address)
+    assert held is not None
+    return held
+
+
+def entered(etcd: EtcdModel, held: LeaseHeld) -> Ledger:
+    ledger = Ledger(etcd, JOB, held, new_name=lambda: next(_names))
+    assert ledger.enter()
+    return ledger
+
+
+def last(ledger: Ledger) -> DecisionRecord | None:
+    """The decision that a leader has found when it began."""
+    return None if ledger.former is None else ledger.former.record
+
+
+def test_lock_is_taken_once_until_its_lease_expires_and_each_leader_has_a_higher_epoch() -> None:
+    etcd = EtcdModel()
+    assert etcd_keys.look(etcd, JOB).address == ""
+    first = lock_taken(etcd)
+    assert etcd_keys.look(etcd, JOB)[:2] == ("host0:1", first.epoch)
+    assert etcd_keys.take(etcd, JOB, "host1:1") is None
+    assert list(etcd.leases) == [first.lease]  # that of the vain try has been given up
+    etcd.pass_time(etcd_keys.LEASE_S)
+    second = lock_taken(etcd, "host1:1")
+    assert etcd_keys.look(etcd, JOB)[:2] == ("host1:1", second.epoch)
+    assert second.epoch > first.epoch
+
+
+def test_lock_of_another_job_is_another_one() -> None:
+    etcd = EtcdModel()
+    lock_taken(etcd)
+    assert etcd_keys.look(etcd, "run").address == etcd_keys.look(etcd, f"{JOB}/leader").address == ""
+
+
+def test_renewed_lock_is_kept_and_one_that_has_expired_is_reported_as_lost() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    for _ in range(3):
+        etcd.pass_time(etcd_keys.LEASE_S - 1.0)
+        assert ledger.renew()
+    etcd.pass_time(etcd_keys.LEASE_S)
+    assert not ledger.renew()
+
+
+def test_next_leader_finds_the_last_decision() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    assert ledger.former is None
+    for number in range(12):
+        assert ledger.keep(record(number))
+    made = etcd.revision
+    etcd.pass_time(etcd_keys.LEASE_S)
+    later = entered(etcd, lock_taken(etcd))
+    assert last(later) == record(11)
+    assert later.former is not None
+    assert later.former.revision == made
+    assert len(etcd.names()) == 4  # the leader, the life, and the last two decisions
+
+
+def test_leader_whose_lease_has_expired_decides_nothing() -> None:
+    etcd = EtcdModel()
+    paused = entered(etcd, lock_taken(etcd))
+    assert paused.keep(record(0))
+    etcd.pass_time(etcd_keys.LEASE_S)
+    assert not paused.keep(record(1, "paused"))
+    later = entered(etcd, lock_taken(etcd, "host1:1"))
+    assert not paused.keep(record(1, "paused"))
+    assert not paused.begin_life()
+    assert last(later) == record(0)
+    assert later.keep(record(1))
+
+
+def test_no_number_is_decided_twice() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    assert ledger.keep(record(0))
+    assert not ledger.keep(record(0, "b"))
+
+
+def test_decision_whose_answer_is_lost_is_found_to_be_made_at_the_next_try() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    etcd.loses_answers = 1
+    with pytest.raises(EtcdAway):
+        ledger.keep(record(0))
+    before = etcd.revision
+    assert ledger.keep(record(0))
+    assert etcd.revision == before
+
+
+def test_life_that_begins_has_no_decisions_and_those_of_the_last_one_go() -> None:
+    etcd = EtcdModel()
+    held = lock_taken(etcd)
+    ledger = entered(etcd, held)
+    assert ledger.keep(record(0))
+    former = etcd.names()
+    assert ledger.begin_life()
+    assert ledger.keep(record(0, "b"))
+    assert last(entered(etcd, held)) == record(0, "b")
+    assert len(etcd.names()) == len(former)
+    assert len(etcd.leases) == 2
+
+
+def test_life_that_begins_while_answers_are_lost_begins_once() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    assert ledger.keep(record(0))
+    for _ in range(4):
+        etcd.loses_answers = 1
+        try:
+            assert ledger.begin_life()
+        except EtcdAway:
+            continue
+    etcd.loses_answers = 0
+    assert ledger.begin_life()
+    assert ledger.keep(record(0, "b"))
+
+
+def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_one() -> None:
+    etcd = EtcdModel()
+    assert entered(etcd, lock_taken(etcd)).keep(record(0))
+    for _ in range(3):
+        etcd.pass_time(20 * 3600)
+        assert last(entered(etcd, lock_taken(etcd))) == record(0)
+    etcd.pass_time(24 * 3600)
+    assert etcd.names() == []
+    assert entered(etcd, lock_taken(etcd)).former is None
+
+
+def test_leader_that_leads_for_days_renews_the_decisions() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    assert ledger.keep(record(0))
+    for _ in range(int(2 * 24 * 3600 / etcd_keys.RENEW_S)):
+        etcd.pass_time(etcd_keys.RENEW_S)
+        assert ledger.renew()
+    assert ledger.keep(record(1))
+
+
+def test_leader_without_decisions_in_etcd_any_more_has_lost_the_lock() -> None:
+    etcd = EtcdModel()
+    ledger = entered(etcd, lock_taken(etcd))
+    etcd.leases = {lease: each for lease, each in etcd.leases.items() if each[0] == etcd_keys.LEASE_S}
+    assert not ledger.keep(record(0))
+
+
+def test_lock_that_is_given_up_can_be_taken_at_once_and_giving_up_twice_does_no_harm() -> None:
+    etcd = EtcdModel()
+    held = lock_taken(etcd)
+    etcd_keys.release(etcd, held.lease)
+    etcd_keys.release(etcd, held.lease)
+    assert etcd_keys.take(etcd, JOB, "host1:1") is not None
