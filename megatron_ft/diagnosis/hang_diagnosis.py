@@ -234,10 +234,12 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
     between = f"of rank {last}" if len(ranks) == 1 else f"between ranks {last}"
     if most:
         between = f"between ranks {listed(most)} and {last}"
+    hosts = sorted({note.host for note in notes if note.rank in ranks and note.host})
     ended = next((note.rank for note in notes if note.gone and note.rank not in ranks), None)
     return Cause(
         kind=CauseKind.CRASH,
         text=f"connection lost {between}{op}",
+        hosts=tuple(hosts) if len(hosts) > 1 else (),
         iteration=first.iteration,
         detail="no rank had exited before" if ended is None else f"rank {ended} had exited",
         attribution=Attribution(kind=FailureClass.NETWORK, sign=connection_loss(first.error)),

@@ -36,7 +36,8 @@ class BadNodeTracker:
     def blamed_instance(self, cycle: JobCycle | None) -> str:
         """Return the instance of the launcher whose node ended that cycle; empty if no node did."""
         verdict = None if cycle is None else cycle.verdict
-        if cycle is None or verdict is None or verdict.node is None or fault_of(verdict) is None:
+        fault = None if verdict is None else fault_of(verdict)
+        if cycle is None or verdict is None or verdict.node is None or fault is None or not fault.node:
             return ""
         seat = cycle.seats[verdict.node]
         others = [each for each in cycle.seats if each.name == verdict.cause.host]

@@ -233,7 +233,9 @@ class JobCycle:
         """Take the evidence that the node at that place has collected."""
         diagnosis = self.review if notes.passive else self.diagnosis
         if diagnosis is not None:
-            diagnosis.told(place, notes.notes, more=notes.more)
+            name = self.seats[place].name  # of ranks that have exited only their launcher tells, which knows no name
+            named = [each if each.host else replace(each, host=name) for each in notes.notes]
+            diagnosis.told(place, named, more=notes.more)
 
     def asked_to_end(self, place: int | None, text: str) -> None:
         """A rank of that node has requested the end of the job, with these words; the first request counts."""

@@ -27,14 +27,18 @@ class FaultKind(enum.Enum):
     """Its launcher or its host was lost."""
     LEFT = "left"
     """The node was excluded, or couldn't end its ranks."""
+    LINK = "link"
+    """Connections between nodes were lost."""
     RANK = "rank"
     """One of its ranks crashed, was killed or hung: the script may be to blame."""
 
 
 class Fault(Fact, frozen=True, kw_only=True):
-    """A cycle was ended by one node.
+    """A cycle was ended by one node, or by the link between several.
 
     Args:
+        node: empty if it was a link.
+        nodes: nodes between which connections were lost.
         advanced: the cycle had made progress beyond the earlier ones.
         back: the node was lost, and has been ready for a later cycle.
     """
@@ -45,11 +49,16 @@ class Fault(Fact, frozen=True, kw_only=True):
     text: str
     advanced: bool = False
     back: bool = False
+    nodes: tuple[str, ...] = ()
 
 
 def fault_of(verdict: Verdict) -> Fault | None:
-    """Return the fault of the node that ended a cycle; None where no node did, or it was only asked to stop."""
-    if verdict.node is None or not verdict.cause.host:
+    """Return the fault that ended a cycle; None where no node is at fault, or it was only asked to stop."""
+    cause = verdict.cause
+    if cause.hosts and verdict.outcome is Outcome.FAILED:
+        text = cause.text[:_LONGEST_TEXT]
+        return Fault(node="", cycle=verdict.cycle, kind=FaultKind.LINK, text=text, nodes=cause.hosts)
+    if verdict.node is None or not cause.host or cause.follows:
         return None
     if verdict.outcome is Outcome.MEMBERSHIP:
         kind = FaultKind.LEFT
@@ -63,16 +72,21 @@ def fault_of(verdict: Verdict) -> Fault | None:
 
 
 def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
-    """Return bad nodes by name, and why: excluded, lost and not back, or the place of several failures.
+    """Return bad nodes by name, and why: excluded, lost and not back, the place of several failures, or the only one
+    that is common to all lost connections of several cycles.
 
     A rank that fails says little of its node where the job didn't get on: that may be the script. A machine that was
     switched off is as good as before when it is back and fit, unless that happens again.
     """
-    found: dict[str, str] = {}
+    faults, found = [*faults], dict[str, str]()
+    links = [fault for fault in faults if fault.kind is FaultKind.LINK]
+    common = set[str]().union(*(fault.nodes for fault in links)).intersection(*(fault.nodes for fault in links))
+    if len(links) >= _REPEATS and len(common) == 1:
+        found[common.pop()] = f"{len(links)} times: {links[-1].text}"
     texts: dict[tuple[str, FaultKind], list[str]] = {}
     for fault in faults:
         node, kind = fault.node, fault.kind
-        if kind is FaultKind.RANK and not fault.advanced:
+        if kind is FaultKind.LINK or (kind is FaultKind.RANK and not fault.advanced):
             continue
         known = texts.setdefault((node, kind), [])
         known.append(fault.text)

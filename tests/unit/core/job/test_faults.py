@@ -7,12 +7,13 @@ from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose
+from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from tests.support.agents import HANG
+from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
 
 
@@ -54,6 +55,58 @@ def test_a_node_is_back_in_all_lives() -> None:
     assert lives.bad_nodes() == {"a": "cycle 0"}
     assert lives.back(["a"]).bad_nodes() == {}
     assert Lives.parse(lives.back(["a"]).to_text()) == lives.back(["a"])
+
+
+def link(*nodes: str, cycle: int = 0) -> Fault:
+    return Fault(node="", cycle=cycle, kind=FaultKind.LINK, text="connection lost", nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("links", "bad"),
+    [
+        ([link("a", "b", "c")], []),
+        ([link("a", "b", "c"), link("c", "d")], ["c"]),
+        ([link("a", "b"), link("a", "b")], []),  # either may be at fault
+        ([link("a", "b"), link("c", "d")], []),
+        ([link("a", "b"), link("b", "c"), link("c", "d")], []),
+        ([link("a", "b"), a_fault("b", FaultKind.RANK), link("b", "c")], ["b"]),
+    ],
+)
+def test_node_is_bad_if_it_alone_is_common_to_all_lost_connections_of_two_cycles(
+    links: list[Fault], bad: list[str]
+) -> None:
+    assert list(bad_nodes(links)) == bad
+    life = Lives().begun(Life(job="1", faults=tuple(links)))
+    assert list(Lives.parse(life.to_text()).bad_nodes()) == bad
+
+
+def test_exit_that_follows_from_another_and_lost_connection_accuse_no_node() -> None:
+    crash = verdict(node=0, kind=CauseKind.CRASH, name="a", rank=1, text="rank 1 exited with code 1")
+    fault = fault_of(crash)
+    assert fault is not None
+    assert (fault.node, fault.kind) == ("a", FaultKind.RANK)
+    assert fault_of(replace(crash, cause=replace(crash.cause, follows=True))) is None
+    lost = fault_of(replace(crash, cause=replace(crash.cause, host="", hosts=("a", "b"))))
+    assert lost is not None
+    assert (lost.node, lost.nodes, lost.kind) == ("", ("a", "b"), FaultKind.LINK)
+
+
+def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None:
+    """One node is common to the lost connections of two cycles, also where its ranks have exited before."""
+    job = Job(min_nodes=3)
+    nodes = job.start("abc")
+    for cycle, cut in enumerate(((0, 2), (1, 2))):
+        found = replace(HANG, cycle=cycle, kind="lost peer", error="gloo: Connection reset by peer", rank=cut[0])
+        nodes[cut[0]].do(nodes[cut[0]].member.tell(m.Hang(cycle, found), job.now_s))
+        job.run()
+        for place, node in enumerate(nodes):
+            raised = "RuntimeError: gloo: Connection reset by peer" if place in cut else ""
+            note = RankSnapshot(rank=place, state="" if raised else "S", has_stack=not raised, raised=raised)
+            node.do(node.member.tell(m.RankSnapshots(cycle, (note,)), job.now_s))
+        job.run(3.0)
+    faults = [fault_of(verdict) for verdict in nodes[1].verdicts]
+    assert [fault and fault.nodes for fault in faults] == [("a", "c"), ("b", "c")]
+    assert list(bad_nodes(filter(None, faults))) == ["c"]
 
 
 # -- who is preferred -----------------------------------------------------------------------------------------
