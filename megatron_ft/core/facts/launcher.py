@@ -199,7 +199,7 @@ class Cause(Fact, frozen=True, kw_only=True):
         text: the printed line.
         detail: details of the evidence; empty if there are none.
         host: node at fault; empty if unknown.
-        hosts: nodes between which connections were lost, none of which is at fault as far as known.
+        hosts: nodes between which connections were lost; no fault of theirs is known.
         iteration: iteration completed by that rank.
         section: overdue section of a hang, or the ``kind`` of its ``verdict``; empty for other causes.
         follows: the exit only follows from another rank's, on another node.
