@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -106,20 +106,20 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
     told = [(log, _told_by(log)) for log in launchers]
     cycle = max((each.started.cycle for _, each in told if each.started is not None), default=None)
     ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
-    nodes = [(log, _row(log, each, cycle, ages_s[log.host])) for log, each in told]
-    rows = _ending(_without_replaced(nodes, cycle), cycle)
+    rows = _rows(told, cycle, ages_s)
     newest = next((each for each in summary.cycles if each.cycle == cycle), None)
     failed = [each for each in summary.cycles if each.cause is not None]
     has_ended = life is not None and life.outcome is not Ending.RUNNING
     codes = _exit_codes(run, launchers, 0 if newest is None else newest.begin_ns)
     is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
-    rows = tuple(replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows)
+    rows = [replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows]
+    code = codes[0] if is_over and len(set(codes)) == 1 else None
     return JobView(
         age_s=max(0, now_ns - max(newest_ns.values())) / 1e9,
-        nodes=rows,
+        nodes=tuple(rows),
         is_over=is_over,
         outcome=life.outcome if life is not None and has_ended else None,
-        exit_code=life.exit_code if life is not None and has_ended else _same(codes) if is_over else None,
+        exit_code=life.exit_code if life is not None and has_ended else code,
         cause=life.cause if life is not None and has_ended else "",
         cycle=cycle,
         cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
@@ -148,10 +148,6 @@ def _exit_codes(run: RunLogs, launchers: Sequence[EventLogFile], since_ns: int) 
     return all_ if len(all_) == len(launchers) else stayed
 
 
-def _same(codes: Sequence[int | None]) -> int | None:
-    return codes[0] if len(set(codes)) == 1 else None
-
-
 @dataclass(frozen=True, slots=True)
 class _Told:
     """The last records of a launcher that matter for the state of its node."""
@@ -174,21 +170,29 @@ def _told_by(log: EventLogFile) -> _Told:
     return told
 
 
-def _row(log: EventLogFile, told: _Told, newest: int | None, age_s: float) -> NodeRow:
-    state, detail = _state(told.started, told.ended, told.last, newest)
-    return NodeRow(
-        name=log.host,
-        state=state,
-        detail=detail,
-        cycle=None if told.started is None else told.started.cycle,
-        place=None if told.started is None else told.started.group_rank,
-        age_s=age_s,
-    )
+def _rows(told: Sequence[tuple[EventLogFile, _Told]], newest: int | None, ages_s: Mapping[str, float]) -> list[NodeRow]:
+    """Return one row per node, in the order of places."""
+    last_ns: dict[str, int] = {}
+    for log, _ in told:
+        last_ns[log.host] = max(last_ns.get(log.host, 0), log.header.wall_ns)
+    rows = []
+    for log, each in told:
+        cycle, place = (None, None) if each.started is None else (each.started.cycle, each.started.group_rank)
+        if cycle == newest or log.header.wall_ns == last_ns[log.host]:  # else its host has had another launcher since
+            state, detail = _state(each, newest)
+            rows.append(
+                NodeRow(name=log.host, state=state, detail=detail, cycle=cycle, place=place, age_s=ages_s[log.host])
+            )
+    # states are corrected by majority: a node that others have lost records the end of a cycle that goes on
+    training = sum(row.state is State.TRAINING for row in rows)
+    goes_on = 2 * training > sum(row.cycle == newest for row in rows)
+    before, now = (State.READY, State.STANDBY) if goes_on else (State.TRAINING, State.ENDING)
+    rows = [replace(row, state=now) if row.state is before else row for row in rows]
+    return sorted(rows, key=lambda row: (row.place is None, row.place or 0, natural(row.name)))
 
 
-def _state(
-    started: records.CycleStarted | None, ended: records.CycleEnded | None, last: Record | None, newest: int | None
-) -> tuple[State, str]:
+def _state(told: _Told, newest: int | None) -> tuple[State, str]:
+    started, ended, last = told.started, told.ended, told.last
     match last:
         case records.RunEnded(exit_code=code):
             return State.ENDED, f"code {code}"
@@ -208,22 +212,6 @@ def _state(
         is_ill = isinstance(last, records.NodeHealth) and not last.good
         return State.TRAINING, State.UNFIT.value if is_ill else ""
     return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
-
-
-def _without_replaced(rows: Sequence[tuple[EventLogFile, NodeRow]], newest: int | None) -> tuple[NodeRow, ...]:
-    """Without launchers of earlier cycles whose host has had another one since; in the order of places."""
-    opened = sorted(rows, key=lambda each: each[0].header.wall_ns)
-    last_ns = {log.host: log.header.wall_ns for log, _ in opened}
-    kept = [row for log, row in rows if row.cycle == newest or log.header.wall_ns == last_ns[log.host]]
-    return tuple(sorted(kept, key=lambda row: (row.place is None, row.place or 0, natural(row.name))))
-
-
-def _ending(rows: Sequence[NodeRow], newest: int | None) -> tuple[NodeRow, ...]:
-    """Correct states by majority: a node that others have lost records the end of a cycle that goes on."""
-    training = sum(row.state is State.TRAINING for row in rows)
-    goes_on = 2 * training > sum(row.cycle == newest for row in rows)
-    before, now = (State.READY, State.STANDBY) if goes_on else (State.TRAINING, State.ENDING)
-    return tuple(replace(row, state=now) if row.state is before else row for row in rows)
 
 
 def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | None:

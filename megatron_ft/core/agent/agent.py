@@ -114,7 +114,7 @@ class Agent:
         """Cycle that is about to start, or runs, or has ended last."""
         self._cycles = 0
         self._downtime: Downtime | None = None
-        self._leaving = LeaveReason(options)
+        self._leaving = LeaveReason()
         self._outcome = Outcome.STOPPED
         self._ending: RankShutdown | None = None
         self._ended_well = False
@@ -574,12 +574,22 @@ class Agent:
 
     def _leave_excluded(self, left: job.Leave | None) -> None:
         """Continue the others without this node, if they are enough; its launcher stays, if there are others."""
-        leaving = self._leaving
+        leaving, stuck = self._leaving, self._leaving.stuck
+        ends_job = bool(stuck) and self._options.max_nodes == 1
         if left is not None or self._orders.is_left_out:
-            decision = leaving.decision(left or job.Leave(0), restarts_left=self.restarts_left)
+            reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
+            if ends_job:
+                reason = f"{stuck} can't be killed, giving up"
+            elif not stuck and left is not None and left.code != 0:
+                reason = f"{reason}, which ends: {left.text}"
+            decision = RestartDecision(action=Action.GIVE_UP, restarts_left=self.restarts_left, reason=reason)
             self._tell_end(decision, leaving.cause)
-        if left is not None:
-            self._over(*leaving.over_excluded(left, self._orders.verdict))
+        if left is not None and ends_job:
+            self._over(LauncherExit(Exit.FAILED, 1, verdict=self._orders.verdict))
+        elif left is not None:
+            # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
+            over = LauncherExit(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text)
+            self._over(over, left.text if stuck else "")
         elif self._orders.is_left_out:
             self._move(PhaseEvent.LEFT_OUT)
         elif leaving.is_due:

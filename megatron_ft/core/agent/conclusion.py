@@ -16,7 +16,6 @@ from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.agent.events import Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
-from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job.actions import Leave
@@ -27,7 +26,7 @@ from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Rest
 class LeaveReason:
     """Reason why this launcher leaves the job before its end, its message to the others, and its own end."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self) -> None:
         self.signals: list[signal.Signals] = []
         """Signals that have asked the launcher to stop."""
         self.hurry: signal.Signals | None = None
@@ -37,8 +36,8 @@ class LeaveReason:
         self.goodbye: Goodbye | None = None
         self.cause: Cause | None = None
         """Why this node is left out."""
-        self._stuck = ""
-        self._options = options
+        self.stuck = ""
+        """Processes for which it is left out, in words; empty if a rank asked for it."""
 
     def asked(self, event: StopAsked) -> None:
         """Note a signal that asks the launcher to stop."""
@@ -71,7 +70,7 @@ class LeaveReason:
     def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
         """Leave because a rank asked for it, or because processes (``stuck``, in words) can't be killed. Return the
         goodbye."""
-        self.cause, self._stuck = cause, stuck
+        self.cause, self.stuck = cause, stuck
         self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
         return self.goodbye
 
@@ -81,23 +80,6 @@ class LeaveReason:
         if self.signals:
             return stopped(self.signals[0], self.goodbye.well)
         return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
-
-    def over_excluded(self, left: Leave, verdict: Verdict | None) -> tuple[LauncherExit, str]:
-        """Return the end of a launcher whose node is left out, and the line for the user."""
-        if self._stuck and self._options.max_nodes == 1:
-            return LauncherExit(Exit.FAILED, 1, verdict=verdict), ""
-        # 0: a scheduler that ends the whole job when one node's task fails would undo what was asked for
-        return LauncherExit(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text), left.text if self._stuck else ""
-
-    def decision(self, left: Leave, *, restarts_left: int) -> RestartDecision:
-        """Return the decision for a node that is left out; ``left`` tells if the others can go on."""
-        stuck = self._stuck
-        reason = f"{stuck} can't be killed, this node leaves the job" if stuck else "this node leaves the job"
-        if stuck and self._options.max_nodes == 1:
-            reason = f"{stuck} can't be killed, giving up"
-        elif not stuck and left.code != 0:
-            reason = f"{reason}, which ends: {left.text}"
-        return RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason=reason)
 
 
 def stopped(number: int, well: bool) -> LauncherExit:

@@ -112,6 +112,15 @@ class Spawner:
         inherited: Sequence[int],
         on_exit: WorkerCallback,
     ) -> Worker:
+        launcher_pid = os.getpid()
+
+        def in_child() -> None:
+            die_with_parent()
+            restore_file_limit()
+            # the launcher may have died before die_with_parent took effect
+            if os.getppid() != launcher_pid:
+                os._exit(1)
+
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
             err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
@@ -122,7 +131,7 @@ class Spawner:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=None if self._setpriv else _die_with(os.getpid()),
+                preexec_fn=None if self._setpriv else in_child,
             )
 
         def on_reaped(code: int) -> None:
@@ -152,17 +161,6 @@ def find_setpriv() -> list[str]:
     # other programs of that name (busybox) don't know the option
     known = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return command if known.returncode == 0 else []
-
-
-def _die_with(launcher_pid: int) -> Callable[[], None]:
-    def in_child() -> None:
-        die_with_parent()
-        restore_file_limit()
-        # the launcher may have died before die_with_parent took effect
-        if os.getppid() != launcher_pid:
-            os._exit(1)
-
-    return in_child
 
 
 class Ranks:
