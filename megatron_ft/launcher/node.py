@@ -33,7 +33,7 @@ from megatron_ft.launcher.cycle.fault_tolerant_agent import LauncherServices
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.starting import RankStarter, RankVariables, shared_environment
+from megatron_ft.launcher.cycle.starting import RankStarter, shared_environment
 from megatron_ft.launcher.early_command_line import why_fresh
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes import numa
@@ -255,14 +255,15 @@ class LauncherNode:
         termination = Termination(
             reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
         )
-        variables = RankVariables(line, monitors=self.monitors, control=self._control, keeper=self._keeper)
         starter = RankStarter(
             line=line,
             reactor=reactor,
             stop=self._stop,
             say=say,
             run_dir=self._run_dir,
-            variables=variables,
+            monitors=self.monitors,
+            control=self._control,
+            keeper=self._keeper,
             forking=self._forking,
             spawn=Spawner(self._forking).spawn,
             termination=termination,

@@ -105,35 +105,16 @@ class NodeRanks:
         """Drop the ranks of the last cycle, before others are created."""
         self._workers = {}
 
-    def make(
-        self,
-        *,
-        cycle: int,
-        waiting_s: float,
-        restarts_left: int,
-        on_start: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
-        check: Callable[[], None],
-        envs: dict[int, dict[str, str]],
-        **given: Any,
-    ) -> WorkerContext:
-        """Prepare the ranks of a cycle, once the device memory of the last ones is free.
+    def make(self, *, check: Callable[[], None], **given: Any) -> WorkerContext:
+        """Prepare the ranks of a cycle as ``given``, once the device memory of the last ones is free.
 
-        ``check`` is called during the wait. ``given``: torch's arguments of ``start_processes``.
+        ``check`` is called during the wait.
 
         Raises:
             any exception of ``check``.
         """
         self._device_memory.wait(check)
-        context = self._starter.prepare(
-            cycle=cycle,
-            waiting_s=waiting_s,
-            restarts_left=restarts_left,
-            on_start=on_start,
-            on_exit=on_exit,
-            envs=envs,
-            **given,
-        )
+        context = self._starter.prepare(**given)
         self._workers = context.workers
         self._running.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,35 +74,6 @@ def shared_environment(line: CommandLine) -> dict[str, str]:
     return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
 
 
-class RankVariables:
-    """The variables of each rank in a cycle."""
-
-    def __init__(
-        self,
-        line: CommandLine,
-        *,
-        monitors: Monitors,
-        control: ControlSocket,
-        keeper: Keeper,
-    ) -> None:
-        self._monitors = monitors
-        self._control = control
-        self._keeper = keeper
-        self._watch = "on" if line.options.watches_collectives else "off"
-        self._infra_rank = reference_names.infra_rank(line, os.environ)
-
-    def complete(self, envs: Mapping[int, dict[str, str]], cycle: int, waiting_s: float) -> None:
-        """Add the variables to the environments of the ranks (by local rank) that are about to start."""
-        now = time.time()
-        for local_rank, env in envs.items():
-            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
-            env["FT_LAUNCHER_IPC_SOCKET"] = self._control.path
-            env["FT_CYCLE"] = str(cycle)
-            env[WATCH_VARIABLE] = self._watch
-            env.update(self._keeper.variables())
-            env.update(reference_names.variables(cycle, now, waiting_s, self._infra_rank))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankStarter:
     """Starter of this node's ranks, with the processes and services of its launcher."""
@@ -112,7 +83,9 @@ class RankStarter:
     stop: StopRequests
     say: Callable[[str], None]
     run_dir: RunDirectory
-    variables: RankVariables
+    monitors: Monitors
+    control: ControlSocket
+    keeper: Keeper
     forking: ForkingSpawner | None
     """Spawner that forks ranks; None if ranks are never forked."""
     spawn: Spawn
@@ -136,7 +109,13 @@ class RankStarter:
         Nodes that join or leave restart ranks, too, so a job of several nodes always expects a restart.
         """
         self.run_dir.mend()
-        self.variables.complete(envs, cycle, waiting_s)
+        infra_rank = reference_names.infra_rank(self.line, os.environ)
+        ours = reference_names.variables(cycle, time.time(), waiting_s, infra_rank)
+        ours |= {"FT_LAUNCHER_IPC_SOCKET": self.control.path, "FT_CYCLE": str(cycle), **self.keeper.variables()}
+        ours[WATCH_VARIABLE] = "on" if self.line.options.watches_collectives else "off"
+        for local_rank, env in envs.items():
+            env.update(ours)
+            env["FT_RANK_MONITOR_IPC_SOCKET"] = self.monitors[local_rank].socket_path
         if self.forking is not None:
             self.forking.expects_restart = restarts_left > 0 or self.line.max_nodes > 1
         given.pop("start_method", None)
