@@ -30,7 +30,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError, LauncherServices
+from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
@@ -88,24 +88,7 @@ def run(
                 is_first=place.kind is Kind.ALONE or place.is_here,
                 before=past.advance,
             )
-            life = _JobLife(
-                node.for_agent,
-                log_dir,
-                place,
-                config,
-                command,
-                result,
-                start=functools.partial(node.start, command),
-                write_files=node.write_files,
-                make_agent=functools.partial(
-                    FaultTolerantAgent,
-                    launcher=node.for_agent,
-                    monitors=node.monitors,
-                    health=node.health,
-                    ranks=node.ranks,
-                ),
-            )
-            end = life.run(node.joins_by, past)
+            end = _JobLife(node, log_dir, place, config, command, result).run(past)
         finally:
             node.close()
     finally:
@@ -152,25 +135,17 @@ class _JobLife:
 
     def __init__(
         self,
-        launcher: LauncherServices,
+        node: LauncherNode,
         log_dir: str | None,
         place: MeetingPlace,
         config: LaunchConfig,
         command: Sequence[str],
         result: ResultFile,
-        *,
-        start: Callable[[], None],
-        write_files: Callable[[str], None],
-        make_agent: Callable[..., FaultTolerantAgent],
     ) -> None:
-        """``start`` begins what the agent needs of its node; ``write_files`` writes the last snapshot of a life with
-        that name; ``make_agent`` takes the arguments of this life, and torch's."""
-        self._launcher = launcher
-        self._line = launcher.line
+        self._node = node
+        self._launcher = node.for_agent
+        self._line = self._launcher.line
         self._log_dir = log_dir
-        self._start = start
-        self._write_files = write_files
-        self._make_agent = make_agent
         self._place = place
         self._config = config
         self._command = command
@@ -178,7 +153,7 @@ class _JobLife:
         self._over: LauncherExit | None = None
         """End of the launcher's part; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, joins_by: joining.JoinContext, past: joining.Past) -> LauncherEnd:
+    def run(self, past: joining.Past) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         if self._place.is_first:
@@ -187,7 +162,7 @@ class _JobLife:
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                joins_by,
+                self._node.joins_by,
                 place,
                 self._config,
                 past=past,
@@ -205,7 +180,7 @@ class _JobLife:
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
-            self._write_files(decided.decision.founding)
+            self._node.write_files(decided.decision.founding)
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
@@ -227,17 +202,19 @@ class _JobLife:
 
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command
-        self._start()
+        self._node.start(self._command)
         agent = functools.partial(
-            self._make_agent,
+            FaultTolerantAgent,
+            launcher=self._launcher,
+            monitors=self._node.monitors,
+            health=self._node.health,
+            ranks=self._node.ranks,
             coordination=coordination,
             on_over=self._ended,
         )
         with private_names.agent_made_by(agent):
             launch: Callable[..., object] = elastic_launch(self._config, entrypoint)
-            if (
-                "TORCHELASTIC_ERROR_FILE" in os.environ
-            ):  # a scheduler asks for an error file of the root cause, as torchrun has it
+            if "TORCHELASTIC_ERROR_FILE" in os.environ:  # a scheduler asks for that of the root cause, as of torchrun
                 launch = record(launch)
             launch(*arguments)
 
