@@ -143,8 +143,7 @@ class _JobLife:
         result: ResultFile,
     ) -> None:
         self._node = node
-        self._launcher = node.for_agent
-        self._line = self._launcher.line
+        self._line = node.line
         self._log_dir = log_dir
         self._place = place
         self._config = config
@@ -157,7 +156,7 @@ class _JobLife:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         if self._place.is_first:
-            self._launcher.files.look()
+            self._node.files.look()
         place, result = self._place, self._result
         coordination: Coordination | None = None
         try:
@@ -184,7 +183,7 @@ class _JobLife:
         scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
-                self._launcher.say(advice(scheduler.value, name, reason))
+                self._node.say(advice(scheduler.value, name, reason))
         if scheduler is Scheduler.KUBERNETES:
             outcome.tell_kubernetes(end)
         return end
@@ -204,13 +203,7 @@ class _JobLife:
         entrypoint, *arguments = self._command
         self._node.start(self._command)
         agent = functools.partial(
-            FaultTolerantAgent,
-            launcher=self._launcher,
-            monitors=self._node.monitors,
-            health=self._node.health,
-            ranks=self._node.ranks,
-            coordination=coordination,
-            on_over=self._ended,
+            FaultTolerantAgent, launcher=self._node, coordination=coordination, on_over=self._ended
         )
         with private_names.agent_made_by(agent):
             launch: Callable[..., object] = elastic_launch(self._config, entrypoint)
@@ -226,7 +219,7 @@ class _JobLife:
                 self._result.concluded(decision)
             case LeftOut() | StandBy():
                 self._result.left_out()
-        self._launcher.inbox.put(decision)
+        self._node.inbox.put(decision)
 
     def _ended(self, over: LauncherExit) -> None:
         self._over = over
@@ -234,10 +227,10 @@ class _JobLife:
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.decided
         decided = None if held is None else held.decision
-        status = self._launcher.status
+        status = self._node.status
         self._result.ended(end, decided=decided, accounting=status.accounting())
-        if end.ending is not None and self._result.place is not None and self._launcher.status.is_spokesman:
-            self._launcher.telemetry.ended(end.ending, end.code, end.cause)
+        if end.ending is not None and self._result.place is not None and self._node.status.is_spokesman:
+            self._node.telemetry.ended(end.ending, end.code, end.cause)
 
     def _end(self, otherwise: LauncherExit | None = None) -> LauncherEnd:
         """Return the end by the agent's; ``otherwise`` if it never got that far."""
@@ -256,7 +249,7 @@ class _JobLife:
             case JobOverError():
                 return self._end()
             case joining.AlreadyFinishedError():
-                self._launcher.say(str(error))
+                self._node.say(str(error))
                 return LauncherEnd(0)
             case SignalException():
                 return self._end(stopped(error.sigval, well=False))
@@ -266,8 +259,8 @@ class _JobLife:
                 # a full disk, no descriptor left: a problem of the machine, which a traceback doesn't explain
                 text = launcher_lines.launcher_failed(error)
             case _:
-                return launcher_failed(self._line, report_unforeseen(error, self._launcher.log, self._launcher.say))
-        self._launcher.say(text)
+                return launcher_failed(self._line, report_unforeseen(error, self._node.log, self._node.say))
+        self._node.say(text)
         return launcher_failed(self._line, text)
 
 

@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.agent import events
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned
@@ -46,12 +45,12 @@ from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.memory.base import digests
-from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 
 
-class LauncherNode:
+class LauncherNode(LauncherServices):
     """Assembles the parts of this node's launcher; each user gets only the parts it needs."""
 
     def __init__(
@@ -72,84 +71,64 @@ class LauncherNode:
         Raises:
             ConfigError: there is no place for the run directory.
         """
-        self._line = line
-        self._log = log
+        self.line = line
+        self.log = log
         self._log_dir = log_dir
         """Directory of the logs; None without logs."""
-        self._say = say
+        self.say = say
         self._orphans = process_tree.Orphans()
         self._children = Children()
         become_subreaper()
-        self._reactor = Reactor()
-        self._inbox: Inbox[events.Event | SignalWatch | KeeperEvent] = Inbox()
+        self.reactor = Reactor()
+        self.inbox = Inbox()
         self.telemetry = self._make_telemetry()
-        self._orphan_watch = OrphanWatch(
-            self._reactor,
-            lambda text: self._inbox.put(Abandoned(text=text)),
+        self.orphan_watch = OrphanWatch(
+            self.reactor,
+            lambda text: self.inbox.put(Abandoned(text=text)),
             inherited_streams(line.namespace, ranks),
         )
-        self._signals = SignalWatch(
+        self.signals = SignalWatch(
             line.signals,
             forwarded=(*line.options.forward_signals, *line.save_signals),
             keep_ignored_hangup=line.signals_are_default,
         )
-        self._signals.install()
-        self._reactor.watch(self._signals.fileno(), self._woken, Priority.SIGNAL)
-        self._stop = StopRequests(self._signals, self._reactor, log=log, say=self._say, timeout_s=line.term_timeout)
-        self._run_dir = RunDirectory(self._say)
+        self.signals.install()
+        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
+        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.term_timeout)
+        self._run_dir = RunDirectory(self.say)
         self._forking = self._make_forking(server, announce)
         self.monitors = self._make_monitors(ranks)
-        status = self._status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        status = self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         log.follow(self._recorded)
-        self._control = self._make_control(status)
-        self._running = Ranks(self._signals, save_signals=line.save_signals, log=log, say=self._say)
+        self.control = self._make_control(status)
+        self._running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
         self._children.add(self._running.pids)
         secret = None
         with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
             secret = read_secret(os.environ)
-        self._keeper = self._make_keeper(secret)
-        self._files = self._make_files(ranks, announce, takes_copies=secret is not None)
+        self.keeper = self._make_keeper(secret)
+        self.files = self._make_files(ranks, announce, takes_copies=secret is not None)
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
-        self.joins_by = joining.JoinContext(
-            self._reactor, self._stop, self._children, self._say, says_all=line.says_all
-        )
-        self.for_agent = self._services()
-
-    def _services(self) -> LauncherServices:
-        return LauncherServices(
-            line=self._line,
-            reactor=self._reactor,
-            signals=self._signals,
-            stop=self._stop,
-            inbox=self._inbox,
-            orphan_watch=self._orphan_watch,
-            control=self._control,
-            log=self._log,
-            say=self._say,
-            status=self._status,
-            keeper=self._keeper,
-            telemetry=self.telemetry,
-            files=self._files,
-        )
+        self.joins_by = joining.JoinContext(self.reactor, self.stop, self._children, self.say, says_all=line.says_all)
 
     def _make_telemetry(self) -> Telemetry:
-        line = self._line
+        line = self.line
         telemetry = Telemetry(
             line.options,
             run_id=line.run_id,
             node=socket.gethostname(),
             infra_rank=reference_names.infra_rank(line, os.environ),
-            reactor=self._reactor,
+            reactor=self.reactor,
             setpriv=find_setpriv() if line.options.on_event else (),
-            say=self._say,
+            say=self.say,
         )
         self._children.add(telemetry.pids)
         return telemetry
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
-        options = self._line.options
+        options = self.line.options
         # a rank bound to a NUMA node is started by a command, which starts interpreters
         if options.preload is None or numa.variable() is not None:
             if server is not None:
@@ -158,33 +137,33 @@ class LauncherNode:
         forking = ForkingSpawner(
             server=server,
             preload=options.preload,
-            reactor=self._reactor,
-            log=self._log,
-            say=self._say,
+            reactor=self.reactor,
+            log=self.log,
+            say=self.say,
             announce=announce,
-            check_stop=self._stop.check,
+            check_stop=self.stop.check,
             known_children=self._children.pids,
-            environment=functools.partial(shared_environment, self._line),
+            environment=functools.partial(shared_environment, self.line),
         )
         self._children.add(forking.pids)
         return forking
 
     def _make_monitors(self, ranks: int) -> Monitors:
-        options = self._line.options
+        options = self.line.options
         monitors = Monitors(
             count=ranks,
             options=MonitorOptions(
                 config=options.config,
                 log_dir=self._log_dir,
-                run_id=self._line.run_id,
+                run_id=self.line.run_id,
                 observe_only=options.observe_only,
                 asks_first=options.is_min_healthy and not options.observe_only,
             ),
             run_dir=self._run_dir.path,
-            reactor=self._reactor,
-            log=self._log,
-            say=self._say,
-            on_event=self._inbox.put,
+            reactor=self.reactor,
+            log=self.log,
+            say=self.say,
+            on_event=self.inbox.put,
             on_check=self._each_second,
         )
         self._children.add(monitors.pids)
@@ -194,9 +173,9 @@ class LauncherNode:
     def _make_control(self, status: JobStatus) -> ControlSocket:
         control = ControlSocket(
             os.path.join(self._run_dir.path, "launcher.sock"),
-            self._reactor,
-            say=self._say,
-            on_request=self._inbox.put,
+            self.reactor,
+            say=self.say,
+            on_request=self.inbox.put,
             on_order=self.monitors.pause_or_resume,
             on_question=status.facts,
         )
@@ -205,37 +184,37 @@ class LauncherNode:
 
     def _make_keeper(self, secret: bytes | None) -> Keeper:
         keeper = Keeper(
-            self._reactor,
+            self.reactor,
             os.path.join(self._run_dir.path, "keeper.sock"),
             xxhash=digests.find_module(),
             secret=secret,
-            copies_bytes_per_s=self._line.options.memory_checkpoint_bandwidth * 10**6,
-            say=self._say,
-            on_event=self._inbox.put,
+            copies_bytes_per_s=self.line.options.memory_checkpoint_bandwidth * 10**6,
+            say=self.say,
+            on_event=self.inbox.put,
         )
         self._children.add(keeper.pids)
         self._run_dir.add(keeper.is_lost, keeper.listen_again)
         return keeper
 
     def _make_files(self, ranks: int, announce: Callable[[str], None], *, takes_copies: bool) -> SnapshotFiles:
-        options = self._line.options
+        options = self.line.options
         return SnapshotFiles(
             options.memory_checkpoint_dir,
             timeout_s=options.memory_checkpoint_write_timeout,
             ranks=ranks,
-            say=self._say,
+            say=self.say,
             announce=announce,
             takes_copies=takes_copies,
         )
 
     def _make_health_check(self) -> HealthCheck | None:
-        options = self._line.options
+        options = self.line.options
         if options.segment_health_check_dir is not None and not segment_file(os.environ):
-            self._say("--ft-segment-health-check-dir has no effect outside a job of Slurm")
+            self.say("--ft-segment-health-check-dir has no effect outside a job of Slurm")
         command = options.health_command(sys.executable)
         if command is None:
             if options.node_health_check_interval is not None:
-                self._say(
+                self.say(
                     "--ft-node-health-check-interval has no effect without a health check, "
                     "such as --ft-node-health-command"
                 )
@@ -243,7 +222,7 @@ class LauncherNode:
         health = HealthCheck(
             command,
             timeout_s=options.node_health_timeout,
-            reactor=self._reactor,
+            reactor=self.reactor,
             known_children=self._children.pids,
             directories=job_directories(options, self._log_dir),
         )
@@ -251,19 +230,19 @@ class LauncherNode:
         return health
 
     def _make_ranks(self) -> NodeRanks:
-        line, reactor, log, say = self._line, self._reactor, self._log, self._say
+        line, reactor, log, say = self.line, self.reactor, self.log, self.say
         termination = Termination(
-            reactor, known_children=self._children.pids, in_a_hurry=self._signals.is_in_a_hurry, say=say
+            reactor, known_children=self._children.pids, in_a_hurry=self.signals.is_in_a_hurry, say=say
         )
         starter = RankStarter(
             line=line,
             reactor=reactor,
-            stop=self._stop,
+            stop=self.stop,
             say=say,
             run_dir=self._run_dir,
             monitors=self.monitors,
-            control=self._control,
-            keeper=self._keeper,
+            control=self.control,
+            keeper=self.keeper,
             forking=self._forking,
             spawn=Spawner(self._forking).spawn,
             termination=termination,
@@ -285,10 +264,10 @@ class LauncherNode:
             FaultToleranceError: a socket or process can't be made.
         """
         try:
-            self._control.start()
+            self.control.start()
             self.monitors.listen()
             self.monitors.start()
-            self._keeper.listen()
+            self.keeper.listen()
             if self._forking is not None:
                 self._forking.prepare(command, why_fresh(command))
         except OSError as error:
@@ -296,12 +275,12 @@ class LauncherNode:
 
     def write_files(self, life: str) -> None:
         """Write the last snapshot to the user's directory, if there are both. ``life``: as in `SnapshotFiles.write`."""
-        self._files.write(
-            self._keeper,
+        self.files.write(
+            self.keeper,
             life=life,
-            asked_s=self._signals.asked_s,
-            persistent=checkpointed(self._line.options.checkpoint_iteration_file),
-            is_hurried=self._signals.is_in_a_hurry,
+            asked_s=self.signals.asked_s,
+            persistent=checkpointed(self.line.options.checkpoint_iteration_file),
+            is_hurried=self.signals.is_in_a_hurry,
         )
 
     def close(self) -> None:
@@ -310,40 +289,40 @@ class LauncherNode:
         steps += [] if self.health is None else [self.health.close]
         steps += [] if self._forking is None else [self._forking.close]
         steps += [
-            self._keeper.close,
+            self.keeper.close,
             self.monitors.stop,
-            self._control.close,
+            self.control.close,
             self._run_dir.remove,
             self._run_dir.release,
         ]
-        steps += [lambda: self._orphans.reap(lambda _pid: False), self._signals.close, self._orphan_watch.close]
+        steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.orphan_watch.close]
         failed: list[OSError] = []
-        for step in [*steps, self._reactor.close]:
+        for step in [*steps, self.reactor.close]:
             try:
                 step()
             except OSError as error:
                 failed.append(error)
         if failed and os.path.exists(self._run_dir.path):
             what, where = launcher_lines.in_one_line(failed[0]), self._run_dir.path
-            self._say(f"cleanup was incomplete ({what}): {where} may be left behind")
+            self.say(f"cleanup was incomplete ({what}): {where} may be left behind")
 
     def _woken(self) -> None:
-        self._signals.drain()
+        self.signals.drain()
         self._running.forward_signals()
-        self._inbox.put(self._signals)  # a forwarded one may have become a request to stop
+        self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         if self._forking is not None:
             self._forking.check_states()
         self._reap_orphans()
 
     def _recorded(self, record: Record, at_ns: int) -> None:
-        self._status.hear(record, at_ns)
-        self.telemetry.hear(record, at_ns, is_spokesman=self._status.is_spokesman)
+        self.status.hear(record, at_ns)
+        self.telemetry.hear(record, at_ns, is_spokesman=self.status.is_spokesman)
 
     def _each_second(self) -> None:
-        self._orphan_watch.check()
+        self.orphan_watch.check()
         self._run_dir.mend()
-        self.telemetry.look(self._status)
+        self.telemetry.look(self.status)
         if self._orphans.are_awaited:
             self._reap_orphans()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -69,7 +68,6 @@ class _CycleOverError(FaultToleranceError):
     """Raised when the next cycle isn't wanted any more, to give up its preparation."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LauncherServices:
     """Parts of the launcher for the agent: event loop, event sources, and outputs."""
 
@@ -86,6 +84,9 @@ class LauncherServices:
     keeper: Keeper
     telemetry: Telemetry
     files: SnapshotFiles
+    monitors: Monitors
+    health: HealthCheck | None
+    ranks: NodeRanks
 
 
 class FaultTolerantAgent(TorchAgent):
@@ -98,9 +99,6 @@ class FaultTolerantAgent(TorchAgent):
         self,
         *,
         launcher: LauncherServices,
-        monitors: Monitors,
-        health: HealthCheck | None,
-        ranks: NodeRanks,
         coordination: Coordination,
         on_over: Callable[[effects.LauncherExit], None],
         **torch_arguments: Any,
@@ -109,12 +107,10 @@ class FaultTolerantAgent(TorchAgent):
         report_unlisted(LAUNCHER.debug)
         self._on_over = on_over
         self._launcher = launcher
-        self._monitors = monitors
-        self._health = health
-        self._ranks = ranks
+        self._monitors, self._health, self._ranks = launcher.monitors, launcher.health, launcher.ranks
         self._coordination = coordination
-        options = _options(launcher.line, checks_health=health is not None)
-        self._machine = Agent(options, monitors.paused, coordination.orders, launcher.files.found)
+        options = _options(launcher.line, checks_health=launcher.health is not None)
+        self._machine = Agent(options, launcher.monitors.paused, coordination.orders, launcher.files.found)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
