@@ -236,9 +236,8 @@ class LauncherLearning:
         reasons = reasons_against(result.facts, is_closing=result.ended)
         for reason in filter(None, reasons.values() if self._enforces else ()):
             self._say_once(reason, turn.say_for_all)
-        timed = () if self._enforces else {name for name, each in self._configured.items() if each is not None}
-        names = [name for name, reason in reasons.items() if not reason and name not in timed]
-        return {name: result.seen[name] for name in names if name in result.seen and result.seen[name].count}
+        seen = {name: result.seen.get(name, Observed()) for name, reason in reasons.items() if not reason}
+        return {name: each for name, each in seen.items() if each.count}
 
     # -- kills --------------------------------------------------------------------------------------------------
 

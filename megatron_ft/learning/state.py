@@ -163,7 +163,6 @@ def that_applies(state: LearnedState, configured: Configured) -> tuple[LearnedSt
     """
     now = configured.timeouts
     then = now if state.configured_s is None else state.configured_s.timeouts
-    changed = {name for name, value in now.items() if value != then.get(name)}
     learned_s = {name: each.calculated_s for name, each in state.timeouts.items()}
     if state.heartbeats is not None:
         learned_s |= dict(zip(HEARTBEATS, msgspec.structs.astuple(state.heartbeats), strict=True))
@@ -171,10 +170,10 @@ def that_applies(state: LearnedState, configured: Configured) -> tuple[LearnedSt
         name: f"'{name}' keeps its configured timeout of {shown_s(now[name])}: it was changed "
         f"(from {shown_s(then.get(name))}) since {shown_s(value)} was learned"
         for name, value in learned_s.items()
-        if name in changed
+        if name in now and now[name] != then.get(name)
     }
-    kept = {name: each for name, each in state.timeouts.items() if name not in changed}
-    beats = None if changed & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
+    kept = {name: each for name, each in state.timeouts.items() if name not in lines}
+    beats = None if lines.keys() & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
     return state.with_timeouts(kept, heartbeats=beats), lines
 
 

@@ -32,6 +32,7 @@ from megatron_ft.learning.launcher_part import (
 )
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed, Survey
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, parse
+from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, found_hung, hung, verdict
 from tests.support.agents import attached as rank_attached
 
@@ -142,6 +143,7 @@ def test_file_left_over_from_another_run_terminates_no_rank_by_default() -> None
     ]
     given = configured(step=500.0)
     driven = loaded(state(step=90.0, setup=3.0, configured=given), learns=False, configured=given)
+    assert driven.all_of(ReadState) == [ReadState(PATH, sets_aside=False)]
     assert arms(driven)[0].keys() == {"setup"}, "where one is only reported, a configured one stays in force"
 
 
@@ -150,6 +152,14 @@ def test_learned_timeout_terminates_at_the_floor_at_the_earliest() -> None:
         driven = loaded(state(step=5.0, setup=5.0, save=300.0), floor_s=floor_s)
         expected = {"step": floor_s, "setup": 4 * floor_s, "save": 300.0}
         assert arms(driven)[0] == expected
+
+
+def test_file_of_another_job_is_told_with_what_differs() -> None:
+    file = replace(state(configured(step=180.0), step=90.0, setup=300.0), world_size=8)
+    driven = loaded(file, configured=configured(step=200.0))
+    assert arms(driven)[0] == {"setup": 300.0}
+    assert any("'step' keeps its configured timeout of 200 s" in line for line in driven.said)
+    assert any("learned with 8 ranks, and this run has" in line for line in driven.said)
 
 
 def test_first_of_several_paths_counts() -> None:
@@ -242,6 +252,11 @@ def test_end_is_told_when_no_rank_of_the_node_is_in_the_run() -> None:
     driven.hear(events.MonitorReport(1, news(1.0, ended=True)))
     assert answers(driven) == []
     driven.exits(0, 0)
+    assert [each.ended for each in answers(driven)] == [True]
+    driven = attached()
+    driven.hear(events.MonitorReport(1, news(1.0, ended=True)))
+    driven.boards[0] = BOARD._replace(closing=True)  # it goes on without monitoring
+    driven.hear(events.Tick())
     assert [each.ended for each in answers(driven)] == [True]
 
 

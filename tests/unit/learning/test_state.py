@@ -154,12 +154,6 @@ def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedS
         assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0, NOTHING).values())
 
 
-@given(values)
-def test_document_of_any_content_is_read_or_refused(document: Any) -> None:
-    for candidate in (document, {"current_timeouts": document}, {"current_timeouts": {"section": document}}):
-        parsed(candidate)
-
-
 def test_state_of_the_reference_is_read() -> None:
     plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
     state = parse(json.loads(json.dumps(plain)))

@@ -108,6 +108,8 @@ def test_suspicion_soon_after_progress_needs_no_other_look() -> None:
     suspect(driven, 1)
     assert len(hangs(driven)) == 1
     assert len(driven.said) == 2
+    suspect(driven, elapsed_s=75.2)
+    assert len(driven.said) == 2, "an extended interval is told once"
     driven.wait(1.1)
     suspect(driven, elapsed_s=75.2)
     assert len(hangs(driven)) == 2
