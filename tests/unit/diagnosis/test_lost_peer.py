@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
@@ -19,25 +18,13 @@ from megatron_ft.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, waited_s
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from tests.support.agents import Driven, attached, observed
+from tests.support.agents import Driven, attached, hung, observed
 from tests.support.job_machines import begun, links
 
 RULES, HOSTS = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3), ("h0", "h1", "h2", "h3", "h4")
 
 TIMED_OUT = "RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
-FIRST = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind=LOST_PEER,
-    section=None,
-    elapsed_s=0.0,
-    timeout_s=0.0,
-    iteration=4,
-    at_ns=9,
-    error=TIMED_OUT,
-)
+FIRST = hung(kind=LOST_PEER, section=None, elapsed_s=0.0, timeout_s=0.0, iteration=4, at_ns=9, error=TIMED_OUT)
 
 
 def failed(rank: int, error: str = TIMED_OUT, *, gone: bool = True) -> RankSnapshot:

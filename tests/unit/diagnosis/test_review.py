@@ -10,27 +10,16 @@ from msgspec.structs import replace
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, Reviewed, blamed, review
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers
 
-FIRST = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=0,
-    local_rank=0,
-    kind="collectives",
-    section=None,
-    elapsed_s=40.0,
-    timeout_s=40.0,
-    iteration=None,
-    at_ns=9,
-)
+FIRST = hung(kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9)
 
 
 def waits(rank: int, seq: int = 7, op: str = "all_reduce") -> RankSnapshot:
@@ -191,19 +180,7 @@ def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMembe
     assert Vocabulary(kinds).parse(arrived(message)) == message
 
 
-INTERVAL = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=1,
-    local_rank=0,
-    kind="section",
-    section="step",
-    elapsed_s=6.1,
-    timeout_s=5.0,
-    iteration=60,
-    at_ns=10**12,
-    learned=True,
-)
+INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12, learned=True)
 
 
 def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, NodeLost
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from tests.support.agents import hung
 from tests.support.job_machines import answers, begun, led, links, member
 
 
@@ -68,18 +68,7 @@ def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard
 
 
 def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
-    verdict = RankHung(
-        cycle=0,
-        since_ns=0,
-        rank=0,
-        local_rank=0,
-        kind="section",
-        section="step",
-        elapsed_s=3.0,
-        timeout_s=3.0,
-        iteration=7,
-        at_ns=9,
-    )
+    verdict = hung(elapsed_s=3.0, timeout_s=3.0, at_ns=9)
     diagnosis = HangDiagnosis(verdict, 0, asked=[0, 1], now_s=0.0)
     diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])
     diagnosis.told(1, [RankSnapshot(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)

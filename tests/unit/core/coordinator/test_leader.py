@@ -12,12 +12,12 @@ from megatron_ft.core.coordinator.coordinator import FOUNDING_S, NEW_LEADER_S, C
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.facts.launcher import Cause
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from tests.support.agents import hung
 from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
 
 LAST = Decision(3, "old.3", DecisionKind.START, 2, 3, restarts=1, founding="old.0")
@@ -293,18 +293,7 @@ def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
         nodes.append(node)
     hang = m.Hang(
         0,
-        RankHung(
-            cycle=0,
-            since_ns=0,
-            rank=1,
-            local_rank=0,
-            kind="section",
-            section="step",
-            elapsed_s=3.0,
-            timeout_s=2.0,
-            iteration=7,
-            at_ns=0,
-        ),
+        hung(rank=1, elapsed_s=3.0, timeout_s=2.0),
     )
     assert cycle.hang(1, hang, nodes, 0.0) == [10, 11]
     assert cycle.hang(0, hang, nobody_looks(), 0.1) == []

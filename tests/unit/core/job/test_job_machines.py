@@ -18,7 +18,6 @@ from megatron_ft.core.coordinator.places import choose
 from megatron_ft.core.coordinator.verdict import Seat, verdict_on
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
@@ -26,6 +25,7 @@ from megatron_ft.core.job.member import CUT_OFF_S, Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
 
@@ -303,18 +303,7 @@ def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
     assert machine.is_led
 
 
-HANG = RankHung(
-    cycle=0,
-    since_ns=0,
-    rank=3,
-    local_rank=1,
-    kind="section",
-    section="step",
-    elapsed_s=3.0,
-    timeout_s=3.0,
-    iteration=7,
-    at_ns=9,
-)
+HANG = hung(rank=3, local_rank=1, elapsed_s=3.0, timeout_s=3.0, at_ns=9)
 
 
 def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
