@@ -132,11 +132,6 @@ class Outcome:
     kills: int
     delay_s: float
 
-    @property
-    def per_million(self) -> float:
-        """False kills in a million steps of the job."""
-        return 1e6 * self.kills / self.steps
-
 
 def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
     """A job under a rule.

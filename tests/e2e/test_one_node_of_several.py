@@ -4,32 +4,11 @@ from __future__ import annotations
 
 import re
 import resource
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.support.launching import Launcher, launcher, wait_until
 from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["launcher"]
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A process, and a directory that for it, and for who shares its mounts, is a disk with room for 4 kB."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    fill = "head --bytes=1020k /dev/zero >filler"
-    mount = f'mount -t tmpfs -o size=1m none "$0" && cd "$0" && {fill} && echo mounted && exec cat'
-    words = ["unshare", "--mount", "sh", "-c", mount, str(directory)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if process.stdout.readline() != b"mounted\n":
-            pytest.skip(f"no disk can be mounted here: {process.communicate()[1].decode().strip()}")
-        yield process.pid, directory
-        process.communicate()
 
 
 def test_launcher_that_fails_itself_is_lost_and_says_why(launcher: Launcher) -> None:

@@ -7,8 +7,11 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
@@ -21,7 +24,9 @@ from megatron_ft.memory.base.keeper_messages import (
     Prepare,
 )
 from megatron_ft.memory.keeper.service import KeeperService
+from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rules.snapshots import Complete, Saved
+from megatron_ft.rank.base import say
 from tests.memory.flips import HASHER
 
 
@@ -100,3 +105,20 @@ class ScriptedKeeper:
                     self.requests.append(request)
                     if type(request) in self.answers:
                         channel.send(self.answers[type(request)])
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeeper]:
+    """Keeper of this process, which is rank 0 in cycle 0."""
+    keeper = RealKeeper(tmp_path / "k")
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(tmp_path / "k")}
+    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(objects, "_keys", {})
+    say.forget()
+    yield keeper
+    running = saving.running()
+    if running is not None:
+        running.disconnect()
+    keeper.close()

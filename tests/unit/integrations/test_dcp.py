@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +15,11 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.integrations.dcp import MemoryReader, MemoryWriter
 from megatron_ft.integrations.replication import GroupWrapper
-from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rules.snapshots import SnapshotKey
-from tests.support.keepers import RealKeeper
+from tests.support.keepers import RealKeeper, keeper
 
-
-@pytest.fixture
-def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeeper]:
-    """Keeper of this process, which is rank 0 in cycle 0."""
-    keeper = RealKeeper(tmp_path / "k")
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(tmp_path / "k")}
-    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(saving, "_saver", None)
-    monkeypatch.setattr(objects, "_keys", {})
-    yield keeper
-    running = saving.running()
-    if running is not None:
-        running.disconnect()
-    keeper.close()
+__all__ = ["keeper"]  # fixture
 
 
 def state(number: float) -> dict[str, Any]:

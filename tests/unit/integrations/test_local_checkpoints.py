@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from megatron_ft.integrations.replication import GroupWrapper, LazyCliqueReplica
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
 from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rules.snapshots import SnapshotKey
-from megatron_ft.rank.base import say
-from tests.support.keepers import RealKeeper
+from tests.support.keepers import RealKeeper, keeper
+
+__all__ = ["keeper"]  # fixture
 
 
 class Whole(TensorAwareStateDict):
@@ -124,23 +124,6 @@ def test_request_has_the_fields_and_methods_of_a_queue() -> None:
     frozen._replace(call_idx=3).execute_sync()
     assert called == [1]
     assert str(SameMachineReplicationException((1, 0, ""))).startswith("checkpoint (1, 0, '') is on this machine")
-
-
-@pytest.fixture
-def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeeper]:
-    """Keeper of this process, which is rank 0 in cycle 0."""
-    keeper = RealKeeper(tmp_path / "k")
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(tmp_path / "k")}
-    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(saving, "_saver", None)
-    monkeypatch.setattr(objects, "_keys", {})
-    say.forget()
-    yield keeper
-    running = saving.running()
-    if running is not None:
-        running.disconnect()
-    keeper.close()
 
 
 def new_process(monkeypatch: pytest.MonkeyPatch, restore: str) -> None:

@@ -35,21 +35,6 @@ def test_the_node_that_hosts_the_coordinator_is_the_first_whoever_came_before() 
     assert [node.member.place for node in nodes] == [1, 2, 0]
 
 
-def test_a_spare_that_does_not_answer_holds_nobody_up() -> None:
-    job = Job(min_nodes=2, max_nodes=2)
-    a, b, spare = job.start("abc")
-    job.run(0.5)
-    spare.is_silent = True
-    for node in (a, b):
-        node.finishes()
-    job.run(0.1)
-    assert a.left == b.left == (0, "")
-    assert not job.has_quit
-    spare.is_silent = False
-    job.run(65.0)
-    assert job.has_quit
-
-
 def ended(**rules: Any) -> Job:
     """One whose coordinator stays for a spare that is still to hear of the end."""
     job = Job(min_nodes=2, max_nodes=2, **rules)
@@ -62,6 +47,13 @@ def ended(**rules: Any) -> Job:
     assert a.left == b.left == (0, "")
     assert not job.has_quit
     return job
+
+
+def test_a_spare_that_does_not_answer_holds_nobody_up() -> None:
+    job = ended()
+    job.launchers[2].is_silent = False
+    job.run(65.0)
+    assert job.has_quit
 
 
 def test_a_launcher_that_is_started_after_the_end_waits_for_the_next_life_of_the_job() -> None:

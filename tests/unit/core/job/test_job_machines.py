@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.agent.cycle_lines import cycle_ended
-from megatron_ft.core.codec import Vocabulary, encode
+from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.next_cycle import RoundCompletion
@@ -20,11 +20,10 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
+from megatron_ft.core.job.decisions import Assignment, DecisionRecord
 from megatron_ft.core.job.member import CUT_OFF_S, Member
-from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Restore, Saved, SnapshotKey
+from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
+from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Saved, SnapshotKey
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
@@ -320,32 +319,6 @@ def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
 
 
 MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)
-MESSAGES = [
-    m.Hello(
-        job="j",
-        rules=RULES,
-        instance="i",
-        session=3,
-        name="n",
-        rank=0,
-        decided=Assignment(decision(), 1, "s"),
-        standing=m.NodeStatus(
-            m.NodePhase.RUNNING,
-            4,
-            m.Report(4, U, Cause(text="x", kind=CauseKind.HANG, rank=3, follows=True), Reached(1, 2)),
-        ),
-    ),
-    m.Hang(2, HANG, Reached(0, 3)),
-    m.RankSnapshots(2, (RankSnapshot(rank=1, state="T"),)),
-    Assignment(Decision(3, "c.1", DecisionKind.END, 2, 4, 2, JobProgress(1, 2, 0), 93, "no")),
-    m.End(2, Outcome.MEMBERSHIP, restarts=True, lost=True),
-    m.Beat(),
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_message_of_member_or_coordinator_survives_the_wire(message: Any) -> None:
-    assert MESSAGES_OF_BOTH.parse(arrived(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -406,24 +379,3 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)
     told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, Complete)]
     assert told == [Complete(seven), Complete(eight)] or told == [Complete(seven)] * 2 + [Complete(eight)]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        m.Ready(Kept((KeptSnapshot(SnapshotKey(3, 0, 7), 4, (0, 1)),), 2)),
-        m.StockTaken(Kept()),
-        Saved(SnapshotKey(3, 0, 7)),
-        m.Restored(4, SnapshotKey(3, 0, 7)),
-    ],
-)
-def test_messages_about_snapshots_survive_the_wire(message: m.NodeMessage) -> None:
-    assert Vocabulary(m.FromMember).parse(arrived(message)) == message
-
-
-def test_message_of_a_job_without_snapshots_is_as_before() -> None:
-    assert encode(m.Ready()) == b"{}"
-    assert b"restore" not in encode(Assignment(decision()))
-    assert encode(m.NodeStatus()) == b"{}"
-    chosen = replace(decision(), restore=Restore(SnapshotKey(0, 0, 7), 1, "crash: NaN", 9))
-    assert Vocabulary(m.ToMember).parse(arrived(Assignment(chosen))) == Assignment(chosen)
