@@ -110,7 +110,9 @@ class LauncherNode(LauncherServices):
         self.files = self._make_files(ranks, announce, takes_copies=secret is not None)
         self.health = self._make_health_check()
         self.ranks = self._make_ranks()
-        self.joins_by = joining.JoinContext(self.reactor, self.stop, self._children, self.say, says_all=line.says_all)
+        self.joins_by = joining.JoinContext(
+            self.reactor, self.stop, self._children, self.say, says_all=line.says_all, progress=self.status.progress
+        )
 
     def _make_telemetry(self) -> Telemetry:
         line = self.line

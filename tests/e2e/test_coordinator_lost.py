@@ -28,9 +28,9 @@ while not (WHERE / "finish").exists():
 """
 TRAINS_AGAIN_S = 10.0
 """After a launcher was killed. It is less than 1 s where nothing else runs."""
-NOTICED_S = 6.0
+NOTICED_S = 16.0
 """So long a silent host isn't missed."""
-CUT_OFF_S = NOTICED_S + 15.0
+CUT_OFF_S = 30.0
 """So long a node without a coordinator trains."""
 LATE_S = 10.0
 
@@ -141,7 +141,7 @@ def test_host_that_is_cut_off_ends_its_ranks_and_stands_by_when_it_is_back(launc
     cut_s = time.monotonic()
     hosts.cut(3)
     began_s = max(trains(node, 1, rank=rank, world=2) for rank, node in enumerate(others))
-    third.wait_for("no coordinator reachable for 2. s .*: terminating the ranks of this node")
+    third.wait_for("no coordinator reachable for 3. s .*: terminating the ranks of this node")
     overlap_s = ended_at(third, 0) - began_s
     print(f"cut off to ranks ended: {ended_at(third, 0) - cut_s:.1f} s, after {overlap_s:.1f} s beside the next cycle")
     assert overlap_s < CUT_OFF_S + LATE_S

@@ -92,7 +92,7 @@ def test_host_whose_processes_are_killed_is_soon_done_without(launcher: Launcher
 
 
 def test_host_that_vanishes_is_missed_even_if_no_rank_notices(launcher: Launcher, hosts: Hosts) -> None:
-    nodes = start_on_each(launcher, hosts, "--nnodes=3", "--max-restarts=1")
+    nodes = start_on_each(launcher, hosts, "--nnodes=3", "--max-restarts=1", "--ft-node-lost-timeout=5")
     hosts.cut(3)
     kill_all_of(nodes[2])
     others = nodes[:2]

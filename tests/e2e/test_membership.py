@@ -73,7 +73,7 @@ def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> 
 
 
 def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=2:3", "--max-restarts=2")
+    place = meeting_place("--nnodes=2:3", "--max-restarts=2", "--ft-node-lost-timeout=5")
     nodes = [
         launcher.start(SCRIPT, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(launcher.directory)])
         for number in range(3)

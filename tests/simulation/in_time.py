@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.core.coordinator.coordinator import NEW_LEADER_S
 from megatron_ft.core.coordinator.job_cycle import RERUN_S
 from megatron_ft.core.coordinator.next_cycle import may_be_back_s
-from megatron_ft.core.job.liveness import beat_s, lost_s
+from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.core.job.liveness import FINISHED_S, STALLED_S, beat_s, lost_s
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:
@@ -117,8 +118,15 @@ def _bound_s(plan: Plan, job: Job, trouble: Any, cycle: Made, follows: Made | No
     ended = [each for each in job.coordinators if each.ended_s is not None and cycle.at_s <= each.ended_s < until_s]
     is_same = follows is not None and follows.by == cycle.by and not ended
     is_led = is_same and not {*FOR_A_WHILE, "connection_reset"} & set(struck)
-    silence_s = lost_s(nodes) + beat_s(nodes) + 0.5
+    longest_s = STALLED_S if plan.tells_progress else rules.node_lost_s
+    silence_s = max(lost_s(nodes), longest_s) + beat_s(nodes) + 0.5
     bound_s = _SLACK_S + _MESSAGES * plan.latency_s + (_LAST_CALL_S if rules.last_call_s is None else rules.last_call_s)
+    # the silent node may have finished, too, as all others have: then the job has finished after a long wait
+    bound_s += (
+        FINISHED_S
+        if follows is not None and follows.decision.kind is DecisionKind.END and follows.decision.code == 0
+        else 0.0
+    )
     bound_s += _HANG_S if {"rank_hangs", "rank_stalls", "rank_blocks"} & set(struck) else 0.0
     # a rank that ends because another one's result was rejected is reported first, and that one is waited for
     bound_s += RERUN_S if {"ranks_rerun", "rerun_concluded"} & set(struck) else 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +52,7 @@ FOR_GOOD_S = 1e9
 JOB = "the job"
 _TAKE_AGAIN_S = 0.5
 _LOOKS_S = 0.05
+_STEP_S = 0.5
 ENDPOINT = "h0"
 _ANSWER_S = EVIDENCE_S + 1.0
 """A monitor that gets no answer for so long takes the rank for hung."""
@@ -126,6 +129,10 @@ class Job:
     work_s: float
     learns: bool = False
     makes_progress: bool = True
+    tells_progress: bool = False
+    shares_network: bool = False
+    steps: Counter[int] = field(default_factory=Counter)
+    """Number of steps that the ranks of each cycle have made together."""
     launchers: list[Launcher] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     verdicts: list[Judged] = field(default_factory=list)
@@ -155,6 +162,21 @@ class Job:
         launcher = Launcher(self, host, rank)
         self.launchers.append(launcher)
         return launcher
+
+    def step(self) -> None:
+        """Let the ranks of each cycle make a step, if all of them can."""
+        running: dict[int, list[Launcher]] = {}
+        for each in self.launchers:
+            if each.ranks is not None and each.runs():
+                running.setdefault(each.ranks.cycle, []).append(each)
+        for cycle, launchers in running.items():
+            held, hosts = launchers[0].member.decided, [each.host for each in launchers]
+            are_all = held is not None and len(launchers) == held.decision.world
+            if are_all and not any(each.waits_or_hangs or each.host.is_frozen for each in launchers):
+                pairs = itertools.combinations(hosts, 2) if self.shares_network else ()
+                self.steps[cycle] += not any(self.world.is_cut(a, b) or self.world.is_cut(b, a) for a, b in pairs)
+        if not self.launchers or not self.is_over():
+            self.world.after(_STEP_S, self.step)
 
     def by_instance(self, instance: str) -> Launcher | None:
         """That launcher."""
@@ -254,7 +276,9 @@ class Launcher(Process):
 
     def tick(self) -> None:
         """Time has passed."""
-        self.do(self.member.tick(self.host.clock_s()))
+        cycle = None if self.ranks is None or not self.runs() else self.ranks.cycle
+        steps = self.job.steps[cycle] if self.job.tells_progress and cycle is not None else None
+        self.do(self.member.tick(self.host.clock_s(), steps))
 
     def do(self, asked: Iterable[actions.MemberEffect | effects.Effect | Told]) -> None:
         """Bring about what the machines ask for, one after the other; this process may die in between."""
@@ -525,6 +549,10 @@ class Launcher(Process):
             return False
         same = [each for each in self.job.trained if each.cycle == self.ranks.cycle]
         return any(each.to_s is not None for each in same)
+
+    @property
+    def waits_or_hangs(self) -> bool:
+        return self.waits or self._is_hung
 
     def runs(self) -> bool:
         return self.ranks is not None and self.ranks.to_s is None

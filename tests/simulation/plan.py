@@ -71,6 +71,10 @@ class Plan:
     """Of each packet, in one direction."""
     loss: float = 0.0
     """Probability that a packet is lost, and sent again later."""
+    tells_progress: bool = False
+    """Launchers count the steps of their ranks, which need all nodes of the cycle."""
+    shares_network: bool = False
+    """Ranks use the network of the launchers: where it is cut, they make no step."""
     makes_progress: bool = True
     """Each cycle gets further than the one before; else each gets to the same iteration."""
     snapshots_s: float = 0.0
@@ -106,6 +110,14 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
     latency_s = chance.choice(_LATENCIES_S) if chance.random() < 0.25 else 0.0
     loss = chance.choice(_LOSSES) if chance.random() < 0.25 else 0.0
     plan = dataclasses.replace(plan, latency_s=latency_s, loss=loss, makes_progress=chance.random() < 0.75)
+    steps = random.Random(seed ^ 0x73746570)
+    node_lost_s = steps.choice((5.0, 5.0, 15.0))
+    plan = dataclasses.replace(
+        plan,
+        rules=replace(plan.rules, node_lost_s=node_lost_s),
+        tells_progress=steps.random() < 0.5,
+        shares_network=steps.random() < 0.7,
+    )
     if nodes is None and faults is None and chance.random() < _DIRECTED:
         rare = random.Random(seed ^ 0x726172D6)
         plan = rare.choice(_RARE_SERIES)(plan, rare) if rare.random() < _RARE else chance.choice(_SERIES)(plan, chance)

@@ -51,7 +51,11 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
         plan.work_s,
         learns=plan.learns,
         makes_progress=plan.makes_progress,
+        tells_progress=plan.tells_progress,
+        shares_network=plan.shares_network,
     )
+    if plan.tells_progress:
+        world.after(0.0, job.step)
     trouble = _Trouble(world, job, len(plan.faults))
     job.snapshots_s = plan.snapshots_s
     job.snapshots = Snapshots(plan.seed, plan.poisons, trouble, copies=plan.copies)

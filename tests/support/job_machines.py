@@ -17,7 +17,7 @@ from megatron_ft.memory.rules.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
 
-RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3)
+RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, node_lost_s=5.0)
 
 
 def decision(number: int = 0, kind: DecisionKind = DecisionKind.START, *, cycle: int = 0, size: int = 4) -> Decision:

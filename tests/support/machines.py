@@ -31,6 +31,8 @@ class Launcher:
     is_quick: bool = True
     is_silent: bool = False
     """It answers nothing, and its connection stays."""
+    progress: Callable[[float], int | None] = lambda _now_s: None
+    """Count of the steps that its ranks have made by a time."""
     link: int | None = None
     lines: list[str] = field(default_factory=list)
     """That it was told."""
@@ -128,7 +130,7 @@ class Job:
     """All of them. ``said`` is what the coordinator's machine has decided and judged."""
 
     def __init__(self, *, owner: str = "a", **rules: Any) -> None:
-        self.rules = m.Rules(**{"min_nodes": 2, "max_nodes": 3, "max_restarts": 3, **rules})
+        self.rules = m.Rules(**{"min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "node_lost_s": 5.0, **rules})
         self.now_s = 0.0
         self.coordinator = Coordinator("c", m.JobDefinition("job", self.rules), now_s=0.0)
         self.launchers: list[Launcher] = []
@@ -186,7 +188,7 @@ class Job:
             self.now_s = min(until_s, self.now_s + _STEP_S)
             for launcher in list(self.launchers):
                 if self.now_s >= launcher.member.alarm_s and launcher.left is None and not launcher.is_silent:
-                    launcher.do(launcher.member.tick(self.now_s))
+                    launcher.do(launcher.member.tick(self.now_s, launcher.progress(self.now_s)))
             self._settle()
 
     def take_over(self) -> None:

@@ -187,6 +187,13 @@ class LauncherOptions:
         "segment_health_check.JOB.TASK, by the array's job and task, or twice by the number of a job that is no array, "
         "and isn't empty. Its first line is printed as the reason. Remove the file, and the nodes join again.",
     )
+    node_lost_timeout: float = option(
+        15.0,
+        DURATION,
+        "A node whose launcher is silent for this long is lost, where progress isn't known: before the first iteration "
+        "of a cycle, with --restart-policy min-healthy, and if ranks neither report iterations nor use collectives. "
+        "While all other nodes make progress, a silent node isn't lost for up to 10 minutes.",
+    )
     max_no_progress_cycles: int = option(
         3,
         whole(0, 10**6 - 1, "cycles"),

@@ -32,7 +32,7 @@ from megatron_ft.core.job.actions import (
 )
 from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord, FormerDecision
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
+from megatron_ft.core.job.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
 from megatron_ft.diagnosis.waits import Waits
@@ -245,8 +245,10 @@ class Coordinator:
             case m.Beat(number) if number:
                 self._decider.answered(node, number)
                 self.needs_settling = True
-            case m.Beat():
-                self._out.append(Send([link], message))
+            case m.Beat(progress_s=age_s):
+                self._out.append(Send([link], m.Beat()))
+                if age_s is not None and self._cycle is not None:
+                    self._cycle.progressed(node, self._clock.now_s - age_s)
             case m.Ready(kept, store):
                 node.ready(kept, store)
             case m.StockTaken(kept):
@@ -507,15 +509,23 @@ class Coordinator:
                 if self._clock.now_s - node.heard_s >= limit_s:
                     self._out.append(Drop(link))
                     self._gone(node, silent=True)
+        cycle = self._cycle
+        excused_s = limit_s
+        if self._absent and cycle is not None:
+            excused_s = cycle.excused_s(self._links.values(), self._clock.now_s)
         for node in list(self._absent.values()):
-            until_s = node.awaited_until_s(limit_s=limit_s, slept_s=self._clock.slept_s)
+            place = None if cycle is None else cycle.place_of(node)
+            within_s = limit_s if place is None else excused_s
+            until_s = node.awaited_until_s(limit_s=within_s, slept_s=self._clock.slept_s)
             if self._clock.now_s < until_s:
                 self._alarms.append(until_s)
                 continue
             del self._absent[node.instance], self._nodes[node.instance]
-            cycle = self._cycle
-            if cycle is not None and (place := cycle.place_of(node)) is not None:
-                cycle.lose(place, self._why_gone(node))
+            if cycle is not None and place is not None:
+                if within_s == FINISHED_S and not node.has_exited(self._clock.slept_s):
+                    cycle.finish_without(place, self._why_gone(node), self._clock.now_s)
+                else:
+                    cycle.lose(place, self._why_gone(node))
 
     def _why_gone(self, node: Node) -> str:
         if node.has_exited(self._clock.slept_s):

@@ -15,6 +15,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.actions import Send
 from megatron_ft.core.job.decisions import Decision, DecisionRecord
+from megatron_ft.core.job.liveness import FINISHED_S, excused_s, lost_s, stall_s
 from megatron_ft.core.job.messages import (
     DiagnoseHang,
     End,
@@ -77,6 +78,8 @@ class JobCycle:
     _counts: Counter[NodeState] = field(default_factory=Counter)
     _reached: Reached | None = None
     _hang_reached: Reached | None = None
+    _longest_gap_s: float | None = None
+    """From one progress of a node to its next; None before the first progress."""
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
     snapshots: CompleteSnapshots = field(init=False)
@@ -173,6 +176,44 @@ class JobCycle:
         for diagnosis in filter(None, (self.diagnosis, self.review)):
             diagnosis.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
+
+    def finish_without(self, place: int, text: str, now_s: float) -> None:
+        """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
+        if self.outcome is None:
+            self.seats[place].change(Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
+            self.outcome, self._is_news = Outcome.SUCCEEDED, True
+            self._over(now_s)
+
+    def progressed(self, node: Node, at_s: float) -> None:
+        """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
+        if self.place_of(node) is None:
+            return
+        before_s, self._longest_gap_s = node.progress_s, self._longest_gap_s or 0.0
+        if before_s is not None:
+            self._longest_gap_s = max(self._longest_gap_s, at_s - before_s)
+        node.progress_s = at_s
+
+    def excused_s(self, connected: Iterable[Node], now_s: float) -> float:
+        """Return the seconds for which one of the nodes may be silent before it counts as lost."""
+        world = len(self.seats)
+        if self.outcome is not None:
+            return lost_s(world)
+        heard = [
+            (node, self.seats[place].state)
+            for node in connected
+            if (place := self.place_of(node)) is not None and now_s - node.heard_s < lost_s(world)
+        ]
+        if heard and all(state is NodeState.SUCCEEDED for _, state in heard):
+            return FINISHED_S
+        if self._longest_gap_s is None or self.rules.min_healthy or not heard:
+            return max(lost_s(world), self.rules.node_lost_s)
+        limit_s = stall_s(world, self._longest_gap_s)
+        going = {
+            node.progress_s is not None and now_s - node.progress_s < limit_s
+            for node, state in heard
+            if state is not NodeState.SUCCEEDED
+        }
+        return excused_s(world, going)
 
     def lose_missing(self, after_s: float, now_s: float) -> None:
         """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``."""

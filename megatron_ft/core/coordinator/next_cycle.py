@@ -31,7 +31,7 @@ _LAST_CALL_S = 1.0
 
 def may_be_back_s(nodes: int) -> float:
     """Seconds after which a launcher that is cut off has given up, where no single launcher is started again."""
-    return lost_s(nodes) + CUT_OFF_S + 5.0
+    return max(lost_s(nodes), CUT_OFF_S) + 5.0
 
 
 def last_call_s(rules: Rules, *, is_first: bool) -> float:

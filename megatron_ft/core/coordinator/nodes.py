@@ -46,6 +46,8 @@ class Node:
     """In the last cycle."""
     since: int = 0
     """Revision of etcd's store when the launcher was started."""
+    progress_s: float | None = None
+    """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
     @staticmethod
     def of(hello: Hello, arrived: int) -> Node:
@@ -103,7 +105,7 @@ class Node:
             self.standing = replace(self.standing, kept=kept)
 
     def begin(self, cycle: int) -> None:
-        self.phase, self.standing = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle)
+        self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
 
     def learn(self, decided: Assignment) -> None:
         """Note that the launcher is sent a decision."""

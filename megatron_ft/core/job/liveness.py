@@ -1,6 +1,12 @@
-"""Silence after which a peer counts as lost, intervals between signs of life, and the clock for both. Pure."""
+"""Silence after which a peer counts as lost, intervals between signs of life, and the clock for both. Pure.
+
+A silent launcher says little: its host may be lost, or only the control network. What its ranks did can be seen at the
+others: an iteration that begins, or a collective that completes, needs all of them. So the others' progress decides.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 _LONGEST_GAP_S = 2.0
 """A longer time without being asked is one in which this process, or its host, was paused."""
@@ -14,6 +20,38 @@ def beat_s(nodes: int) -> float:
 def lost_s(nodes: int) -> float:
     """Seconds of silence after which a launcher is lost; the kernel may notice an unreachable host sooner."""
     return 3 * beat_s(nodes) + 2.5
+
+
+STALLED_S = 15.0
+"""Time without progress after which the ranks of a node that is cut off end; silence of a node is no longer excused
+after it if only some of the others make progress."""
+_PROGRESSING_S = 600.0
+"""Silence of a node that is excused while all others make progress."""
+FINISHED_S = 300.0
+"""Silence of a node that is excused once all nodes that are heard of have finished."""
+_SHORTEST_STALL_S = 5.0
+
+
+def stall_s(nodes: int, longest_gap_s: float) -> float:
+    """Seconds after which a node makes no progress any more.
+
+    Args:
+        nodes: of the cycle; with thousands a node is heard of less often.
+        longest_gap_s: from one progress of a node to its next, so far in the cycle.
+    """
+    return min(STALLED_S, max(_SHORTEST_STALL_S, 1.5 * longest_gap_s)) + beat_s(nodes)
+
+
+def excused_s(nodes: int, going: Collection[bool]) -> float:
+    """Seconds for which a launcher may be silent before its node counts as lost.
+
+    Args:
+        nodes: of the cycle.
+        going: for each of its nodes that is heard of and hasn't finished, True if it makes progress.
+    """
+    if not any(going):
+        return lost_s(nodes)
+    return _PROGRESSING_S if all(going) else max(STALLED_S, lost_s(nodes))
 
 
 class OwnClock:

@@ -2,8 +2,9 @@
 
 The owner of the socket calls ``opened``, ``failed``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over;
 the launcher reports its ranks by ``tell``. Each returns what to do.
-Training goes on without a leader for ``CUT_OFF_S`` more than a silence takes to be noticed: then the others probably
-go on without this node, and its ranks are terminated.
+Training goes on without a leader as long as ranks of this node make progress: the others then do, too. If they have
+made none for ``STALLED_S``, or for ``CUT_OFF_S`` where that isn't known, the others probably go on without this node,
+and its ranks are terminated.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionKind
-from megatron_ft.core.job.liveness import OwnClock, beat_s, lost_s
+from megatron_ft.core.job.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.messages import Intervals, Killed, Survey
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
 
-CUT_OFF_S = 15.0
-"""Added to the time in which silence is noticed: a leader that has died is replaced by then."""
+CUT_OFF_S = 30.0
+"""Time since the leader's last message after which a node counts as cut off, where its ranks tell of no progress."""
 _CONNECT_S = 2.0
 _ANSWER_S = 5.0
 """Seconds from a hello to its answer: the leader may just be starting."""
@@ -61,6 +62,10 @@ class Member:
         self._is_unowned = True
         """No process was ever reached at the endpoint, whose name is known."""
         self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._progress = 0
+        """Count of iterations begun and collectives completed by the ranks of this cycle."""
+        self._progress_s: float | None = None
+        """When that count was seen to rise last; None: it never did."""
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
         self._opening: Kept | None = None
@@ -75,18 +80,29 @@ class Member:
         if self._is_open:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
-            times.append(self._unled_s + (self._patience_s() if self._is_cut_off else self._lost_s + CUT_OFF_S))
+            times.append(self._unled_s + self._patience_s() if self._is_cut_off else self._cut_off_s)
         return self._clock.callers_s(min(time for time in times if time is not None))
 
     @property
     def place(self) -> int | None:
         return None if self.decided is None else self.decided.place
 
+    @property
+    def _cut_off_s(self) -> float:
+        """When this node counts as cut off, if no leader is there and its ranks make no progress."""
+        if self._progress_s is None:
+            return self._unled_s + CUT_OFF_S
+        return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)
+
     # -- the connection ---------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> list[actions.MemberEffect]:
+    def tick(self, now_s: float, progress: int | None = None) -> list[actions.MemberEffect]:
+        """Do what is due. ``progress``: count of iterations begun and collectives completed by the ranks so far."""
         self._clock.set(now_s)
         now = self._clock.now_s
+        if progress is not None and self.standing.phase is m.NodePhase.RUNNING:
+            self._progress_s = now if progress > self._progress else self._progress_s
+            self._progress = progress  # less than before if a rank has ended
         if self._leave_s is not None and now >= self._leave_s:
             self._unanswered()
         if self._retry_s is not None and now >= self._retry_s and not self._address:
@@ -100,7 +116,8 @@ class Member:
             self._reconnect("no answer any more")
         elif self._is_open and now >= self._beat_s:
             self._beat_s = now + beat_s(self._nodes)
-            self._out.append(actions.Transmit(m.Beat()))
+            age_s = None if self._progress_s is None else now - self._progress_s
+            self._out.append(actions.Transmit(m.Beat(progress_s=age_s)))
         if not self.is_led:
             self._look_whether_cut_off()
         return self._take()
@@ -157,7 +174,7 @@ class Member:
         self._problem = problem or self._problem
         now = self._clock.now_s
         if self.is_led:
-            self.is_led, self._unled_s, self._tries = False, now, 0
+            self.is_led, self._unled_s, self._tries = False, self._heard_s, 0
         self._is_open, self._until_s = False, None
         factor = min(2.0**self._tries, _LONGEST_RETRY_S / _RETRY_S[1])
         self._tries = min(self._tries + 1, 10)
@@ -165,7 +182,7 @@ class Member:
 
     def _look_whether_cut_off(self) -> None:
         unled_s = self._clock.now_s - self._unled_s
-        if not self._is_cut_off and unled_s >= self._lost_s + CUT_OFF_S:
+        if not self._is_cut_off and self._clock.now_s >= self._cut_off_s:
             self._is_cut_off = True
             if self.standing.phase is m.NodePhase.RUNNING:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
@@ -189,7 +206,7 @@ class Member:
 
     def _patience_s(self) -> float:
         is_new = give_up_policy.is_new(self.decided, self.standing)
-        return give_up_policy.patience_s(self.identity, is_new=is_new, cut_off_s=self._lost_s + CUT_OFF_S)
+        return give_up_policy.patience_s(self.identity, is_new=is_new, cut_off_s=CUT_OFF_S)
 
     def _unanswered(self) -> None:
         """No leader has answered the goodbye: whether the job goes on isn't known."""
@@ -277,6 +294,7 @@ class Member:
             pass  # the decision crossed the goodbye
         elif held.place is not None:
             self.standing, self._opening = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle), None
+            self._progress, self._progress_s = 0, None
             self._out.append(actions.Begin(held))
         else:
             self._out.append(actions.StandBy())

@@ -202,7 +202,8 @@ class Rules(Message, frozen=True):
         no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
             ones did, and where the job can't go on, but could be started again.
         segment: nodes train in groups of so many that share an NVLink domain; 0: in none.
-        launchers: so many were started, and who has ended is never started again; 0: unknown.
+        launchers: Number of launchers started. Launchers that exit are not replaced. 0 if unknown.
+        node_lost_s: silence after which a node is lost where nothing tells progress.
     """
 
     min_nodes: Int
@@ -218,6 +219,7 @@ class Rules(Message, frozen=True):
     try_again_code: Int = TRY_AGAIN_CODE
     launchers: Int = 0
     segment: Int = 0
+    node_lost_s: Finite = 15.0
 
     @property
     def policy(self) -> RestartPolicy:
@@ -461,9 +463,11 @@ class Beat(Message, frozen=True):
     """This end is alive: the leader answers the launcher's, and a launcher one that has a ``number``.
 
     The leader asks so before it decides: a decision names only launchers that answered after their `Ready`.
+    ``progress_s``: seconds since the last progress of the node's ranks in this cycle; None if none was seen.
     """
 
     number: Int = 0
+    progress_s: Finite | None = None
 
 
 # -- from the coordinator -------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class Coordination:
         close_store: closes it, where another node has the store of the cycle.
         on_decision: gets what the coordinator has decided for this node.
         says_all: lines that another launcher of the job prints are printed here, too.
+        progress: returns a count that rises while ranks of this node make progress; None if they tell of none.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Coordination:
         say: Callable[[str], None],
         on_decision: Callable[[CoordinatorDecision], None],
         says_all: bool = False,
+        progress: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.member = Member(identity, now_s=time.monotonic(), chance=random.Random())
         self.orders = CoordinatorView()
@@ -54,6 +56,7 @@ class Coordination:
         self._reactor = reactor
         self._say = say
         self._says_all = says_all
+        self._progress = progress
         self._timer: Timer | None = None
         self._stores_wanted = 0
         """Number of stores that are to be opened, the one that is being opened included."""
@@ -126,7 +129,7 @@ class Coordination:
             self._timer = self._reactor.call_later(self.member.alarm_s - time.monotonic(), self._tick)
 
     def _tick(self) -> None:
-        self._do(self.member.tick(time.monotonic()))
+        self._do(self.member.tick(time.monotonic(), self._progress()))
 
     def _carry_out(self, effect: actions.MemberEffect) -> None:
         match effect:

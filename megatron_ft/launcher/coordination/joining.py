@@ -46,6 +46,7 @@ class JoinContext:
     Args:
         children: of the launcher; a leader that it starts is one of them.
         says_all: the lines of other nodes are printed, too.
+        progress: as in `Coordination`.
     """
 
     reactor: Reactor
@@ -53,6 +54,7 @@ class JoinContext:
     children: Children
     say: Callable[[str], None]
     says_all: bool
+    progress: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def joined(
         say=launcher.say,
         on_decision=on_decision,
         says_all=launcher.says_all,
+        progress=launcher.progress,
     )
     lock: EndpointLock | EtcdLock | None = None
     if place.kind is Kind.ALONE:

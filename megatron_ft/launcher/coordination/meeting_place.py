@@ -257,6 +257,7 @@ def _rules(line: CommandLine) -> Rules:
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
         segment=_segment(line, is_alone=is_alone),
+        node_lost_s=options.node_lost_timeout,
     )
     return rules if join_s is None else replace(rules, join_timeout_s=join_s)
 

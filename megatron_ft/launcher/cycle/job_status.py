@@ -51,6 +51,16 @@ class JobStatus:
         """Return the furthest iteration that a rank of this node has reported in the last cycle."""
         return max((each.iteration for each in self.boards().values() if each.iteration is not None), default=None)
 
+    def progress(self) -> int | None:
+        """Return the number of iterations begun and collectives completed in the last cycle; None if unknown."""
+        record = self._record
+        readings = [] if record is None else [self._monitors[each].reading(record.cycle) for each in record.started]
+        boards = [each.snapshot for each in readings if each.snapshot is not None]
+        counts = [each.collectives for each in readings if each.collectives is not None]
+        if not (boards or counts):
+            return None
+        return sum(each.iterations_seen for each in boards) + sum(each.completed for each in counts)
+
     def boards(self) -> dict[int, BoardSnapshot]:
         """Return the boards of the last cycle, by local rank."""
         record = self._record

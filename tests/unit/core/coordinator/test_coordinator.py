@@ -31,7 +31,7 @@ def is_judged(machine: Coordinator, now_s: float) -> bool:
 
 def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough() -> None:
     """Packets to the node were lost, and its own came: it may be back at once."""
-    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3), "abc")
+    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, node_lost_s=5.0), "abc")
     judged = []
     for tenth in range(1, 160):
         for link in range(3):

@@ -22,7 +22,7 @@ from tests.support.job_machines import RULES, answers, begun, decision, led, lin
 
 LAST = Decision(3, "old.3", DecisionKind.START, 2, 3, restarts=1, founding="old.0")
 RECORD = DecisionRecord(LAST, "i0:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
-RULES_3 = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+RULES_3 = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, node_lost_s=5.0)
 
 
 def hello(

@@ -564,7 +564,7 @@ def test_silent_launcher_is_awaited_for_a_time_though_none_is_restarted() -> Non
     job = Job(min_nodes=3, launchers=3)
     a, _, c = job.start("abc")
     c.is_silent = True
-    job.run(20.0)
+    job.run(34.0)
     assert a.left is None
     job.run(20.0)
     assert a.left is not None

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionKind
-from megatron_ft.core.job.liveness import lost_s
 from megatron_ft.core.job.member import CUT_OFF_S, Member
 from tests.support.job_machines import RULES, decision, led, member
 
@@ -36,7 +35,7 @@ def test_the_launcher_of_an_excluded_node_gives_up_after_the_join_timeout() -> N
     assert (left.code, left.text) == (0, "no coordinator is reachable any more")
 
 
-@pytest.mark.parametrize(("launchers", "waits_s"), [(0, RULES.join_timeout_s), (4, lost_s(4) + CUT_OFF_S)])
+@pytest.mark.parametrize(("launchers", "waits_s"), [(0, RULES.join_timeout_s), (4, CUT_OFF_S - 1.0)])
 def test_launcher_whose_leader_is_lost_gives_up_at_once_only_where_none_is_started_again(
     launchers: int, waits_s: float
 ) -> None:
