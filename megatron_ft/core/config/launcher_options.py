@@ -190,9 +190,9 @@ class LauncherOptions:
     node_lost_timeout: float = option(
         15.0,
         DURATION,
-        "A node whose launcher is silent for this long is lost, where progress isn't known: before the first iteration "
-        "of a cycle, with --restart-policy min-healthy, and if ranks neither report iterations nor use collectives. "
-        "While all other nodes make progress, a silent node isn't lost for up to 10 minutes.",
+        "Silence of its launcher after which a node is lost, where progress isn't known. That is before the first "
+        "iteration of a cycle, with --restart-policy min-healthy, and if ranks neither report iterations nor use "
+        "collectives. While all other nodes make progress, a silent node isn't lost for up to 10 minutes.",
     )
     max_no_progress_cycles: int = option(
         3,

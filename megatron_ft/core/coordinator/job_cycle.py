@@ -186,12 +186,8 @@ class JobCycle:
 
     def progressed(self, node: Node, at_s: float) -> None:
         """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
-        if self.place_of(node) is None:
-            return
-        before_s, self._longest_gap_s = node.progress_s, self._longest_gap_s or 0.0
-        if before_s is not None:
-            self._longest_gap_s = max(self._longest_gap_s, at_s - before_s)
-        node.progress_s = at_s
+        if self.place_of(node) is not None:
+            self._longest_gap_s = max(self._longest_gap_s or 0.0, node.progressed(at_s))
 
     def excused_s(self, connected: Iterable[Node], now_s: float) -> float:
         """Return the seconds for which one of the nodes may be silent before it counts as lost."""

@@ -107,6 +107,11 @@ class Node:
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
 
+    def progressed(self, at_s: float) -> float:
+        """Note a later progress of its ranks; return the seconds since the one before, 0 for the first."""
+        before_s, self.progress_s = self.progress_s, at_s
+        return 0.0 if before_s is None else at_s - before_s
+
     def learn(self, decided: Assignment) -> None:
         """Note that the launcher is sent a decision."""
         self.decided = decided

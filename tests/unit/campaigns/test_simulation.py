@@ -283,10 +283,12 @@ def _does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "lost_s", lambda _nodes: 0.5)
+    monkeypatch.setattr(JobCycle, "excused_s", lambda *_: 0.5)
 
 
 def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "CUT_OFF_S", 500.0)
+    monkeypatch.setattr(member, "STALLED_S", 500.0)
 
 
 def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,8 +384,8 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         plan = plan_of(seed) if kind is None else plain_plan_of(seed)
         if kind is not None:
             comes_back = kind.endswith("+")
-            faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=45.0, comes_back=comes_back),)
-            plan = dataclasses.replace(plan, faults=faults, work_s=60.0, rules=replace(plan.rules, at_once=False))
+            faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=75.0, comes_back=comes_back),)
+            plan = dataclasses.replace(plan, faults=faults, work_s=90.0, rules=replace(plan.rules, at_once=False))
         run = simulate(plan)
         if any(line.startswith(word) for line in run.broken):
             return run
