@@ -72,10 +72,68 @@ _LAST_LOOK = "megatron_ft/core/agent/last_look.py"
 _DECIDER = "megatron_ft/core/coordinator/decider.py"
 _LEADER_TESTS = "tests/unit/core/coordinator/test_leader.py"
 _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
+_LOSS_TESTS = "tests/unit/core/job/test_loss.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
 
 MUTANTS = (
+    Mutant(
+        "a silent node is lost while all others make progress",
+        "megatron_ft/core/job/liveness.py",
+        "return _PROGRESSING_S if all(going) else",
+        "return lost_s(nodes) if all(going) else",
+        unit=f"{_LOSS_TESTS}::test_silent_node_is_not_lost_for_ten_minutes_while_all_others_make_progress",
+    ),
+    Mutant(
+        "a silent node is lost at once though some others make progress",
+        "megatron_ft/core/job/liveness.py",
+        "if not any(going):",
+        "if not all(going):",
+        unit=f"{_LOSS_TESTS}::test_silent_node_is_lost_after_15_s_if_only_some_others_make_progress",
+    ),
+    Mutant(
+        "progress counts under min-healthy",
+        _JOB_CYCLE,
+        "if self._longest_gap_s is None or self.rules.min_healthy or not heard:",
+        "if self._longest_gap_s is None or not heard:",
+        unit=f"{_LOSS_TESTS}::test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothing[True]",
+    ),
+    Mutant(
+        "a node that is silent at the end is lost",
+        _COORDINATOR,
+        "if within_s == FINISHED_S and not node.has_exited(self._clock.slept_s):",
+        "if False:",
+        unit=f"{_LOSS_TESTS}::test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_have_finished",
+    ),
+    Mutant(
+        "a proven end after all others have finished is no loss",
+        _NODES,
+        "if self.has_exited(slept_s):",
+        "if False:",
+        unit=f"{_LOSS_TESTS}::"
+        "test_node_that_dies_after_all_others_have_finished_is_lost_only_if_its_death_is_known[True]",
+    ),
+    Mutant(
+        "progress doesn't keep the ranks of a cut-off node",
+        _MEMBER,
+        "return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)",
+        "return self._unled_s + self._lost_s",
+        unit=f"{_LOSS_TESTS}::test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress",
+    ),
+    Mutant(
+        "stalled ranks of a launcher whose leader restarts are ended",
+        _MEMBER,
+        "return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)",
+        "return self._progress_s + STALLED_S",
+        unit=f"{_LOSS_TESTS}::test_node_that_is_cut_off_ends_stalled_ranks_no_sooner_than_the_leader_counts_as_silent",
+    ),
+    Mutant(
+        "a request to stop after the success of all ranks",
+        _NEXT_CYCLE,
+        "if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:",
+        "if cycle.shutdown:",
+        unit=f"{_LEADER_TESTS}::test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code",
+    ),
     Mutant(
         "a decision without signs of life",
         _DECIDER,
@@ -298,7 +356,7 @@ MUTANTS = (
     Mutant(
         "a rank that only waits is ended",
         _LAST_LOOK,
-        "return self._options.min_healthy and verdict.enforced and waits and is_running",
+        "return is_asked and bool(review.hanging) and verdict.rank not in review.hanging",
         "return False",
     ),
     Mutant("silent nodes aren't noticed", _COORDINATOR, "if self._clock.now_s - node.heard_s >= limit_s:", "if False:"),
@@ -412,8 +470,8 @@ MUTANTS = (
     Mutant(
         "restored before all nodes have",
         _COMPLETE,
-        "restored is not None and len(self._restored) == self._nodes",
-        "restored is not None and len(self._restored) == 1",
+        "return len(self._restored) == self._nodes",
+        "return len(self._restored) == 1",
     ),
     Mutant(
         "what was complete is given up at a takeover", _COORDINATOR, "if standing.complete is not None:", "if False:"
