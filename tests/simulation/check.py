@@ -222,13 +222,13 @@ def _is_wrong(plan: Plan, job: Job, trouble: Any, cycle: Made, judged: Judged) -
     launcher = members(job, cycle)[verdict.node]
     if launcher is None:
         return ""
+    if verdict.cause.kind is CauseKind.HANG and verdict.cause.rank is not None:  # told by another node, maybe
+        launcher = members(job, cycle)[verdict.cause.rank] or launcher
     if verdict.cause.host not in ("", f"h{launcher.host.number}"):
         return f"and {launcher.name} is called {verdict.cause.host}"
     if LOST_A_PEER in verdict.cause.text or WAITED_IN_VAIN in verdict.cause.text:
         is_right = _may_be_named(launcher, cycle, judged, may, struck)
         return "" if is_right else f"and {launcher.name} is named, which followed"
-    if verdict.cause.kind is CauseKind.HANG and verdict.cause.rank is not None:  # told by another node, maybe
-        launcher = members(job, cycle)[verdict.cause.rank] or launcher
     if launcher not in may:
         return f"and {launcher.name} is named"
     return _does_not_fit(plan, cycle, judged, launcher, may)
