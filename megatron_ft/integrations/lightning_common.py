@@ -19,9 +19,9 @@ from megatron_ft.integrations import lightning_faults, local_checkpoints
 from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
 from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
-from megatron_ft.ipc.files.state_file import read, write
+from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.learning import state as learned
-from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, state_to_dict
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
@@ -262,9 +262,9 @@ class FitCallback(LightningCallback):
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
         """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
-        found = StateRead(path)
+        found = StateFileDone(StateFile(path, sets_aside=True))
         if agreement.rank() == 0 or not agreement.has_process_group():
-            found = read(ReadState(path, sets_aside=True))
+            found = carry_out(found.of)
         found = agreement.from_rank_0(found)
         if found.problem:
             self._warn(f"{found.problem}. Continuing with the configured timeouts")
@@ -334,7 +334,7 @@ def _configured(client: RankMonitorClient) -> learned.Configured:
     return learned.Configured.of(client.cfg.to_dict())
 
 
-def _save(client: RankMonitorClient, path: Path) -> StateWritten:
+def _save(client: RankMonitorClient, path: Path) -> StateFileDone:
     """Write the client's calculated timeouts to the file. Only rank 0 may call this.
 
     The file is ``ft_state.json``'s document with the client's plain state added under "current_timeouts", as
@@ -342,4 +342,4 @@ def _save(client: RankMonitorClient, path: Path) -> StateWritten:
     """
     plain, size = client.state_dict(), agreement.world_size()
     state = replace(learned.parse(plain), configured_s=_configured(client), world_size=size)
-    return write(WriteState(str(path), {**msgspec.to_builtins(state), **plain}))
+    return carry_out(StateFile(str(path), {**msgspec.to_builtins(state), **plain}))

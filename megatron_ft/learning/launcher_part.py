@@ -55,41 +55,29 @@ class LearningOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadState:
-    """Read the file of learned timeouts; answered by ``StateRead``. ``sets_aside``: rename a broken file."""
+class StateFile:
+    """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
+
+    ``at_end``: of the run. ``sets_aside``: rename a broken file.
+    """
 
     path: str
+    document: Mapping[str, Any] | None = None
+    at_end: bool = False
     sets_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class WriteState:
-    """Write the file of learned timeouts; answered by ``StateWritten``. ``at_end``: of the run."""
-
-    path: str
-    document: Mapping[str, Any]
-    at_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StateRead:
-    """Answer to ``ReadState``. ``state``: None if there is no usable file.
+class StateFileDone:
+    """Answer to a ``StateFile``. ``state``: what was read, None if there is no usable file.
 
     ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
     """
 
-    path: str
+    of: StateFile
     state: LearnedState | None = None
     problem: str = ""
     may_write: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class StateWritten:
-    """Answer to ``WriteState``. ``problem``: why the file could not be written, in a line."""
-
-    problem: str = ""
-    at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +164,15 @@ class LauncherLearning:
             else:
                 turn.do(message)
 
-    def hear(self, message: Survey | Intervals | Killed | StateRead | StateWritten, turn: Turn) -> None:
+    def hear(self, message: Survey | Intervals | Killed | StateFileDone, turn: Turn) -> None:
         """Take a message of the leader, or about the file; the leader's on other cycles are ignored."""
         match message:
-            case StateRead():
+            case StateFileDone(StateFile(document=None)):
                 self._was_read(message, turn)
-            case StateWritten(problem, at_end):
+            case StateFileDone(of, _, problem):
                 if problem:
                     self._say_once(problem, turn.say)
-                if at_end:
+                if of.at_end:
                     turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
             case _ if self._ranks is None or message.cycle != self._ranks.cycle:
                 pass
@@ -280,7 +268,7 @@ class LauncherLearning:
         self._script_learns |= event.learns
         if event.state_path and not self._path:
             self._path = event.state_path
-            turn.do(ReadState(self._path, sets_aside=self._place == 0 and self._enforces))
+            turn.do(StateFile(self._path, sets_aside=self._place == 0 and self._enforces))
         elif event.state_path not in ("", self._path) and "other file" not in self._said:
             self._said.add("other file")
             names = f"rank {ranks.ranks[local_rank]} names {event.state_path} for learned timeouts"
@@ -288,7 +276,7 @@ class LauncherLearning:
         self._arm([local_rank], turn)
         self._say_what_is_off(local_rank, turn)
 
-    def _was_read(self, event: StateRead, turn: Turn) -> None:
+    def _was_read(self, event: StateFileDone, turn: Turn) -> None:
         self._is_read, self._may_write = True, event.may_write
         if event.problem:
             left = "" if event.may_write else ": timeouts learned in this run are not written"
@@ -321,7 +309,7 @@ class LauncherLearning:
         writes = self._enforces and self._place == 0 and self._is_read and self._may_write
         if writes:
             document = self._state.document(self._options.configured, self._options.floor_s)
-            turn.do(WriteState(self._path, document, at_end))
+            turn.do(StateFile(self._path, document, at_end))
         return writes
 
     # -- what is in force ---------------------------------------------------------------------------------------

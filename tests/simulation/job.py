@@ -35,7 +35,7 @@ from megatron_ft.core.rerun import RerunState
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
-from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
 from megatron_ft.learning.state import parse
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Kept, Passed, Restore
@@ -455,12 +455,12 @@ class Launcher(Process):
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
             case effects.OrderMonitor(_, Collect()):
                 self.later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
-            case ReadState(path):
+            case StateFile(document=None):
                 document = self.job.learning.document
                 state = None if document is None else parse(document)
-                self.later(chance.uniform(0.001, 0.2), lambda: self.hear(StateRead(path, state)))
-            case WriteState(_, document, at_end):
-                self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(document, at_end))
+                self.later(chance.uniform(0.001, 0.2), lambda: self.hear(StateFileDone(effect, state)))
+            case StateFile(_, document):
+                self.later(chance.uniform(0.001, 0.2), lambda: self._write_state(effect))
             case _:
                 self._do_to_monitor(effect)
 
@@ -481,9 +481,9 @@ class Launcher(Process):
         if self._toy is not None and self.ranks is not None and cycle == self.ranks.cycle:
             self.hear(events.MonitorReport(0, self._toy.intervals(self.world.now_s)))
 
-    def _write_state(self, document: Any, at_end: bool) -> None:
-        self.job.learning.document = document
-        self.hear(StateWritten("", at_end))
+    def _write_state(self, file: StateFile) -> None:
+        self.job.learning.document = file.document
+        self.hear(StateFileDone(file))
 
     def _reach_milestones(self, trained: Trained, left_s: float) -> None:
         """The rank takes steps, saves at random moments, and ends."""

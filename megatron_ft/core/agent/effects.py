@@ -11,7 +11,7 @@ from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.job.messages import NodeMessage, OfSnapshots, Verdict
 from megatron_ft.core.messages.monitor_messages import RankOrder, Release
-from megatron_ft.learning.launcher_part import ReadState, TellStateWritten, WriteState
+from megatron_ft.learning.launcher_part import StateFile, TellStateWritten
 from megatron_ft.memory.rules.snapshots import Restore
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -150,8 +150,7 @@ Effect = (
     | SignalRanks
     | OrderMonitor
     | Release
-    | ReadState
-    | WriteState
+    | StateFile
     | TellStateWritten
     | KeepEvidence
     | OfSnapshots

@@ -28,7 +28,7 @@ from megatron_ft.core.job.messages import OfCycle, PrintJobLines, Restored, Stoc
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.learning.launcher_part import StateRead, StateWritten
+from megatron_ft.learning.launcher_part import StateFileDone
 from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Saved
 
 
@@ -121,7 +121,7 @@ class MonitorReport:
     report: RankReport
 
 
-FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateRead | StateWritten
+FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateFileDone
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
 FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
 FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave

@@ -15,7 +15,7 @@ import msgspec
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.atomic_write import write_whole
-from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.state import LearnedState, UnusableStateError, parse
 
 _MOST_BYTES = 1 << 20
@@ -57,34 +57,34 @@ def write_state(path: str, document: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
 
 
-def write(effect: WriteState) -> StateWritten:
-    """Write the file, creating its directory if needed, with the time."""
-    at = datetime.now(timezone.utc)
-    times = {"written_at_unix_s": at.timestamp(), "written_at_utc": at.isoformat(timespec="seconds")}
-    try:
-        os.makedirs(os.path.dirname(effect.path) or ".", exist_ok=True)
-        write_state(effect.path, {**effect.document, **times})
-    except OSError as error:
-        text = f"learned timeouts can't be written to {effect.path}: {error.strerror or error}"
-        return StateWritten(text, effect.at_end)
-    return StateWritten("", effect.at_end)
+def carry_out(of: StateFile) -> StateFileDone:
+    """Read the file, or write it with the time, creating its directory if needed.
 
-
-def read(effect: ReadState) -> StateRead:
-    """Read the file. One that was read and is no state is renamed to ``<path>.corrupt-<n>``, if wanted."""
-    path = effect.path
+    A file that was read and is no state is renamed to ``<path>.corrupt-<n>``, if wanted.
+    """
+    path = of.path
+    if of.document is not None:
+        at = datetime.now(timezone.utc)
+        times = {"written_at_unix_s": at.timestamp(), "written_at_utc": at.isoformat(timespec="seconds")}
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            write_state(path, {**of.document, **times})
+        except OSError as error:
+            text = f"learned timeouts can't be written to {path}: {error.strerror or error}"
+            return StateFileDone(of, problem=text)
+        return StateFileDone(of)
     try:
-        return StateRead(path, read_state(path))
+        return StateFileDone(of, read_state(path))
     except UnusableStateError as error:
-        return StateRead(path, None, f"{path} {error}: leaving it alone", may_write=False)
+        return StateFileDone(of, None, f"{path} {error}: leaving it alone", may_write=False)
     except ConfigError as error:
-        if not effect.sets_aside:
-            return StateRead(path, None, f"{path} {error}: leaving it alone")
+        if not of.sets_aside:
+            return StateFileDone(of, None, f"{path} {error}: leaving it alone")
         numbers = (number for number in itertools.count(1) if not os.path.lexists(f"{path}.corrupt-{number}"))
         aside = f"{path}.corrupt-{next(numbers)}"
         try:
             os.rename(path, aside)
         except OSError as refused:
             text = f"{path} {error}, and can't be moved away ({refused.strerror})"
-            return StateRead(path, None, text, may_write=False)
-        return StateRead(path, None, f"{path} {error}: moved to {aside}")
+            return StateFileDone(of, None, text, may_write=False)
+        return StateFileDone(of, None, f"{path} {error}: moved to {aside}")

@@ -28,7 +28,7 @@ from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.event_log import EventLog
-from megatron_ft.ipc.files.state_file import read, write
+from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.launcher.base import launcher_lines
@@ -47,7 +47,7 @@ from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
-from megatron_ft.learning.launcher_part import LearningOptions, ReadState, WriteState
+from megatron_ft.learning.launcher_part import LearningOptions, StateFile
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Reactor, Timer
@@ -267,11 +267,9 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.say(text)
             case effects.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
-            case ReadState() | WriteState():
+            case StateFile():
                 post = self._launcher.reactor.post
-                self._file_calls.do(
-                    lambda: post(partial(self._hear, read(effect) if isinstance(effect, ReadState) else write(effect)))
-                )
+                self._file_calls.do(lambda: post(partial(self._hear, carry_out(effect))))
             case effects.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()

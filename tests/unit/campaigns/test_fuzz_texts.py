@@ -23,9 +23,9 @@ from megatron_ft.cli import main
 from megatron_ft.core.config.config import FIELDS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.files.state_file import read
+from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.launcher import arguments
-from megatron_ft.learning.launcher_part import ReadState, StateRead
+from megatron_ft.learning.launcher_part import StateFile
 from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
@@ -145,11 +145,11 @@ def test_command_line_of_any_words_is_read_or_refused_in_one_line(words: list[st
 @given(damaged([json.dumps(STATE, indent=1).encode()]) | JSONS.map(lambda value: json.dumps(value).encode()))
 def test_state_file_of_any_content_is_read_or_set_aside_with_one_line(content: bytes) -> None:
     with file_with(content, "ft_state.json") as path:
-        found = read(ReadState(path, sets_aside=True))
+        found = carry_out(StateFile(path, sets_aside=True))
         one_line(found.problem or "as written")
         if found.may_write and found.state is None:
             assert Path(f"{path}.corrupt-1").read_bytes() == content
-            assert read(ReadState(path)) == StateRead(path)
+            assert carry_out(StateFile(path)).problem == ""
 
 
 class TestLogs:

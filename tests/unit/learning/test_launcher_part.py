@@ -24,11 +24,9 @@ from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.learning.gathering import OF_RANKS_S
 from megatron_ft.learning.launcher_part import (
     LearningOptions,
-    ReadState,
-    StateRead,
-    StateWritten,
+    StateFile,
+    StateFileDone,
     TellStateWritten,
-    WriteState,
 )
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed, Survey
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, parse
@@ -77,7 +75,7 @@ def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: in
 
 def loaded(file: LearnedState | None = None, **options: Any) -> Driven:
     driven = attached(**options)
-    driven.hear(StateRead(PATH, file))
+    driven.hear(StateFileDone(StateFile(PATH), file))
     return driven
 
 
@@ -106,9 +104,17 @@ def armed_s(driven: Driven, name: str = "step") -> float:
     return arms(driven)[0][name]
 
 
+def reads(driven: Driven) -> list[StateFile]:
+    return [each for each in driven.all_of(StateFile) if each.document is None]
+
+
+def writes(driven: Driven) -> list[StateFile]:
+    return [each for each in driven.all_of(StateFile) if each.document is not None]
+
+
 def written(driven: Driven) -> LearnedState:
     """What was written last."""
-    return parse(json.loads(json.dumps(driven.all_of(WriteState)[-1].document)))
+    return parse(json.loads(json.dumps(writes(driven)[-1].document)))
 
 
 def answers(driven: Driven) -> list[Intervals]:
@@ -124,9 +130,9 @@ def kills(driven: Driven) -> list[Killed]:
 
 def test_file_is_read_once_per_node_and_arms_all_ranks() -> None:
     driven = attached()
-    assert driven.all_of(ReadState) == [ReadState(PATH, sets_aside=True)]
+    assert reads(driven) == [StateFile(PATH, sets_aside=True)]
     assert arms(driven) == {}
-    driven.hear(StateRead(PATH, state(step=90.0, setup=300.0)))
+    driven.hear(StateFileDone(StateFile(PATH), state(step=90.0, setup=300.0)))
     assert arms(driven) == {rank: {"step": 90.0, "setup": 300.0} for rank in range(2)}
     assert driven.said[-1] == f"timeouts loaded from {PATH}: step 90 s, setup 300 s"
     driven.done.clear()
@@ -143,7 +149,7 @@ def test_file_left_over_from_another_run_terminates_no_rank_by_default() -> None
     ]
     given = configured(step=500.0)
     driven = loaded(state(step=90.0, setup=3.0, configured=given), learns=False, configured=given)
-    assert driven.all_of(ReadState) == [ReadState(PATH, sets_aside=False)]
+    assert reads(driven) == [StateFile(PATH, sets_aside=False)]
     assert arms(driven)[0].keys() == {"setup"}, "where one is only reported, a configured one stays in force"
 
 
@@ -166,7 +172,7 @@ def test_first_of_several_paths_counts() -> None:
     driven = attached()
     for path in ("/other.json", "/third.json"):
         driven.hear(rank_attached(1, 0, driven.now_ns, state_path=path))
-    assert len(driven.all_of(ReadState)) == 1
+    assert len(reads(driven)) == 1
     assert [line for line in driven.said if " names " in line] == [
         f"rank 10 names /other.json for learned timeouts, {PATH} was named first: using {PATH}"
     ]
@@ -175,9 +181,9 @@ def test_first_of_several_paths_counts() -> None:
 @pytest.mark.parametrize(("may_write", "is_written"), [(True, True), (False, False)])
 def test_learned_timeouts_are_written_unless_the_file_may_not_be_touched(may_write: bool, is_written: bool) -> None:
     driven = attached()
-    driven.hear(StateRead(PATH, None, "it is a directory", may_write))
+    driven.hear(StateFileDone(StateFile(PATH), None, "it is a directory", may_write))
     driven.hear(result(step=20.0))
-    assert bool(driven.all_of(WriteState)) is is_written
+    assert bool(writes(driven)) is is_written
     assert (f"it is a directory: {NOT_WRITTEN}" in driven.said) is not is_written
     assert armed_s(driven) == 100.0
 
@@ -186,7 +192,7 @@ def test_nothing_is_learned_before_the_file_was_read() -> None:
     driven = attached()
     driven.hear(result(step=20.0))
     assert arms(driven) == {}
-    driven.hear(StateRead(PATH, state(step=300.0)), result(step=20.0))
+    driven.hear(StateFileDone(StateFile(PATH), state(step=300.0)), result(step=20.0))
     assert armed_s(driven) == 200.0
 
 
@@ -194,7 +200,7 @@ def test_timeouts_file_is_written_by_the_launcher_at_place_0_only() -> None:
     driven = loaded(place=1, nodes=2)
     driven.hear(result(step=20.0), result(at="end", step=20.0))
     assert armed_s(driven) == 100.0
-    assert driven.all_of(WriteState) == driven.all_of(TellStateWritten) == []
+    assert writes(driven) == driven.all_of(TellStateWritten) == []
 
 
 @pytest.mark.parametrize(("ok", "value"), [(True, STATE_WRITTEN), (False, STATE_NOT_WRITTEN)])
@@ -204,7 +210,7 @@ def test_ranks_are_told_at_the_end_what_became_of_the_file(ok: bool, value: int)
     assert driven.all_of(TellStateWritten) == []
     problem = "" if ok else "learned timeouts can't be written to /ckpt: Read-only file system"
     for _ in range(2):
-        driven.hear(StateWritten(problem, at_end=True))
+        driven.hear(StateFileDone(StateFile(PATH, {}, at_end=True), problem=problem))
     assert driven.all_of(TellStateWritten)[0] == TellStateWritten(value)
     assert driven.said.count(problem) == (not ok)
 
@@ -263,7 +269,7 @@ def test_end_is_told_when_no_rank_of_the_node_is_in_the_run() -> None:
 def test_messages_about_another_cycle_are_passed_over() -> None:
     driven = loaded()
     driven.hear(Survey(1), result(1, step=20.0), Killed(1, "step", moved=True))
-    assert driven.orders(Survey) == driven.all_of(WriteState) == driven.orders(Arm) == []
+    assert driven.orders(Survey) == writes(driven) == driven.orders(Arm) == []
 
 
 # -- what was learned -------------------------------------------------------------------------------------------
@@ -278,7 +284,7 @@ def test_what_is_learned_is_armed_written_and_said_with_the_interval_it_rests_on
         "timeouts updated: setup 500 s (the longest took 100 s, in rank 3); "
         "step 200 s (was 300 s; the longest took 20 s, in rank 3)"
     )
-    (write,) = driven.all_of(WriteState)
+    (write,) = writes(driven)
     assert (write.path, write.at_end) == (PATH, False)
     assert written(driven).timeouts["step"] == LearnedTimeout(calculated_s=200.0, max_observed_s=20.0, rank_of_max=3)
     said = len(driven.said)
@@ -293,7 +299,7 @@ def test_enforced_timeouts_are_learned_after_saves_and_reported_ones_also_betwee
     driven = loaded(learns=False)
     driven.hear(result(at="steps", facts=REPORTED, step=20.0, io=3.0))
     assert arms(driven)[0] == {"step": 100.0}
-    assert driven.all_of(WriteState) == []
+    assert writes(driven) == []
 
 
 def test_section_that_no_rank_has_closed_is_not_learned() -> None:
@@ -401,7 +407,7 @@ def test_kill_of_a_rank_while_others_moved_doubles_the_timeout_at_once_on_all_no
     assert kills(driven) == [Killed(0, "step", moved=True)]
     other = loaded(state(step=75.0), place=1, nodes=2)
     other.hear(Killed(0, "step", moved=True), Killed(0, "step", moved=True))
-    assert kills(other) == other.all_of(WriteState) == []
+    assert kills(other) == writes(other) == []
     for each in (driven, other):
         next_cycle(each, 1)
         assert armed_s(each) == 150.0
@@ -415,7 +421,7 @@ def test_timeout_that_a_client_has_calculated_is_doubled_too(name: str) -> None:
         next_cycle(driven, cycle + 1, attaches=False)
         driven.hear(rank_attached(0, cycle + 1, driven.now_ns))
     assert dict(driven.orders(Arm)[-1].order.raised) == {name: 4.0}
-    assert driven.all_of(WriteState) == []
+    assert writes(driven) == []
 
 
 # -- report only ------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files import state_file
-from megatron_ft.ipc.files.state_file import read, read_state, write, write_state
-from megatron_ft.learning.launcher_part import ReadState, StateRead, StateWritten, WriteState
+from megatron_ft.ipc.files.state_file import carry_out, read_state, write_state
+from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, UnusableStateError
 
 STATE = LearnedState(sections={"step": LearnedTimeout(calculated_s=12.0)})
@@ -29,7 +29,8 @@ def path(tmp_path: Path) -> str:
 
 def test_state_is_read_as_it_was_written_with_the_time(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ft_state.json"
-    assert write(WriteState(str(path), DOCUMENT, at_end=True)) == StateWritten("", at_end=True)
+    wanted = StateFile(str(path), DOCUMENT, at_end=True)
+    assert carry_out(wanted) == StateFileDone(wanted)
     found = read_state(str(path))
     assert found is not None
     assert (found.timeouts, found.written_at_unix_s is None) == (STATE.timeouts, False)
@@ -57,7 +58,7 @@ BROKEN = [
     (b"[" * 100_000, "is not JSON"),
     (b" " * (1 << 20) + b"{}", "has more than"),
     (b"1" * 5000, "holds no learned timeouts|is not JSON"),
-    (b'{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}', "Expected `object`"),
+    (b'{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}', "as an earlier version writes them"),
 ]
 
 
@@ -69,19 +70,19 @@ def test_broken_file_is_refused_with_a_reason_and_set_aside_by_one_launcher(
     with pytest.raises(ConfigError, match=why) as error:
         read_state(path)
     assert "\n" not in str(error.value)
-    left = read(ReadState(path))
+    left = carry_out(StateFile(path))
     assert (left.problem.endswith(": leaving it alone"), left.state, left.may_write) == (True, None, True)
     assert Path(path).read_bytes() == content
-    found = read(ReadState(path, sets_aside=True))
+    found = carry_out(StateFile(path, sets_aside=True))
     assert (found.problem.endswith(f": moved to {path}.corrupt-1"), found.may_write) == (True, True)
     assert Path(f"{path}.corrupt-1").read_bytes() == content
-    assert read(ReadState(path, sets_aside=True)) == StateRead(path)
+    assert carry_out(StateFile(path, sets_aside=True)).problem == ""
 
 
 def test_files_set_aside_dont_replace_each_other(path: str) -> None:
     for number in (1, 2, 3):
         Path(path).write_text(f"broken {number}")
-        assert read(ReadState(path, sets_aside=True)).problem.endswith(f"moved to {path}.corrupt-{number}")
+        assert carry_out(StateFile(path, sets_aside=True)).problem.endswith(f"moved to {path}.corrupt-{number}")
     assert [Path(f"{path}.corrupt-{n}").read_text() for n in (1, 2, 3)] == ["broken 1", "broken 2", "broken 3"]
 
 
@@ -99,7 +100,7 @@ def test_anything_else_in_place_of_the_state_file_is_left_alone(
     make(path)
     with pytest.raises(UnusableStateError, match=words):
         read_state(path)
-    assert not read(ReadState(path, sets_aside=True)).may_write
+    assert not carry_out(StateFile(path, sets_aside=True)).may_write
     assert os.path.lexists(path)
 
 
@@ -112,15 +113,15 @@ def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", fail)
-        found = read(ReadState(path, sets_aside=True))
+        found = carry_out(StateFile(path, sets_aside=True))
     text = f"{path} can't be read: {os.strerror(number)}: leaving it alone"
-    assert found == StateRead(path, None, text, may_write=False)
+    assert found == StateFileDone(StateFile(path, sets_aside=True), None, text, may_write=False)
     assert read_state(path) is not None
 
 
 def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
     write_state(path, {**DOCUMENT, "schema_version": 99})
-    found = read(ReadState(path, sets_aside=True))
+    found = carry_out(StateFile(path, sets_aside=True))
     assert (found.state, found.may_write) == (None, False)
     assert found.problem.startswith(f"{path} has schema_version 99")
     assert os.path.exists(path)
@@ -135,8 +136,8 @@ def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeyp
     for function in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, function, fail)
-            done = write(WriteState(path, {"new": 1}))
-        assert done == StateWritten(f"learned timeouts can't be written to {path}: No space left on device")
+            done = carry_out(StateFile(path, {"new": 1}))
+        assert done.problem == f"learned timeouts can't be written to {path}: No space left on device"
         assert read_state(path) is not None
         assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
 
