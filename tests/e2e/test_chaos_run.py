@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import FORK_SERVER_NAME
 from megatron_ft.ipc.linux.processes import carries
 from tests.chaos import one
 from tests.chaos.one import Run
 from tests.chaos.plan import Event, Plan
-from tests.support.launching import marked, wait_until
+from tests.support.launching import wait_until
 
 
 def test_leftovers_of_a_chaos_run_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,30 +54,6 @@ def test_processes_and_files_that_a_fault_hits_are_counted() -> None:
         process.wait()
         assert run.do(fault("launcher_killed")) == 0
         assert run.do(fault("monitor_killed")) == 0
-    run.remove()
-
-
-def test_a_rank_that_still_has_the_fork_servers_name_is_not_hit() -> None:
-    """Until the launcher lets it go on; seed 110414 killed one so."""
-    event = Event(fault="server_killed", phase="rendezvous", launch=0, cycle=1, rank=0)
-    with Run(Plan(seed=0, layout="dp", preload="none", learns=False), clock_library=None) as run:
-        key, _, value = run.mark.partition("=")
-        program = run.directory / FORK_SERVER_NAME  # the kernel calls a process by the name of its script
-        program.write_text("#!/bin/sh\nread _\n")
-        program.chmod(0o700)
-        environment = {**os.environ, key: value}
-        server, rank = (subprocess.Popen([program], env=environment, stdin=subprocess.PIPE) for _ in range(2))
-        run.process = server
-        wait_until(lambda: {stat.pid for stat in marked(run.mark)} == {server.pid, rank.pid}, 10)
-        assert run.do(event) == 0
-        logs = run.directory / "logs-0"
-        logs.mkdir()
-        record = {"ev": "fork_server", "state": "started", "pid": server.pid}
-        (logs / "launcher-x.jsonl").write_text(json.dumps(record) + "\n")
-        assert run.do(event) == 1
-        assert server.wait(10) == -signal.SIGKILL
-        rank.communicate(b"end\n", timeout=10)
-        assert rank.returncode == 0
     run.remove()
 
 
