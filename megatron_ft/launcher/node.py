@@ -313,8 +313,6 @@ class LauncherNode(LauncherServices):
         self._running.forward_signals()
         self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
         self.monitors.check_states()
-        if self._forking is not None:
-            self._forking.check_states()
         self._reap_orphans()
 
     def _recorded(self, record: Record, at_ns: int) -> None:

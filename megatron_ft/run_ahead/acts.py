@@ -10,6 +10,7 @@ import contextlib
 import functools
 import operator
 import os
+import pathlib
 import random
 import re
 import stat
@@ -17,13 +18,13 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
 from megatron_ft.core.rank_variables import tells_ranks_apart
 from megatron_ft.ipc.linux.processes import thread_count
-from megatron_ft.rank.base.replacing import left_out_of_stacks
+from megatron_ft.rank.base.replacing import ImportHook, left_out_of_stacks
 
 _THREAD, _PROCESS, _LISTENS = "starts a thread", "starts a process", "listens"
 _WRITES, _TEMPORARY, _CHANGES = "writes a file", "makes a temporary file", "changes files"
@@ -45,8 +46,7 @@ _INSTALLED = "*"
 """Any module of an installed package."""
 _HARMLESS = (
     # act, modules that do it (packages, or functions of modules), why ranks may share it
-    (_DRAWS, "multiprocessing.process", "a key that each rank draws anew"),
-    (_DRAWS, "multiprocess.process", "a key that only processes of a rank among each other use"),
+    (_DRAWS, "multiprocessing.process multiprocess.process", "keys that only processes of a rank among each other use"),
     (_DRAWS, "numpy.random", "the first seed of the global generator, which each rank seeds anew"),
     (_DRAWS, "tempfile", "a generator of names, which is made anew in each process"),
     (_DRAWS, "torch._dynamo torch._inductor torch.fx", "names in generated code, unique within a process"),
@@ -58,11 +58,13 @@ _HARMLESS = (
     (_TEMPORARY, "torch._dynamo", "a directory whose name a rank reads only to debug"),
     (_CHANGES, _INSTALLED, "directories for caches, and files in them, are the same for all ranks"),
     (_PROCESS, _INSTALLED, "a question about the machine: the package waits for the answer, or a child is found later"),
-    (_PROCESS, "ctypes.util platform uuid", "gcc, ldconfig, uname, ip: asked about the machine"),
-    (_PROCESS, "megatron.core.package_info", "git, asked for the revision of a checkout"),
+    (_PROCESS, "ctypes.util platform uuid megatron.core.package_info", "gcc, uname, ip, git: asked for facts"),
     (_LISTENS, "urllib3.util.connection", "a test whether there is IPv6, closed at once"),
-    (_ALL, "tqdm networkx fsspec numba dask", "they keep variables of their own prefix"),
-    (_ALL, "megatron.core.ssm.ops.common.determinism", "it keeps variables of its own prefix"),
+    (
+        _ALL,
+        "tqdm networkx fsspec numba dask megatron.core.ssm.ops.common.determinism",
+        "those of an own prefix are kept",
+    ),
     (_ALL, "subprocess ctypes.util", "the environment of a program, whose start is an act of its own"),
     (_ALL, "urllib.request", "it keeps proxies"),
 )
@@ -103,6 +105,7 @@ class Watch:
         self._undo: list[tuple[Any, str, Any]] = []
         self._states: dict[str, Any] = {}
         """States of the generators of Python and numpy."""
+        self._numpy = ImportHook("numpy.random", lambda _: self._states.update(_generators()))
         self._seeded: weakref.WeakSet[random.Random] = weakref.WeakSet()
         """Other generators, seeded from the system."""
         self._own = _held()
@@ -113,7 +116,7 @@ class Watch:
         for what, events in _EVENTS.items():
             _handlers.update(dict.fromkeys(events.split(), functools.partial(self._act, what)))
         _handlers["open"] = self._opens
-        _handlers["os.listdir"] = _handlers["os.scandir"] = self._lists
+        _handlers["os.listdir"] = _handlers["os.scandir"] = functools.partial(self._looks, True)
         shared = {*os.environ._data}  # type: ignore[attr-defined]  # the same in all ranks, whatever their names are
         for environ in (os.environ, os.environb):  # whose every use encodes the name first
             self._tell_before(environ, "encodekey", functools.partial(self._reads, shared))
@@ -122,6 +125,10 @@ class Watch:
         for owner, name in ((os, "urandom"), (os, "getrandom"), (random, "_urandom")):
             self._tell_before(owner, name, functools.partial(self._act, _DRAWS))
         self._tell_before(random.Random, "seed", self._seeds)
+        for module, name in ((os.path, "exists"), (os.path, "isfile"), (os.path, "isdir"), (pathlib.Path, "stat")):
+            self._tell_before(module, name, functools.partial(self._looks, False))
+        self._states = _generators()
+        self._numpy.begin()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -135,6 +142,7 @@ class Watch:
     def end(self) -> None:
         """Undo everything but the hook."""
         _handlers.clear()
+        self._numpy.end()
         _Hook.__call__ = staticmethod(operator.is_)  # type: ignore[method-assign]
         while self._undo:
             owner, name, original = self._undo.pop()
@@ -184,9 +192,12 @@ class Watch:
         elif not is_installed(os.fsdecode(path)):
             self.note(os.fsdecode(path))
 
-    def _lists(self, path: Any = None) -> None:
+    def _looks(self, is_listed: bool, path: Any = None, *_more: Any, **_named: Any) -> None:
+        """Note a file whose presence a user's module asks for, or a directory that is listed."""
         if not isinstance(path, int) and not _actor()[2]:
-            self.note("." if path is None else os.fsdecode(path))
+            text = os.fsdecode("." if path is None else path)
+            if is_listed or not os.access(os.path.join(text, ""), os.F_OK):
+                self.note(text)
 
     def seed_anew(self) -> None:
         """Seed, in a rank, the generators that differ between processes; Python has seeded its own already."""
@@ -202,6 +213,13 @@ class Watch:
         if not path.startswith(("/proc/", "/sys/", "/dev/")):
             self.files.setdefault(path, _facts(path))
 
+    def note_modules(self) -> None:
+        """Note the files of imported modules outside installed packages."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and not file.startswith(_PACKAGE) and not is_installed(file):
+                self.note(file)
+
     def changed_file(self) -> str | None:
         """Return a file of the user that has changed since it was read or imported; None without one."""
         return next((path for path, facts in self.files.items() if _facts(path) != facts), None)
@@ -210,13 +228,8 @@ class Watch:
 
     def remains(self) -> str | None:
         """Return what an import has left in this process that no fork may share; None if there is nothing."""
-        modules: Any = sys.modules
-        states = {"random": modules["random"].getstate()}
-        if "numpy.random.mtrand" in modules:
-            _, key, position, *_ = modules["numpy.random.mtrand"]._rand.get_state()
-            states["numpy.random"] = (key.tobytes(), position)
-        before, self._states = self._states, states
-        if drawn := [name for name, state in before.items() if states[name] != state]:
+        before, self._states = self._states, _generators()
+        if drawn := [name for name, state in before.items() if self._states[name] != state]:
             return f"draws from {drawn[0]}, or seeds it"
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -236,18 +249,20 @@ class Watch:
         return CUDA if any("/dev/nvidia-uvm" in what for what in new) else next(iter(new), None)
 
 
+def _generators() -> dict[str, Any]:
+    """Return the states of the generators that differ between processes."""
+    modules: Any = sys.modules
+    found = {"random": modules["random"].getstate()}
+    if "numpy.random.mtrand" in modules:
+        _, key, position, *_ = modules["numpy.random.mtrand"]._rand.get_state()
+        found["numpy.random"] = (key.tobytes(), position)
+    return found
+
+
 @functools.cache
 def is_installed(file: str) -> bool:
     """Return True for a file of Python, or of an installed package; False for a file of the user."""
     return file.startswith("<frozen") or os.path.abspath(file).startswith(_STDLIB) or bool(_IN_PACKAGES.search(file))
-
-
-def user_files() -> Iterator[str]:
-    """Yield the files of imported modules outside installed packages."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not file.startswith(_PACKAGE) and not is_installed(file):
-            yield file
 
 
 def _actor() -> tuple[str, list[str], bool]:

@@ -28,20 +28,14 @@ from megatron_ft.run_ahead.startup import with_startup
 _ANSWER_S = 3.0
 """Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""
 _LONGEST_END_S = 5.0
-Adopt = Callable[[RankSpec, int], None]
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""
 
 
 class ServerProcess:
-    """The fork server, a child of the launcher."""
+    """The fork server, a child of the launcher. Raises OSError if it can't be started."""
 
     def __init__(self, orders: Orders) -> None:
-        """Start the server.
-
-        Raises:
-            OSError: it can't be started.
-        """
         self.orders = orders
         self.last: FromServer | None = None
         """Its last report."""
@@ -68,7 +62,7 @@ class ServerProcess:
         self.pidfd = os.pidfd_open(self.pid)
 
     def read(self) -> list[FromServer]:
-        """Return new reports: the imports are done, or one acts; a module to preload was left out.
+        """Return new reports: the imports are done, or one acts; it has failed.
 
         Raises:
             ChannelClosedError, ProtocolError: it ends, or says something else.
@@ -85,7 +79,7 @@ class ServerProcess:
         ends. Otherwise return `FilesChanged`; or `Failed`, whatever the reason is, and the server is killed.
         """
         try:
-            if self.is_gone or process_tree.is_stopped(self.pid):
+            if process_tree.is_stopped(self.pid):
                 raise TimeoutError("it is stopped")
             for done, (env, fds) in enumerate(requests, 1):
                 self.channel.send(messages.Spawn(env, len(requests) - done), fds)
@@ -107,8 +101,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Kill the server, stopped or not; it needs no cleanup."""
-        if not self.is_gone:
-            send_signal(self.pidfd, signal.SIGKILL)
+        send_signal(self.pidfd, signal.SIGKILL)
 
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
         """Kill the server and its leftovers, reap it, and return its exit code as in ``subprocess``.
@@ -116,7 +109,6 @@ class ServerProcess:
         Leftovers are children of imported modules, and ranks just forked and not reported: children of the launcher
         that aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
-        assert not self.is_gone
         self.kill()
         wait_gone(self.pidfd, _LONGEST_END_S)
         process_tree.end_strays(self.pid, messages.FORK_SERVER_NAME, known_children)
@@ -158,20 +150,17 @@ class ForkingSpawner:
     """Descriptor of the order to go on, and number of the forked ranks that wait for it."""
     _said: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        """Watch the server that is already running."""
-        if self.server is not None:
-            self._watch(self.server)
-
     def prepare(self, argv: Sequence[str], why_fresh: str | None) -> None:
         """Have imported what ranks with this command import, unless there is a reason for fresh interpreters."""
+        if self.server is not None:
+            self._watch(self.server)
         if why_fresh is not None:
             self._give_up(why_fresh)
             return
         self._command = list(argv)
         self._have_server(without_ranks(self.environment()))
 
-    def fork(self, specs: Sequence[RankSpec], adopt: Adopt) -> bool:
+    def fork(self, specs: Sequence[RankSpec], adopt: Callable[[RankSpec, int], None]) -> bool:
         """Fork the ranks and call ``adopt`` with each and its PID. They wait for ``release``.
 
         Return False if none was made, and they have to be fresh interpreters.
@@ -195,17 +184,12 @@ class ForkingSpawner:
         """Return the PID of the server, if there is one."""
         return set() if self.server is None else {self.server.pid}
 
-    def check_states(self) -> None:
-        """Replace a server that was stopped (SIGSTOP): its end is noticed like any other."""
-        if (server := self.server) is not None:
-            process_tree.replace_if_stopped(self.reactor, lambda: min(self.pids(), default=None), server.kill)
-
     def close(self) -> None:
         self._command = None
         if self.server is not None:
             self._end(self.server)
 
-    def _fork(self, server: ServerProcess, specs: Sequence[RankSpec], adopt: Adopt) -> bool:
+    def _fork(self, server: ServerProcess, specs: Sequence[RankSpec], adopt: Callable[[RankSpec, int], None]) -> bool:
         go_read, go_write = os.pipe()
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, go_read)
@@ -280,8 +264,6 @@ class ForkingSpawner:
             return
         for report in reports:
             match report:
-                case messages.ModuleLeftOut(name=name, reason=reason):
-                    self._say_once(f"--ft-preload: {name} could not be imported: {reason}", self.say)
                 case messages.ImportsReady(where=where, took_s=took_s):
                     self.log.write(ForkServer(state="ready", pid=server.pid, where=where, took_s=round(took_s, 3)))
                     if where:

@@ -168,12 +168,10 @@ class LeadingStatements:
                 self._full_names[alias.asname or top] = alias.name if alias.asname else top
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             return
-        try:
-            self._on_import(ast.unparse(node), node.lineno, lambda: self._execute(node))
-        except ImportError:
-            raise
-        except BaseException as error:  # a module may raise anything, SystemExit included
-            raise EndError from error  # its rank meets it itself
+        parts = [ast.Import([alias]) for alias in node.names] if isinstance(node, ast.Import) else [node]
+        for part in parts:
+            ast.copy_location(part, node)
+            self._on_import(ast.unparse(part), node.lineno, partial(self._execute, part))
 
     def _evaluate(self, node: ast.expr | ast.stmt) -> Any:
         """Evaluate or execute a node with what the script knows by then."""

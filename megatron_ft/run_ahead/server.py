@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
+from multiprocessing import process
 from typing import Any
 
 from megatron_ft.core.messages import fork_server_messages as messages
@@ -35,7 +36,7 @@ from megatron_ft.rank.base import loaded_modules
 from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import init_hook
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
-from megatron_ft.run_ahead.acts import CUDA, Watch, is_installed, user_files
+from megatron_ft.run_ahead.acts import CUDA, Watch, is_installed
 from megatron_ft.run_ahead.leading import Changes, EndError, LeadingStatements, RankError
 
 _MOST_ACTS = 5
@@ -75,7 +76,7 @@ class ForkServer:
         self.signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._changes = Changes()
         self._loaded = loaded_modules.share(mmap.mmap(-1, loaded_modules.SIZE))
-        self._current: tuple[str, int] | None = None
+        self._current: Any = None
         """Text and line of the import that is being done; None while a statement is evaluated."""
         self._is_vouched = False
         self._watch = Watch(self._act)
@@ -94,13 +95,13 @@ class ForkServer:
         if not getattr(sys.flags, "safe_path", False):
             self._changes.apply(lambda: sys.path.insert(0, directory))
         self._changes.apply(lambda: os.environ.setdefault(loaded_modules.ASK_NVML, "1"))
-        argv, main = list(sys.argv), sys.modules["__main__"]
+        argument, main = sys.argv[0], sys.modules["__main__"]
         with self._watch:
             line = self._import_all()
-        sys.argv[:] = argv
+        sys.argv[0] = argument
         vars(main).pop("__file__", None)
-        for path in {self._script, *user_files()}:
-            self._watch.note(path)
+        self._watch.note(self._script)
+        self._watch.note_modules()
         self._name = set_name(messages.FORK_SERVER_NAME.encode())
         # after a fork Python marks all other threads as ended, even those never started
         self._threads = [*threading._dangling]  # type: ignore[attr-defined]
@@ -123,7 +124,7 @@ class ForkServer:
             try:
                 self._import_module(name)
             except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-                self.tell(messages.ModuleLeftOut(name, f"{type(error).__name__}: {error}"))
+                sys.stderr.write(f"FT: WARNING: --ft-preload {name}: {type(error).__name__}: {error}\n")
         try:
             self._script, package = self._find_script()
             with open(self._script, "rb") as file:
@@ -162,12 +163,18 @@ class ForkServer:
                 raise EndError
             return
         self._current, before = (text, line), len(sys.modules)
+        printed = [os.fstat(fd).st_size for fd in (1, 2)]
         try:
             act()
+        except BaseException as error:  # a module may raise anything, SystemExit included
+            # each rank does the same once more, which would be seen; but not if only a part of it isn't installed
+            if line and not (isinstance(error, ImportError) and printed == [os.fstat(fd).st_size for fd in (1, 2)]):
+                self._acted(f"raises {type(error).__name__}", text.split()[1])
+            raise
         finally:
             left = None if len(sys.modules) == before else self._watch.remains()
             if left is not None and (left == CUDA or not self._is_vouched):
-                self._acted(left, text.split()[1].partition(".")[0])
+                self._acted(left, text.split()[1])
             self._current = None
 
     def _act(self, what: str, module: str) -> None:
@@ -179,7 +186,6 @@ class ForkServer:
 
     def _acted(self, what: str, module: str) -> None:
         """End, before the act where that is possible: the launcher starts another server without this import."""
-        assert self._current is not None
         text, line = self._current
         self._watch.end()
         self.tell(messages.ImportActs(text, self._where(line), what, module))
@@ -239,8 +245,7 @@ class ForkServer:
         Raises:
             OSError: not all can be made.
         """
-        changed = self._watch.changed_file()
-        if changed is not None:
+        if (changed := self._watch.changed_file()) is not None:
             return messages.FilesChanged(changed)
         read_fd, write_fd = os.pipe()
         with open(read_fd, "rb") as numbers, open(write_fd, "wb", buffering=0) as telling:
@@ -287,9 +292,7 @@ class ForkServer:
         if not wants_watch(os.environ):
             init_hook.end()
         self._watch.seed_anew()
-        process: Any = sys.modules.get("multiprocessing.process")
-        if process is not None:
-            process.current_process().authkey = os.urandom(32)
+        process.current_process().authkey = os.urandom(32)
         for thread in self._threads:
             if hasattr(thread, "_handle") and not thread._started.is_set():
                 thread._handle = type(thread._handle)()  # from Python 3.13 on, a fork marks the old one as ended

@@ -49,14 +49,6 @@ class Spawn(Message, frozen=True):
 TO_SERVER: Vocabulary[Spawn] = Vocabulary(Spawn)
 
 
-class ModuleLeftOut(Message, frozen=True):
-    """A module that was to be imported before the script can't be imported."""
-
-    name: str
-    reason: str
-    NAME: ClassVar[str] = "left_out"
-
-
 class ImportsReady(Message, frozen=True):
     """The imports above the line ``where`` are done, ``took_s`` after the server's start."""
 
@@ -91,5 +83,5 @@ class Failed(Message, frozen=True):
     reason: str
 
 
-FromServer = ModuleLeftOut | ImportsReady | ImportActs | FilesChanged | Forked | Failed
+FromServer = ImportsReady | ImportActs | FilesChanged | Forked | Failed
 FROM_SERVER: Vocabulary[FromServer] = Vocabulary(FromServer)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.diagnosis.stacks import STAND_IN
-from megatron_ft.run_ahead.acts import Watch, user_files
+from megatron_ft.run_ahead.acts import Watch
 
 
 class ActError(BaseException):
@@ -111,16 +111,21 @@ def test_files_that_a_users_module_reads_are_known_and_compared(library: Library
     data, folder = library.own / "settings", library.own / "folder"
     data.write_text("1")
     folder.mkdir()
-    text = "import os; open('settings').read(); os.listdir('folder'); open('/proc/self/stat').read()"
-    assert library(text) is None
-    assert set(library.watch.files) == {str(data), str(folder)}
+    text = "import os, pathlib; open('settings').read(); os.listdir('folder'); open('/proc/self/stat').read()"
+    assert library(f"{text}; os.path.exists('absent'); os.path.isdir('.'); pathlib.Path('later').exists()") is None
+    own = {str(library.own / name) for name in ("settings", "folder", "absent", "later")}
+    assert set(library.watch.files) == own
+    (library.own / "absent").touch()
+    assert library.watch.changed_file() == str(library.own / "absent")
+    (library.own / "absent").unlink()
     assert library.watch.changed_file() is None
     data.write_text("22")
     assert library.watch.changed_file() == str(data)
     data.unlink()
     assert library.watch.changed_file() == str(data)
-    assert __file__ in set(user_files())
-    assert not [path for path in user_files() if "site-packages" in path]
+    library.watch.note_modules()
+    assert __file__ in library.watch.files
+    assert not [path for path in library.watch.files if "/lib/python" in path]
 
 
 def test_generator_seeded_from_the_system_is_seeded_anew_and_others_keep_their_state(library: Library) -> None:

@@ -66,7 +66,6 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
         {"type": "ready", "where": "train.py:7", "took_s": "long"},
         {"type": "acts", "statement": "import x", "where": "", "what": ""},
         {"type": "failed"},
-        {"type": "left_out", "name": 5, "reason": "no"},
         {"type": "spawn", "env": {}},
         {"type": "forked", "pids": [0]},
         {"type": "no such"},
@@ -88,7 +87,7 @@ def test_a_server_that_says_anything_else_is_replaced(
         known_children=lambda: (),
         environment=lambda: dict(os.environ),
     )
-    spawner._command = first.orders.command
+    spawner.prepare(first.orders.command, None)
     try:
         until(reactor, lambda: said)
         ways = ("SIGKILL", "code 0")  # it may notice that its channel is closed before it is killed

@@ -58,7 +58,8 @@ def test_beginning_of_a_training_script_is_followed() -> None:
     done, line, _ = walk(PRETRAIN)
     assert done == [
         "import time",
-        "import os, warnings",
+        "import os",
+        "import warnings",
         "from functools import partial",
         "import json",
         "import queue",
@@ -182,7 +183,7 @@ def test_condition_or_value_that_differs_between_ranks_is_left_to_them(monkeypat
     monkeypatch.setattr(os.environ, "encodekey", encodekey)
     assert walk("import os\nos.environ['RANK'] = '0'\nimport json\n")[:2] == (["import os", "import json"], 3)
     condition = "import os, sys\nif os.environ['RANK'] == '0':\n    sys.path.append('x')\nimport json\n"
-    assert walk(condition)[:2] == (["import os, sys"], 2)
+    assert walk(condition)[:2] == (["import os", "import sys"], 2)
 
 
 def test_fork_point_vouches_for_all_imports_above_it() -> None:

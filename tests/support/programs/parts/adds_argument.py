@@ -1,0 +1,4 @@
+import sys
+
+FOUND = sys.argv[1:]
+sys.argv.append("added")

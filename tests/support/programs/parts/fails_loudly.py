@@ -1,0 +1,2 @@
+print("begins to fail")
+raise RuntimeError("not today")
