@@ -174,7 +174,10 @@ class _JobLife:
                 self._write_end(end, coordination)
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
+        except Exception:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
+            has_given_up = coordination is not None and coordination.member.has_given_up
+            if has_given_up and read_lives(self._log_dir).has_finished(self._place.job):
+                error = joining.AlreadyFinishedError("the job finished before, as its result.json says: nothing to do")
             end = replace(self._end_by(error), error=error)
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided

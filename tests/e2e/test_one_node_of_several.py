@@ -36,3 +36,15 @@ while CYCLE == 0:
     told = rf"node 1 \(.+\) is lost: its launcher failed: {why}.*; the other nodes continue without it"
     assert re.search(told, goes_on.err)
     assert "cycle 1 of 0 in 1\n" in goes_on.out
+
+
+def test_launcher_that_comes_after_the_end_finds_it_in_the_log_directory_once_nobody_answers(
+    launcher: Launcher,
+) -> None:
+    place = meeting_place("--nnodes=1:2", f"--ft-log-dir={launcher.directory}/logs")
+    first = launcher.start("say('done')", *place, "--rdzv-conf=is_host=1,last_call_timeout=0.5")
+    assert first.wait().code == 0
+    for job, code in ((), 0), (("--rdzv-id=other",), 2):
+        late = launcher.start("say('again')", *place, *job, "--rdzv-conf=is_host=0,join_timeout=1.5").wait()
+        assert (late.code, late.out) == (code, "")
+        assert ("the job finished before, as its result.json says: nothing to do" in late.err) == (not code)

@@ -43,7 +43,8 @@ class Member:
         self.decided: Assignment | None = None
         """The last decision, as this launcher has it."""
         self.standing = m.NodeStatus()
-        self.is_led = False
+        self.is_led = self.has_given_up = False
+        """A leader has admitted it; it has never had a part in the job, and looked in vain until the join timeout."""
         self.owns = False
         """This launcher holds the lock: every leader at the endpoint is its own."""
         self._address, self._epoch = "" if identity.is_in_etcd else identity.endpoint, 0
@@ -202,6 +203,7 @@ class Member:
             gives_up = give_up_policy.give_up(
                 self.identity, self.decided, self.standing, self._problem, is_unowned=self._is_unowned
             )
+            self.has_given_up = is_new
             self._leave(gives_up.code, gives_up.text)
 
     def _patience_s(self) -> float:

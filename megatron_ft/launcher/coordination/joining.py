@@ -84,8 +84,8 @@ def joined(
     Args:
         past: earlier lives of the job.
         on_decision: gets what the leader decides for this node.
-        is_finished: tells if this life has finished without this launcher; asked where the job would begin here,
-            because then its leader may have come and gone.
+        is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
+            where another launcher of this machine holds the lock.
 
     Raises:
         ConfigError: the secret or the endpoint can't be used.
@@ -115,8 +115,9 @@ def joined(
     else:
         secret = read_secret(os.environ)
         listener = launcher.stop.blocking(lambda: _listener(place))
-        if listener is not None and is_finished():
-            listener.close()
+        if (listener is not None or not place.is_here) and is_finished():
+            if listener is not None:
+                listener.close()
             raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
         name, port = parse_address(place.endpoint)
         port = port if listener is None else listener.getsockname()[1]
