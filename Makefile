@@ -4,6 +4,7 @@
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
 # make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
+# make gpu      what only a GPU shows, on one GPU in 8 minutes
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
 # make mutate   bugs planted in megatron_ft/core: which no test finds     MUTATE_ARGS="--only places", "--known before.txt"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
@@ -33,7 +34,7 @@ BENCH_INSTALLED := .venv/.bench-installed
 DOCS_INSTALLED := .venv/.docs-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench verdicts chaos simulate mutate fuzz endurance megatron slurm docs clean
+.PHONY: help demo test lint bench gpu verdicts chaos simulate mutate fuzz endurance megatron slurm docs clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -59,6 +60,9 @@ verdicts: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	@$(BIN)/python tests/chaos/run.py $(CHAOS_ARGS)
+
+gpu: $(INSTALLED)
+	@$(BIN)/python tests/gpu.py
 
 simulate: $(INSTALLED)
 	@$(BIN)/python tests/simulation/run.py $(SIMULATE_ARGS)

@@ -7,16 +7,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_ft.ipc.linux import nvml
+from megatron_ft.memory.rank import copying, restoring, saving
+from megatron_ft.memory.rank.keeper_connection import Place
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+from megatron_ft.rank.base.agreement import RankInfo
 from tests import ROOT
 from tests.support.extras import skip_module_without
 from tests.support.launching import Finished, Launched, Launcher, fresh_launcher
 
 skip_module_without("xxhash")
 torch = pytest.importorskip("torch")
+
+from tests.memory.flips import HASHER  # noqa: E402 - needs xxhash
+from tests.support.keepers import RealKeeper  # noqa: E402
 
 __all__ = ["fresh_launcher"]
 
@@ -98,6 +106,48 @@ def test_killed_rank_redoes_no_iteration_and_weights_are_those_of_an_undisturbed
     assert f"begins cycle 1 at {KILLED_AT}" in killed.out
     assert f"restored iteration {KILLED_AT} from memory" in killed.err
     assert end_of(killed) == end_of(undisturbed)
+
+
+def bits(tensor: Any) -> bytes:
+    return bytes(tensor.detach().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def test_state_on_the_device_is_what_it_was_at_the_moment_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that were queued before `save` are in the snapshot, those queued after it are not; bit by bit."""
+    monkeypatch.setattr(copying, "LOCKED_BYTES", 64 << 20)  # several batches through page-locked memory
+    large = torch.rand(60 << 20, device="cuda")
+    state = {
+        "large": large,
+        "strided": torch.rand(1000, 1000, device="cuda").t(),
+        "half": torch.rand(77, device="cuda").bfloat16(),
+        "small": [torch.full((number % 9,), float(number), device="cuda") for number in range(3000)],
+        "host": torch.rand(1 << 20),
+        "empty": torch.empty(0, device="cuda"),
+    }
+    path = tmp_path / "k"
+    keeper = RealKeeper(path, answers=True)
+    place = Place(str(path), None, RankInfo(0, 0, "", 1))
+    saver = saving.Saver(place, HASHER)
+    saver.save(1, state, 1)
+    saver.wait()
+    torch.cuda._sleep(1 << 30)  # what is queued now takes a while to come
+    large.fill_(3.0)
+    wanted = {name: bits(each) for name, each in state.items() if isinstance(each, torch.Tensor) and name != "large"}
+    saver.save(2, state, 1)
+    for each in (large, state["strided"], *state["small"]):
+        each.fill_(7.0)
+    saver.wait()
+    assert saver.verified == SnapshotKey(0, 0, 2)
+    saver.disconnect()
+    target: dict[str | int, Any] = {"large": torch.zeros_like(large), "strided": torch.zeros_like(state["strided"])}
+    restoring.restore(place, SnapshotKey(0, 0, 2), target, HASHER)
+    assert target["large"].is_cuda
+    assert target["large"].eq(3.0).all()
+    assert {name: bits(target[name]) for name in wanted} == wanted
+    assert all(each.eq(float(number)).all() for number, each in enumerate(target["small"]))
+    keeper.close()
 
 
 def test_kernel_that_never_ends_is_noticed_and_its_rank_restarted(fresh_launcher: Launcher) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from megatron_ft.core.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
 # -- from a rank --------------------------------------------------------------------------------------------------
@@ -17,12 +17,6 @@ class KeeperHello(Message, frozen=True):
 
     cycle: Cycle
     rank: Rank
-
-
-class BeginSegment(Message, frozen=True):
-    """Ask for a segment to write. The answer is `Segment`, with its descriptor, or `NotKept`."""
-
-    segment_bytes: Count
 
 
 class CommitSegment(Message, frozen=True):
@@ -53,7 +47,7 @@ class RankBegan(Message, frozen=True):
     rank: Rank = 0
 
 
-RankToKeeper = KeeperHello | Reserve | BeginSegment | CommitSegment | Fetch | RankBegan | RestoreFailed
+RankToKeeper = KeeperHello | BeginSegment | CommitSegment | Fetch | RankBegan | RestoreFailed
 RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 
 
@@ -80,7 +74,7 @@ class NotKept(Message, frozen=True):
     why: str
 
 
-KeeperToRank = KeeperWelcome | Reserved | Segment | Verified | NotKept
+KeeperToRank = KeeperWelcome | Segment | Verified | NotKept
 KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 
 

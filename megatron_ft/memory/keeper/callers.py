@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, accept_peer
-from megatron_ft.memory.base.keeper_messages import BeginSegment, Fetch, KeeperToRank
+from megatron_ft.memory.base.keeper_messages import Fetch, KeeperToRank
+from megatron_ft.memory.rules.retention import BeginSegment
 
 _MOST = 4096
 _SEND_S = 0.5

@@ -128,9 +128,15 @@ class CopyKeeping:
     def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared
         assert prepared is not None
-        copying = self._copying = Copying(key, self._address, complete)
         held = [self._segments.verified(rank)[key] for rank in prepared.ranks]
-        segments = [ToCopy(each.rank, os.dup(each.fd), each.nbytes) for each in held]
+        segments: list[ToCopy] = []
+        try:
+            for each in held:
+                segments.append(ToCopy(each.rank, os.dup(each.fd), each.nbytes))
+        except OSError:  # too many open files
+            close_fds([each.fd for each in segments])
+            raise
+        copying = self._copying = Copying(key, self._address, complete)
 
         def send() -> Callable[[], None]:
             why = copies.send(copying, self.key, segments, prepared.world, self._bytes_per_s)
@@ -205,7 +211,10 @@ class CopyKeeping:
         """Return a descriptor of the segment that another node wants, and what it is."""
         held = self._segments.verified(want.rank).get(want.key)
         if held is not None:
-            return Lent(os.dup(held.fd), Offer(want.key, want.rank, held.world, held.nbytes))
+            try:
+                return Lent(os.dup(held.fd), Offer(want.key, want.rank, held.world, held.nbytes))
+            except OSError as error:
+                return str(error.strerror)  # too many open files
         if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
             return None
         return f"there is no verified segment of rank {want.rank}"

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, SnapshotKey
 
 
@@ -107,7 +106,7 @@ class Segments(dict[int, HeldSegment]):
         """
         local = set(ranks)
         for each in list(self.values()):
-            is_old = each.key is not None and retention.is_stale(each.key, cycle, restore)
+            is_old = each.key is not None and each.key.cycle < cycle and each.key != restore
             unfinished = each.state in (SegmentState.WRITING, SegmentState.ALLOCATING, SegmentState.SPARE)
             is_foreign = each.rank not in local and not lends
             if each.state is not SegmentState.LEAVING and (is_old or unfinished or is_foreign):

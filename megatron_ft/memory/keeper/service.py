@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -23,7 +24,6 @@ from megatron_ft.memory.base.digests import MakeHasher
 from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
-    BeginSegment,
     CommitSegment,
     DropSegment,
     Fetch,
@@ -49,11 +49,13 @@ from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
 from megatron_ft.memory.rules import retention
-from megatron_ft.memory.rules.retention import Reserve, Reserved, gigabytes
+from megatron_ft.memory.rules.retention import BeginSegment, gigabytes
 from megatron_ft.memory.rules.segment_layout import Layout
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 
 _SEND_S = 5.0
+_PAUSE_S = 0.1
+"""Pause after too many open files: a connection that can't be accepted would keep the loop busy."""
 _LOADERS = 8
 """Files that are loaded at a time."""
 
@@ -82,7 +84,7 @@ class KeeperService:
         """Newest snapshot that the launcher was told of."""
         self._released: SnapshotKey | None = None
         """Newest snapshot up to which incomplete ones needn't be kept."""
-        self._demands: dict[int, Reserve] = {}
+        self._demands: dict[int, BeginSegment] = {}
         """Memory for each rank that has asked for it."""
         self._is_verifying = False
         self._question: tuple[int, float] | None = None
@@ -109,14 +111,28 @@ class KeeperService:
         self._reactor.watch(self._launcher.fileno(), self._hear_launcher, Priority.SIGNAL)
         try:
             while True:
-                self._reactor.run_once(self._patience_s())
-                # once all orders are heard: the launcher says which snapshot is complete after it hands over segments
-                self._verify_next()
-                self._tell_saved()
-                self._answer_question()
-                self._write_files()
+                try:
+                    self._reactor.run_once(self._patience_s())
+                    # once all orders are heard: the launcher says what is complete after it hands over segments
+                    self._verify_next()
+                    self._tell_saved()
+                    self._answer_question()
+                    self._write_files()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    self._no_descriptors()
         except LauncherGoneError:
             return
+
+    def _no_descriptors(self) -> None:
+        """Refuse what waits, and go on: descriptors may be left again a moment later."""
+        self._say("descriptors", "the keeper has too many open files: some memory checkpoints are given up")
+        for caller in self._callers.values():
+            if caller.waits_for is not None:
+                caller.waits_for = None
+                caller.answer(NotKept("the keeper has too many open files"))
+        time.sleep(_PAUSE_S)
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -210,7 +226,9 @@ class KeeperService:
         for gone in self._callers.closed():
             self._forget(gone)  # else the next connection has its descriptor's number
         caller = self._callers.accept(self._listener)
-        if caller is not None:
+        if caller is None:
+            time.sleep(_PAUSE_S)  # there may be too many open files, and the peer goes on knocking
+        else:
             self._reactor.watch(caller.fd, partial(self._read, caller))
             self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
 
@@ -249,11 +267,11 @@ class KeeperService:
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
         match request:
-            case Reserve():
-                self._reserve(caller, request)
-            case BeginSegment() | Fetch():
+            case BeginSegment():
+                self._demand(caller, request)
+            case Fetch():
                 caller.waits_for = request
-                self._go_on_with(caller)
+                self._fetch(caller, request.key)
             case CommitSegment():
                 self._commit(caller, request)
             case RankBegan() | RestoreFailed():
@@ -273,27 +291,27 @@ class KeeperService:
 
     # -- memory -----------------------------------------------------------------------------------------------
 
-    def _reserve(self, caller: RankCaller, demand: Reserve) -> None:
+    def _demand(self, caller: RankCaller, demand: BeginSegment) -> None:
+        """Reserve memory if the rank wants more than before, and see that it gets a segment."""
         assert self._prepared is not None
-        demands = {**self._demands, caller.rank: demand}
-        copies = sum(each.copies_bytes for each in self._demands.values())
-        held = self._segments.held_bytes() + copies
-        ranks, memory, copied = self._prepared.ranks, node_memory(), self._copies.ranks
-        refused = retention.refusal(demands, ranks, held, memory, copied)
-        if refused and copied:
-            self._copies.has_room = False
-            self._say("copies here", f"no copies of another node's memory checkpoints are kept here: {refused}")
-            refused = retention.refusal(demands, ranks, held, memory)
-        if refused:
-            text = f"no memory checkpoints on this node, training goes on without them: {refused}"
-            self._say("memory", text)
-            caller.answer(NotKept(refused))
-            return
-        self._demands = demands
-        for held_segment in self._segments.of(caller.rank, SegmentState.SPARE, SegmentState.ALLOCATING):
-            if held_segment.nbytes < demand.segment_bytes:
-                self._drop(held_segment)
-        caller.answer(Reserved())
+        known = self._demands.get(caller.rank)
+        if known is None or known.total_bytes < demand.total_bytes:
+            demands = {**self._demands, caller.rank: demand}
+            held = self._segments.held_bytes() + sum(each.copies_bytes for each in self._demands.values())
+            ranks, memory, copied = self._prepared.ranks, node_memory(), self._copies.ranks
+            refused = retention.refusal(demands, ranks, held, memory, copied)
+            if refused and copied:
+                self._copies.has_room = False
+                self._say("copies here", f"no copies of another node's memory checkpoints are kept here: {refused}")
+                refused = retention.refusal(demands, ranks, held, memory)
+            if refused:
+                text = f"no memory checkpoints on this node, training goes on without them: {refused}"
+                self._say("memory", text)
+                caller.answer(NotKept(refused))
+                return
+            self._demands = demands
+        caller.waits_for = demand
+        self._begin(caller, demand)
         self._allocate_ahead(caller.rank)
 
     def _allocate_ahead(self, rank: int) -> None:
@@ -305,8 +323,13 @@ class KeeperService:
             self._allocate(rank, demand.segment_bytes)
 
     def _allocate(self, rank: int, nbytes: int) -> None:
-        held = self._segments.add(rank, segment.create(), nbytes, SegmentState.ALLOCATING)
-        fd = os.dup(held.fd)  # of the thread: this one may close its own at any time
+        ours = segment.create()
+        try:
+            fd = os.dup(ours)  # of the thread: this one may close its own at any time
+        except OSError:
+            os.close(ours)
+            raise
+        held = self._segments.add(rank, ours, nbytes, SegmentState.ALLOCATING)
 
         def allocate() -> Callable[[], None]:
             why = work.allocate(fd, nbytes, lambda: held.state is SegmentState.ALLOCATING)
@@ -379,8 +402,9 @@ class KeeperService:
         assert self._prepared is not None
         for rank in self._prepared.ranks:
             verified = self._segments.verified(rank)
-            for key in retention.outdated(verified.keys(), self._complete):
-                self._drop(verified[key])
+            if self._complete in verified:  # else this rank's own may be the newest that it can restore
+                for key in [key for key in verified if key < self._complete]:
+                    self._drop(verified[key])
             self._allocate_ahead(rank)
         if self._complete is not None:
             for copy in self._segments.unneeded_copies(self._prepared.ranks, self._complete):
@@ -391,15 +415,12 @@ class KeeperService:
     def _go_on(self) -> None:
         """Answer the requests that can be answered by now."""
         for caller in list(self._callers.values()):
-            self._go_on_with(caller)
+            match caller.waits_for:
+                case BeginSegment() as request:
+                    self._begin(caller, request)
+                case Fetch(key):
+                    self._fetch(caller, key)
             self._allocate_ahead(caller.rank)
-
-    def _go_on_with(self, caller: RankCaller) -> None:
-        match caller.waits_for:
-            case BeginSegment():
-                self._begin(caller, caller.waits_for)
-            case Fetch(key):
-                self._fetch(caller, key)
 
     def _begin(self, caller: RankCaller, request: BeginSegment) -> None:
         """Hand out a segment, or see that there will be one."""
@@ -423,7 +444,7 @@ class KeeperService:
         if key is not None:
             self._drop(verified[key])
         if len(self._segments.of(rank)) < retention.SEGMENTS:
-            self._allocate(rank, max(request.segment_bytes, self._demands.get(rank, Reserve(0)).segment_bytes))
+            self._allocate(rank, request.segment_bytes)
         elif key is None and is_copying:
             caller.waits_for = None
             caller.answer(NotKept("copies of the snapshot before are still on their way to another node"))
@@ -454,8 +475,8 @@ class KeeperService:
         checked = self._segments.next_to_verify(self._complete)
         if checked is None:
             return
-        self._is_verifying = True
         fd = os.dup(checked.fd)
+        self._is_verifying = True
 
         def verify() -> Callable[[], None]:
             found = work.check(fd, self._make_hasher, lambda: checked.state is SegmentState.SEALED)

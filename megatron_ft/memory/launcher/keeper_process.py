@@ -25,7 +25,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.job.messages import OfSnapshots, StockTaken
 from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.core.wording import counted
-from megatron_ft.ipc.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
@@ -309,7 +309,7 @@ class Keeper:
         ]
         command += ["--parent", str(os.getpid()), "--xxhash", self._xxhash]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")}
-        process = subprocess.Popen(
+        return subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -317,8 +317,6 @@ class Keeper:
             env=environment,
             start_new_session=True,
         )
-        restore_file_limit_of(process.pid)
-        return process
 
     def _died(self) -> None:
         self._read()

@@ -17,10 +17,10 @@ from megatron_ft.memory.base.digests import MakeHasher
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_RANK,
     KeeperHello,
-    KeeperToRank,
     KeeperWelcome,
     NotKept,
     RankToKeeper,
+    Segment,
 )
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
@@ -131,7 +131,7 @@ class KeeperConnection:
         while True:
             try:
                 self._channel = connect(self._place.path, connect_s)
-                self.pickle_key = self.ask(hello, KeeperWelcome, hello_s).pickle_key
+                self.pickle_key = self.ask(hello, KeeperWelcome, hello_s)[0].pickle_key
             except RefusedError:
                 self.close()
                 raise
@@ -144,28 +144,31 @@ class KeeperConnection:
             else:
                 return True
 
-    def ask(self, request: RankToKeeper, answer: type[_T], timeout_s: float) -> _T:
-        """Send a request and return its answer, which has no descriptor.
+    def ask(self, request: RankToKeeper, answer: type[_T], timeout_s: float) -> tuple[_T, int]:
+        """Send a request and return its answer, and the descriptor in it, which is the caller's; -1 without one.
 
         Raises:
             RefusedError: the keeper refuses the request.
             SnapshotError: the keeper is gone or doesn't answer; the connection is closed.
         """
-        found, fds = self._exchange(request, timeout_s)
-        close_fds(fds)
-        if not isinstance(found, answer):
-            self.close()
-            raise SnapshotError(f"the keeper answers {type(found).__name__} to {type(request).__name__}")
-        return found
-
-    def ask_segment(self, request: RankToKeeper, timeout_s: float) -> int:
-        """Send a request and return the descriptor in its answer, which is the caller's. Raises as `ask`."""
-        _, fds = self._exchange(request, timeout_s)
-        if len(fds) != 1:
+        self.tell(request)
+        assert self._channel is not None
+        fds: tuple[int, ...] = ()
+        try:
+            message, fds = self._wait_message(self._channel, timeout_s)
+            found = KEEPER_TO_RANK.parse(message)
+        except (ChannelClosedError, ProtocolError, TimeoutError) as error:
             close_fds(fds)
             self.close()
-            raise SnapshotError(f"the keeper sent {len(fds)} descriptors, one was expected")
-        return fds[0]
+            raise SnapshotError(f"the keeper doesn't answer: {error}") from None
+        if isinstance(found, answer) and len(fds) == (answer is Segment):
+            return found, fds[0] if fds else -1
+        close_fds(fds)
+        if isinstance(found, NotKept):
+            raise RefusedError(found.why)
+        self.close()
+        name = type(found).__name__
+        raise SnapshotError(f"the keeper answers {name} with {len(fds)} descriptors to {type(request).__name__}")
 
     def tell(self, message: RankToKeeper) -> None:
         """Send a message that has no answer.
@@ -185,25 +188,6 @@ class KeeperConnection:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-    def _exchange(self, request: RankToKeeper, timeout_s: float) -> tuple[KeeperToRank, tuple[int, ...]]:
-        self.tell(request)
-        assert self._channel is not None
-        try:
-            message, fds = self._wait_message(self._channel, timeout_s)
-        except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            self.close()
-            raise SnapshotError(f"the keeper doesn't answer: {error}") from None
-        try:
-            found = KEEPER_TO_RANK.parse(message)
-        except ProtocolError as error:
-            close_fds(fds)
-            self.close()
-            raise SnapshotError(f"the keeper's answer can't be read: {error}") from None
-        if isinstance(found, NotKept):
-            close_fds(fds)
-            raise RefusedError(found.why)
-        return found, fds
 
     def _wait_message(self, channel: Channel, timeout_s: float) -> Received:
         deadline_s = time.monotonic() + timeout_s

@@ -15,7 +15,7 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import MakeHasher
-from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan
+from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan, Segment
 from megatron_ft.memory.rank import state_tree
 from megatron_ft.memory.rank.copying import Mapping, each_of, memory_at, name_of_dtype, pieces, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
@@ -112,7 +112,7 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
     connection = KeeperConnection(place)
     try:
         connection.open()
-        with _mapped(connection.ask_segment(Fetch(key), _FETCH_S), place, key, make_hasher) as (mapping, layout):
+        with _mapped(connection.ask(Fetch(key), Segment, _FETCH_S)[1], place, key, make_hasher) as (mapping, layout):
             at = layout.tree.get(name)
             tensor = None
             if type(at) is list and at[0] == state_tree.TENSOR:
@@ -132,7 +132,7 @@ def _tell(connection: KeeperConnection, failed: RestoreFailed) -> None:
     connection.open()
     connection.tell(failed)
     with contextlib.suppress(RefusedError):  # that's an answer, too
-        os.close(connection.ask_segment(Fetch(failed.key), _TOLD_S))
+        os.close(connection.ask(Fetch(failed.key), Segment, _TOLD_S)[1])
 
 
 def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
@@ -152,7 +152,7 @@ def _fetch_into(
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
     connection.open()
-    fill_from(connection.ask_segment(Fetch(key), _FETCH_S), place, key, state, make_hasher)
+    fill_from(connection.ask(Fetch(key), Segment, _FETCH_S)[1], place, key, state, make_hasher)
 
 
 @contextlib.contextmanager

@@ -20,12 +20,12 @@ from typing import Any
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import MakeHasher
-from megatron_ft.memory.base.keeper_messages import BeginSegment, CommitSegment, RankBegan, Verified
+from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan, Segment, Verified
 from megatron_ft.memory.rank import restoring
 from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import take_apart
-from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import (
     DIGEST_BYTES,
     MAX_LAYOUT_BYTES,
@@ -73,8 +73,8 @@ class Saver:
         self._connection = KeeperConnection(place, self._left)
         self._lock = threading.Lock()
         """Held by the one `save` that runs."""
-        self._jobs: queue.SimpleQueue[_Filled | int] = queue.SimpleQueue()
-        """Segments to finish, and the bytes for which a segment is needed."""
+        self._jobs: queue.SimpleQueue[_Filled | None] = queue.SimpleQueue()
+        """Segments to finish; None: one is needed for the next snapshot."""
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -86,10 +86,8 @@ class Saver:
         self._mapping: Mapping | None = None
         """Segment for the next snapshot."""
         self._plan: Plan | None = None
-        self._reserved = 0
-        """Bytes of a segment that the keeper has reserved on this connection."""
-        self._need = self._refused = self._locked_bytes = 0
-        """Bytes of the snapshot, of one that the node has no memory for, and of page-locked memory."""
+        self._wanted = self._locked_bytes = 0
+        """Bytes of a segment, and of page-locked memory."""
         self._quiet_until_s = 0.0
         self._era, self._newest = 0, -1
         """Of the iterations that `save` was called for."""
@@ -194,13 +192,11 @@ class Saver:
     def _segment(self, need: int, data_bytes: int) -> Mapping | None:
         """Return the mapped segment; the thread gets a larger one if it is too small, None if there is none."""
         if self._mapping is None or self._mapping.nbytes < need:
-            self._need = need
-            if need >= self._refused > 0 or time.monotonic() < self._quiet_until_s:
+            if time.monotonic() < self._quiet_until_s:
                 return None
-            layout_bytes = need - data_bytes
             # the next layout that is a little longer must not need another segment
-            wanted = data_bytes + layout_bytes + layout_bytes // 4 + _SLACK
-            self._give(max(wanted, self._reserved))
+            self._wanted = max(self._wanted, need + (need - data_bytes) // 4 + _SLACK)
+            self._give(None)
             if not self._wait_idle():
                 return None
         mapping = self._mapping
@@ -216,7 +212,7 @@ class Saver:
         self._is_late = True
         return False
 
-    def _give(self, job: _Filled | int) -> None:
+    def _give(self, job: _Filled | None) -> None:
         """Have the thread do something; without one, that is given up."""
         if self._thread is None or not self._thread.is_alive():
             self._jobs = queue.SimpleQueue()
@@ -241,7 +237,7 @@ class Saver:
             self._held_s += now_s - began_s
         if self._taken == 1 and not self._since_s:
             self._since_s, self._first = now_s, iteration
-        elif self._taken == _MEASURED and self._since_s:
+        elif self._taken == _MEASURED and self._since_s and self._place.info.cycle == 0:
             share, interval = self._held_s / (now_s - self._since_s), (iteration - self._first) / (_MEASURED - 1)
             enough = math.ceil(interval * share / _SHARE)
             hint = f"; every={enough} makes it {_SHARE:.0%}" if share > _SHARE and interval > 0 else ""
@@ -286,7 +282,7 @@ class Saver:
 
     # -- the thread -------------------------------------------------------------------------------------------
 
-    def _run(self, jobs: queue.SimpleQueue[_Filled | int]) -> None:
+    def _run(self, jobs: queue.SimpleQueue[_Filled | None]) -> None:
         while True:
             job = jobs.get()
             try:
@@ -296,15 +292,23 @@ class Saver:
                 self._idle.set()
             del job
 
-    def _do(self, job: _Filled | int) -> None:
+    def _do(self, job: _Filled | None) -> None:
+        """Have a filled segment verified, and map the segment for the next snapshot."""
         try:
-            if isinstance(job, _Filled):
+            if job is not None:
                 self._finish(job)
                 self.verified, self._failed, self._is_failing = job.key, 0, False
                 self._settled.set()
-            else:
-                self._reserve(job)
-            self._next_segment()
+            self._let_go()
+            self._connect()
+            # there may be none as yet: copies to another node are under way
+            request = BeginSegment(self._wanted, self._locked_bytes)
+            _, fd = self._connection.ask(request, Segment, _ANSWER_S)
+            try:
+                self._mapping = Mapping(fd, os.fstat(fd).st_size, writes=True)
+            except OSError:
+                os.close(fd)
+                raise
         except RefusedError as error:
             self._reason = str(error)  # the launcher has printed it
         except (SnapshotError, OSError) as error:
@@ -312,6 +316,20 @@ class Saver:
             self._connection.close()
             if not self._left.is_set():
                 self._reason = self._warn(self._newest, error)
+
+    def _connect(self) -> None:
+        """Connect, unless connected; say so if this rank trains without what was chosen for its cycle.
+
+        Raises:
+            SnapshotError: no keeper answers, or not to this rank; none is asked again for a while.
+        """
+        try:
+            if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
+                self._connection.tell(RankBegan(self._place.restore))
+        except SnapshotError as error:
+            if not self._left.is_set():
+                self._quiet_until_s = time.monotonic() + _QUIET_S
+            raise SnapshotError(str(error)) from None  # a hello that is refused says nothing about memory
 
     def _finish(self, filled: _Filled) -> None:
         """Have a filled segment verified.
@@ -331,43 +349,6 @@ class Saver:
         finally:
             self._let_go()  # a segment that is mapped can't be sealed
         self._connection.ask(CommitSegment(filled.key, length), Verified, _ANSWER_S)
-
-    def _reserve(self, nbytes: int) -> None:
-        """Have the keeper reserve segments of that size.
-
-        Raises:
-            RefusedError: there isn't the memory.
-            SnapshotError: the keeper doesn't answer, or not to this rank; it isn't asked again for a while.
-        """
-        self._let_go()
-        try:
-            try:
-                if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
-                    self._connection.tell(RankBegan(self._place.restore))
-            except RefusedError as error:  # a hello that is refused says nothing about memory
-                raise SnapshotError(str(error)) from None
-            self._connection.ask(Reserve(nbytes, self._locked_bytes), Reserved, _ANSWER_S)
-        except RefusedError:
-            self._refused = self._need
-            raise
-        except SnapshotError:
-            if not self._left.is_set():
-                self._quiet_until_s = time.monotonic() + _QUIET_S
-            raise
-        self._reserved, self._refused = nbytes, 0
-
-    def _next_segment(self) -> None:
-        """Map the segment for the next snapshot. There may be none as yet: copies to another node are under way.
-
-        Raises:
-            SnapshotError, OSError: there is none.
-        """
-        fd = self._connection.ask_segment(BeginSegment(self._reserved), _ANSWER_S)
-        try:
-            self._mapping = Mapping(fd, os.fstat(fd).st_size, writes=True)
-        except OSError:
-            os.close(fd)
-            raise
 
     def _let_go(self) -> None:
         """Give back the mapped segment."""

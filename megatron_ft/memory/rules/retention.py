@@ -22,18 +22,6 @@ _LEAST_RESERVE = 1 << 30
 _RESERVE = 0.05
 
 
-def is_stale(key: SnapshotKey, cycle: int, restore: SnapshotKey | None) -> bool:
-    """Return True if a segment is of an earlier cycle, and not of the snapshot that this cycle restores."""
-    return key.cycle < cycle and key != restore
-
-
-def outdated(verified: Collection[SnapshotKey], complete: SnapshotKey | None) -> list[SnapshotKey]:
-    """Return the verified segments of a rank that are older than its copy of the complete snapshot."""
-    if complete is None or complete not in verified:
-        return []
-    return sorted(key for key in verified if key < complete)
-
-
 def give_way(
     verified: Collection[SnapshotKey], complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
 ) -> SnapshotKey | None:
@@ -68,10 +56,10 @@ class NodeMemory:
     limits: tuple[Limit, ...] = ()
 
 
-class Reserve(Message, frozen=True):
-    """Ask the keeper for memory for the snapshots of this rank. The answer is `Reserved` or `NotKept`.
+class BeginSegment(Message, frozen=True):
+    """A rank asks for a segment to write, and if it wants more than before, for memory for all its snapshots.
 
-    ``copies_bytes``: buffers that the rank itself allocates for them.
+    The answer is `Segment`, with its descriptor, or `NotKept`. ``copies_bytes``: buffers of the rank itself.
     """
 
     segment_bytes: Count
@@ -80,10 +68,6 @@ class Reserve(Message, frozen=True):
     @property
     def total_bytes(self) -> int:
         return SEGMENTS * self.segment_bytes + self.copies_bytes
-
-
-class Reserved(Message, frozen=True):
-    """The memory is reserved, and is allocated in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +93,11 @@ def _room(left: int, of: int, name: str) -> Room:
 
 
 def refusal(
-    demands: Mapping[int, Reserve], ranks: Iterable[int], held_bytes: int, memory: NodeMemory, copied_ranks: int = 0
+    demands: Mapping[int, BeginSegment],
+    ranks: Iterable[int],
+    held_bytes: int,
+    memory: NodeMemory,
+    copied_ranks: int = 0,
 ) -> str:
     """Return why the snapshots of these ranks don't fit, with the arithmetic; empty if they do.
 

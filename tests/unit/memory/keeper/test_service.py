@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -21,7 +22,6 @@ from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
-    BeginSegment,
     CommitSegment,
     DropSegment,
     Fetch,
@@ -42,7 +42,7 @@ from megatron_ft.memory.base.keeper_messages import (
 from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.keeper import copies, service
 from megatron_ft.memory.rank.restoring import fill_from
-from megatron_ft.memory.rules.retention import NodeMemory, Reserve
+from megatron_ft.memory.rules.retention import BeginSegment, NodeMemory
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
 from tests.support.extras import skip_module_without
 
@@ -221,13 +221,13 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
     served.order(Prepare(1, (0,), 1))
     memory(NodeMemory(10**11, 0))
     rank = served.rank(0, cycle=1)
-    rank.channel.send(Reserve(4096, 0))
+    rank.channel.send(BeginSegment(4096, 0))
     assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
     assert served.launcher.hear(KeeperSays)
     closing.may_go_on.set()
 
     def is_freed() -> bool:
-        rank.channel.send(Reserve(4096, 0))
+        rank.channel.send(BeginSegment(4096, 0))
         return "allocated" not in rank.hear(NotKept)[0].why
 
     wait_until(is_freed)
@@ -252,6 +252,29 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     served.order(TakeStock(2))
     assert served.launcher.hear(Stock)[0] == Stock(2, both)
     close_fds(fds)
+
+
+def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank, dup = served.rank(0), os.dup
+
+    def fail(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) if segment.NAME in link(fd) else AssertionError
+
+    def link(fd: int) -> str:
+        return os.readlink(f"/proc/self/fd/{fd}")
+
+    monkeypatch.setattr(service, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(os, "dup", fail)
+    for _ in range(2):
+        rank.channel.send(BeginSegment(4096))
+        assert rank.hear(NotKept)[0].why == "the keeper has too many open files"
+    assert "too many open files" in served.launcher.hear(KeeperSays)[0].text  # once
+    monkeypatch.setattr(os, "dup", dup)
+    close_fds([written(served, rank, 1)])
+    rank.hear(Verified)
 
 
 def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_path: Path) -> None:

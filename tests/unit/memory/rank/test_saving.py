@@ -19,7 +19,6 @@ from megatron_ft.core.errors import SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.base.keeper_messages import (
-    BeginSegment,
     Fetch,
     KeeperHello,
     KeeperWelcome,
@@ -28,14 +27,14 @@ from megatron_ft.memory.base.keeper_messages import (
 )
 from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
 from megatron_ft.memory.rank.saving import Saver
-from megatron_ft.memory.rules.retention import Reserve, Reserved
+from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
 from megatron_ft.rank.base import say
 from tests.support.keepers import RealKeeper, ScriptedKeeper
 from tests.support.launching import wait_until
 
 BOUND_S = 20.0
-OPEN = {KeeperHello: KeeperWelcome(), Reserve: Reserved()}
+OPEN = {KeeperHello: KeeperWelcome()}
 
 
 class EndedError(Exception):
@@ -309,14 +308,13 @@ def test_keeper_that_does_not_answer_is_waited_for_once(
     assert scripted.count(BeginSegment) == 1
 
 
-def test_keeper_that_replaces_another_and_refuses_is_asked_again(scripted: ScriptedKeeper) -> None:
+def test_keeper_that_refuses_is_asked_again_also_one_that_replaces_it(scripted: ScriptedKeeper) -> None:
     scripted.answers[BeginSegment] = NotKept("no memory")
     assert not save(1)
     saver()._connection.close()
-    scripted.answers[Reserve] = NotKept("too little")
     assert not save(2)
-    assert not save(3)  # what was refused isn't asked for again
-    assert (scripted.count(Reserve), scripted.count(BeginSegment)) == (2, 1)
+    assert not save(3)
+    assert (scripted.count(KeeperHello), scripted.count(BeginSegment)) == (2, 3)
 
 
 def test_snapshot_waits_until_copies_have_left_the_node(scripted: ScriptedKeeper) -> None:
