@@ -29,10 +29,10 @@ __all__ = ["SnapshotError", "restore", "save", "wait"]
 def save(iteration: int, state: object, *, every: int = 1) -> None:
     """Keep the state after ``iteration`` completed iterations, if that is a multiple of ``every``.
 
-    The state is copied within the call; all else follows in a thread. If the snapshot before isn't verified yet, the
-    call waits for it, so that all ranks keep the same iterations; after 10 s in vain snapshots are skipped until it is.
-    The first call waits for memory, for at most 10 s, too. Call it in one thread, and not in signal handlers: a call
-    while another one runs is skipped. A lower iteration than in the call before says that training has gone back.
+    The state is copied within the call; all else follows in a thread. If the snapshot before isn't verified yet, this
+    one is skipped. The first call waits for memory, for at most 10 s. Call it in one thread, and not in signal
+    handlers: a call while another one runs is skipped. A lower iteration than in the call before says that training has
+    gone back.
 
     Raises:
         SnapshotError: the state has something that can't be kept; the message names its path. Once a snapshot was kept

@@ -13,7 +13,7 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.copy_messages import Offer, Want
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.memory.keeper.copies import Copying, Door, Offered
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 0, 7), SnapshotKey(1, 0, 6)
@@ -66,10 +66,10 @@ class Loop:
     def is_verified(self, number: int) -> bool | None:
         return None if self.copies[number].come is None else self.verified
 
-    def lend(self, want: Want) -> Lent | str | None:
+    def lend(self, want: Want) -> Offered | str | None:
         if want.rank:
             return "there is no verified segment of rank 1"
-        return Lent(made(self.content), Offer(want.key, want.rank, 4, len(self.content)))
+        return Offered(Offer(want.key, want.rank, 4, len(self.content)), made(self.content))
 
 
 class Peer:
@@ -83,8 +83,9 @@ class Peer:
 
     def send(self, key: bytes = SECRET, bytes_per_s: int = 0, address: str = "") -> str:
         content = self.loop.content
-        copying = Copying(SNAPSHOT, address or self.address, COMPLETE)
-        return copies.send(copying, key, [ToCopy(2, made(content), len(content))], 4, bytes_per_s)
+        copying = Copying(SNAPSHOT, address or self.address)
+        offer = Offer(SNAPSHOT, 2, 4, len(content), COMPLETE)
+        return copies.send(copying, key, [Offered(offer, made(content))], bytes_per_s)
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
         fd, why = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)

@@ -1,6 +1,6 @@
 """Copies of snapshots on another node: sent, taken, and given back. In threads of the keeper, which may wait.
 
-The keeper's loop owns the segments: threads ask it (`Host`), and never touch one.
+The keeper's loop owns the segments: threads ask it (`CopyKeeping`), and never touch one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.linux.node_memory import node_memory
@@ -22,6 +22,9 @@ from megatron_ft.memory.keeper import link
 from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.rules.retention import refuse_chunk
 from megatron_ft.memory.rules.snapshots import SnapshotKey
+
+if TYPE_CHECKING:
+    from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 
 _MOST_CONNECTIONS = 32
 _VERIFY_S = 120.0
@@ -35,51 +38,19 @@ class _NoLongerWantedError(Exception):
     """Raised in a thread whose work has become useless. The message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """Segment that another node wants. ``fd`` is the thread's own."""
-
-    fd: int
-    offer: Offer
-
-
-class Host(Protocol):
-    """The keeper's loop, which answers its threads; called in the loop only."""
-
-    def admit(self, offer: Offer) -> int | str:
-        """Return the number of the segment that will hold the copy, or why it isn't taken."""
-
-    def take(self, number: int, fd: int, why: str) -> None:
-        """Take the segment that has come; ``fd`` -1: none has, because of ``why``."""
-
-    def is_verified(self, number: int) -> bool | None:
-        """Return True for a verified segment, False for one that is gone; None: it isn't known yet."""
-
-    def lend(self, want: Want) -> Lent | str | None:
-        """Return the segment, or why there is none; None: it isn't verified yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToCopy:
+class Offered(NamedTuple):
     """Segment that another node gets. ``fd`` is the thread's own."""
 
-    rank: int
+    offer: Offer
     fd: int
-    nbytes: int
 
 
 @dataclass(eq=False, slots=True)
 class Copying:
-    """Copying of a snapshot that is under way.
-
-    Args:
-        complete: newest snapshot that all ranks of the job have, when it began.
-        moved_s: when the last piece was sent.
-    """
+    """Copying of a snapshot that is under way. ``moved_s``: when the last piece was sent."""
 
     key: SnapshotKey
     address: str
-    complete: SnapshotKey | None = None
     is_wanted: bool = True
     moved_s: float = field(default_factory=time.monotonic)
 
@@ -89,16 +60,16 @@ class Copying:
             raise _NoLongerWantedError("no longer needed")
 
 
-def send(copying: Copying, key: bytes, segments: Sequence[ToCopy], world: int, bytes_per_s: int) -> str:
+def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s: int) -> str:
     """Send segments to the keeper of another node, which verifies each. Return why that failed, or ""."""
     try:
         peer = link.connect(copying.address, key)
         try:
             for each in segments:
                 copying.check()
-                peer.send(Offer(copying.key, each.rank, world, each.nbytes, copying.complete))
+                peer.send(each.offer)
                 _expect_accepted(peer.receive())
-                peer.send_segment(each.fd, each.nbytes, bytes_per_s, copying.check)
+                peer.send_segment(each.fd, each.offer.nbytes, bytes_per_s, copying.check)
                 _expect_accepted(peer.receive(_VERIFY_S))
         finally:
             peer.close()
@@ -135,7 +106,7 @@ class Door:
     ``ask`` has the keeper's loop make a call, and waits for what it returns.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, host: Host, ask: Callable[..., Any]) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, host: CopyKeeping, ask: Callable[..., Any]) -> None:
         self._listener = listener
         self._key = key
         self._host = host
@@ -194,7 +165,7 @@ class Door:
 
     def _give(self, peer: Link, want: Want) -> None:
         found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
-        if not isinstance(found, Lent):
+        if not isinstance(found, Offered):
             peer.send(NotKept(str(found or "it isn't verified yet")))
             return
         try:

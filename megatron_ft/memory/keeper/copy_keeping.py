@@ -13,7 +13,7 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.copy_messages import Offer, Want
 from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, Door, Lent, ToCopy
+from megatron_ft.memory.keeper.copies import Copying, Door, Offered
 from megatron_ft.memory.keeper.link import STALL_S
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
@@ -128,18 +128,19 @@ class CopyKeeping:
     def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
         prepared = self._prepared
         assert prepared is not None
-        held = [self._segments.verified(rank)[key] for rank in prepared.ranks]
-        segments: list[ToCopy] = []
+        segments: list[Offered] = []
         try:
-            for each in held:
-                segments.append(ToCopy(each.rank, os.dup(each.fd), each.nbytes))
+            for rank in prepared.ranks:
+                held = self._segments.verified(rank)[key]
+                offer = Offer(key, rank, prepared.world, held.nbytes, complete)
+                segments.append(Offered(offer, os.dup(held.fd)))
         except OSError:  # too many open files
             close_fds([each.fd for each in segments])
             raise
-        copying = self._copying = Copying(key, self._address, complete)
+        copying = self._copying = Copying(key, self._address)
 
         def send() -> Callable[[], None]:
-            why = copies.send(copying, self.key, segments, prepared.world, self._bytes_per_s)
+            why = copies.send(copying, self.key, segments, self._bytes_per_s)
             return partial(self._copied, copying, why)
 
         self._worker.post(send)
@@ -207,12 +208,12 @@ class CopyKeeping:
             return False
         return True if held.state is SegmentState.VERIFIED else None
 
-    def lend(self, want: Want) -> Lent | str | None:
+    def lend(self, want: Want) -> Offered | str | None:
         """Return a descriptor of the segment that another node wants, and what it is."""
         held = self._segments.verified(want.rank).get(want.key)
         if held is not None:
             try:
-                return Lent(os.dup(held.fd), Offer(want.key, want.rank, held.world, held.nbytes))
+                return Offered(Offer(want.key, want.rank, held.world, held.nbytes), os.dup(held.fd))
             except OSError as error:
                 return str(error.strerror)  # too many open files
         if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):

@@ -17,7 +17,8 @@ from megatron_ft.core.errors import LayoutError, ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds
+from megatron_ft.ipc.linux.processes import is_gone
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.digests import MakeHasher
@@ -44,7 +45,7 @@ from megatron_ft.memory.base.keeper_messages import (
     WriteFiles,
 )
 from megatron_ft.memory.keeper import copies, work
-from megatron_ft.memory.keeper.callers import RankCaller, RankCallers
+from megatron_ft.memory.keeper.callers import RankCaller
 from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
@@ -77,7 +78,8 @@ class KeeperService:
         self._closer = BackgroundWorker("ft_close", self._reactor.post)
         self._filers: dict[int, BackgroundWorker] = {}
         self._segments = Segments()
-        self._callers = RankCallers()
+        self._callers: dict[int, RankCaller] = {}
+        """By descriptor."""
         self._prepared: Prepare | None = None
         self._complete: SnapshotKey | None = None
         self._saved: SnapshotKey | None = None
@@ -223,14 +225,16 @@ class KeeperService:
     # -- connections of ranks ---------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        for gone in self._callers.closed():
-            self._forget(gone)  # else the next connection has its descriptor's number
-        caller = self._callers.accept(self._listener)
-        if caller is None:
+        for gone in [each for each in self._callers.values() if not each.is_open]:
+            self._forget(gone)  # a failed send has closed it: the next connection has its descriptor's number
+        accepted = accept_peer(self._listener)
+        if accepted is None:
             time.sleep(_PAUSE_S)  # there may be too many open files, and the peer goes on knocking
-        else:
-            self._reactor.watch(caller.fd, partial(self._read, caller))
-            self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
+            return
+        caller = RankCaller(accepted[0], accepted[2])
+        self._callers[caller.fd] = caller
+        self._reactor.watch(caller.fd, partial(self._read, caller))
+        self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
 
     def _read(self, caller: RankCaller, *, has_ended: bool = False) -> None:
         """Read what a rank has sent, also just before it ended."""
@@ -248,11 +252,16 @@ class KeeperService:
         if has_ended and self._callers.get(caller.fd) is caller:
             self._forget(caller)
 
+    def _callers_of(self, rank: int) -> list[RankCaller]:
+        return [each for each in self._callers.values() if each.rank == rank]
+
     def _forget(self, caller: RankCaller) -> None:
         """Close a connection; what its rank was writing is worthless."""
         self._reactor.unwatch(caller.fd)
         self._reactor.unwatch(caller.pidfd)
-        self._callers.forget(caller)
+        del self._callers[caller.fd]
+        caller.channel.close()
+        os.close(caller.pidfd)
         for held in self._segments.of(caller.rank, SegmentState.WRITING):
             self._drop(held)
 
@@ -283,9 +292,10 @@ class KeeperService:
             return f"this is cycle {self._prepared.cycle}, not {hello.cycle}"
         if hello.rank not in self._prepared.ranks:
             return f"rank {hello.rank} is not of this node"
-        if self._callers.living(hello.rank, caller) is not None:
+        others = [each for each in self._callers_of(hello.rank) if each is not caller]
+        if any(each.is_open and not is_gone(each.pidfd) for each in others):
             return f"another process is connected as rank {hello.rank}"
-        for gone in self._callers.of(hello.rank):
+        for gone in others:
             self._forget(gone)
         return ""
 
@@ -348,7 +358,7 @@ class KeeperService:
         self._drop(held)
         text = f"rank {held.rank} can't get {gigabytes(held.nbytes)} for a memory checkpoint, training goes on: {why}"
         self._say("pressure", text)
-        for caller in self._callers.of(held.rank):
+        for caller in self._callers_of(held.rank):
             if isinstance(caller.waits_for, BeginSegment):
                 caller.waits_for = None
                 caller.answer(NotKept(why))
@@ -500,7 +510,7 @@ class KeeperService:
             held.state, held.world = SegmentState.VERIFIED, found.world
             self._compare_with_last(found)
         if held.is_awaited:
-            for caller in self._callers.of(held.rank):
+            for caller in self._callers_of(held.rank):
                 caller.answer(NotKept(why) if why else Verified())
         self._tell_saved()
         if self._prepared is not None:

@@ -27,7 +27,8 @@ from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARI
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
-from megatron_ft.ipc.net.secret import memory_pickle_key
+from megatron_ft.ipc.net import tcp
+from megatron_ft.ipc.net.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
@@ -45,7 +46,6 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.memory.launcher.copy_door import CopyDoor
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
 
 _QUICK_S = 10.0
@@ -56,6 +56,7 @@ _ANSWER_S = 3.0
 """Part of the time for the stock in which the keeper stops verifying and answers."""
 _SEND_S = 1.0
 _STOP_WAIT_S = 2.0
+_BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,11 @@ class Keeper:
         self._reactor = reactor
         self._xxhash = xxhash
         self._pickle_key = memory_pickle_key(secret)
-        self._copies = CopyDoor(secret, copies_bytes_per_s, say)
+        self._copies_key = "" if secret is None else memory_copies_key(secret)
+        self._copies_bytes_per_s = copies_bytes_per_s
+        self._door: socket.socket | None = None
+        """Where other nodes' keepers connect, until the job's end: each keeper of this node gets it."""
+        self._has_tried_door = False
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -228,7 +233,8 @@ class Keeper:
             if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
                 self._reap(pidfd)
         self._let_go_of_socket()
-        self._copies.close()
+        if self._door is not None:
+            self._door.close()
         close_fds(self._take_all())
 
     # -- the life of the process ------------------------------------------------------------------------------
@@ -274,10 +280,22 @@ class Keeper:
         assert prepared is not None
         if prepared.world == len(prepared.ranks):
             return
-        listener = self._copies.open()
-        if listener is not None and self._channel is not None:
-            self._order(OpenDoor(self._copies.key, self._copies.bytes_per_s), (listener.fileno(),))
-            self._on_event(KeeperPort(prepared.cycle, self._copies.port))
+        if not self._has_tried_door:
+            self._has_tried_door, none = True, "no other node keeps copies of memory checkpoints"
+            if not self._copies_key:
+                self._say(f"{none}: this takes FT_SECRET, the same on all nodes")
+                return
+            try:
+                self._door = tcp.listen("", 0, backlog=_BACKLOG)
+            except OSError as error:
+                self._say(f"{none}: there is no port for them: {error.strerror or error}")
+        if self._door is not None and self._channel is not None:
+            self._order(OpenDoor(self._copies_key, self._copies_bytes_per_s), (self._door.fileno(),))
+            self._on_event(KeeperPort(prepared.cycle, self._port))
+
+    @property
+    def _port(self) -> int:
+        return 0 if self._door is None else int(self._door.getsockname()[1])
 
     def _spawn_connected(self) -> socket.socket:
         """Start the process; returns the launcher's end of the connection with it.
@@ -431,7 +449,7 @@ class Keeper:
                     close_fds(gone)
                 self._order(message)
             case Stock(question, kept) if question == self._question:
-                kept = replace(kept, port=self._copies.port)
+                kept = replace(kept, port=self._port)
                 if self._asked is None:  # the keeper's second answer
                     self._on_event(StockTaken(kept))
                 self._answer(kept)

@@ -113,10 +113,11 @@ class Plan:
 
 def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
     """Return where these tensors go; ``last`` if it fits. All have passed `why_unfit`."""
-    dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
-    if last is not None and last.dtypes == dtypes and last.shapes == shapes:
-        return last
-    return Plan(dtypes, shapes)
+    if last is not None and len(last.shapes) == len(tensors):
+        known = zip(tensors, last.dtypes, last.shapes, strict=True)
+        if all(each.dtype is dtype and each.shape == shape for each, dtype, shape in known):
+            return last
+    return Plan([each.dtype for each in tensors], [each.shape for each in tensors])
 
 
 def why_unfit(tensor: Any) -> str:

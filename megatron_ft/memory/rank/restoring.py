@@ -49,7 +49,11 @@ def restore(
     began_s = time.monotonic()
     connection = KeeperConnection(place)
     try:
-        _fetch_into(connection, place, key, state, make_hasher)
+        if make_hasher is None:
+            raise SnapshotError("xxhash isn't installed for this rank, or can't be loaded")
+        if not isinstance(state, dict):
+            raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
+        fill_from(_fetch(connection, key), place, key, state, make_hasher)
         connection.tell(RankBegan(key, time.monotonic() - began_s, newer_than))
         _restored = True
     except BaseException as error:
@@ -68,14 +72,10 @@ def restore(
 
 def begin_without(place: Place, key: SnapshotKey, newer_than: int) -> None:
     """Tell the launcher that this rank goes on from the checkpoint on disk: either all ranks restore, or none."""
-    connection = KeeperConnection(place)
-    try:
+    # a keeper that doesn't answer has lost the snapshot, and no rank of this node restores it
+    with contextlib.closing(KeeperConnection(place)) as connection, contextlib.suppress(SnapshotError):
         connection.open()
         connection.tell(RankBegan(key, None, newer_than))
-    except SnapshotError:
-        pass  # what this node has lost is restored by none of its ranks
-    finally:
-        connection.close()
 
 
 def read(place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> dict[str | int, Any]:
@@ -86,11 +86,8 @@ def read(place: Place, key: SnapshotKey, make_hasher: MakeHasher) -> dict[str | 
         OSError: it can't be read.
     """
     state: dict[str | int, Any] = {}
-    connection = KeeperConnection(place)
-    try:
-        _fetch_into(connection, place, key, state, make_hasher)
-    finally:
-        connection.close()
+    with contextlib.closing(KeeperConnection(place)) as connection:
+        fill_from(_fetch(connection, key), place, key, state, make_hasher)
     return state
 
 
@@ -109,17 +106,19 @@ def peek(place: Place, key: SnapshotKey, make_hasher: MakeHasher, name: str) -> 
         SnapshotError: it can't be had.
         OSError: it can't be read.
     """
-    connection = KeeperConnection(place)
-    try:
-        connection.open()
-        with _mapped(connection.ask(Fetch(key), Segment, _FETCH_S)[1], place, key, make_hasher) as (mapping, layout):
-            at = layout.tree.get(name)
-            tensor = None
-            if type(at) is list and at[0] == state_tree.TENSOR:
-                tensor = _fill(mapping, layout, at[1], None, make_hasher)
-            return Peek(layout.tree, tensor, connection.pickle_key)
-    finally:
-        connection.close()
+    with (
+        contextlib.closing(KeeperConnection(place)) as connection,
+        _mapped(_fetch(connection, key), place, key, make_hasher) as (mapping, layout),
+    ):
+        at = layout.tree.get(name)
+        is_there = type(at) is list and at[0] == state_tree.TENSOR
+        tensor = _fill(mapping, layout, at[1], None, make_hasher) if is_there else None
+        return Peek(layout.tree, tensor, connection.pickle_key)
+
+
+def _fetch(connection: KeeperConnection, key: SnapshotKey) -> int:
+    connection.open()
+    return connection.ask(Fetch(key), Segment, _FETCH_S)[1]
 
 
 def _tell(connection: KeeperConnection, failed: RestoreFailed) -> None:
@@ -142,17 +141,6 @@ def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(1)
-
-
-def _fetch_into(
-    connection: KeeperConnection, place: Place, key: SnapshotKey, state: object, make_hasher: MakeHasher | None
-) -> None:
-    if make_hasher is None:
-        raise SnapshotError("xxhash isn't installed for this rank, or can't be loaded")
-    if not isinstance(state, dict):
-        raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
-    connection.open()
-    fill_from(connection.ask(Fetch(key), Segment, _FETCH_S)[1], place, key, state, make_hasher)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Saves this rank's snapshots. `Saver.save` copies the state and returns; digests and all else follow in a thread.
 
 The thread keeps one segment of the node mapped for the next snapshot. Once that is filled, the thread computes digests
-from the segment, lets go of it, has the keeper verify it, and maps the next one. `save` waits for the thread while that
-goes on, so that all ranks save the same iterations; a thread that takes longer than `_WAIT_S` is not waited for again.
+from the segment, lets go of it, has the keeper verify it, and maps the next one. A snapshot that is due meanwhile is
+skipped, and the next one is taken at a multiple of a power of 2: so slow and quick ranks have those of the slowest in
+common.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
 
 _WAIT_S = 10.0
+"""Seconds that `save` waits for a segment the first time, and for a larger one."""
+_WAIT_SHARE = 0.05
+"""Part of the time since the last snapshot that `save` waits for the thread."""
+_MOST_SKIPPED = 15
 _ANSWER_S = 600.0
 _STOP_S = 2.0
 _QUIET_S = 300.0
@@ -50,6 +55,11 @@ _MEASURED = 3
 """Number of snapshots after which the user is told what they cost, the first one, which waits for memory, left out."""
 _SHARE = 0.01
 """Part of the time that snapshots may hold up training."""
+
+
+def is_aligned(number: int, skipped: int) -> bool:
+    """Return True if a snapshot may be taken after so many that were skipped: a multiple of a power of 2."""
+    return number % (1 << skipped.bit_length()) == 0
 
 
 @dataclass(eq=False)
@@ -81,8 +91,9 @@ class Saver:
         self._settled = threading.Event()
         """Set unless a snapshot is on its way."""
         self._settled.set()
-        self._is_late = False
-        """The thread has been waited for in vain, and is still busy."""
+        self._skipped = 0
+        """Number of snapshots in a row that were skipped because the thread was busy."""
+        self._returned_s = 0.0
         self._mapping: Mapping | None = None
         """Segment for the next snapshot."""
         self._plan: Plan | None = None
@@ -135,15 +146,19 @@ class Saver:
                 say.warn_of_rank(f"memory checkpoint of iteration {iteration} is skipped: it was saved before")
                 return
             began_s = time.monotonic()
-            self._reason = self._save(key, state) or self._reason
+            self._reason = self._save(key, state, iteration // every) or self._reason
+            self._returned_s = time.monotonic()
             self._count(began_s, iteration)
         finally:
             self._lock.release()
 
-    def _save(self, key: SnapshotKey, state: object) -> str:
-        """Return why there is no snapshot; empty if it is on its way."""
-        if not self._wait_idle():
+    def _save(self, key: SnapshotKey, state: object, number: int) -> str:
+        """Return why there is no snapshot; empty if it is on its way. ``number``: of those that are due."""
+        bound_s = _WAIT_SHARE * (time.monotonic() - self._returned_s)
+        if not is_aligned(number, self._skipped) or not self._wait_idle(bound_s):
+            self._skipped = min(self._skipped + 1, _MOST_SKIPPED)
             return "the snapshot before isn't verified yet"
+        self._skipped = 0
         try:
             filled_by = self._prepare(key, state)
         except SnapshotError as error:
@@ -197,20 +212,16 @@ class Saver:
             # the next layout that is a little longer must not need another segment
             self._wanted = max(self._wanted, need + (need - data_bytes) // 4 + _SLACK)
             self._give(None)
-            if not self._wait_idle():
+            if not self._wait_idle(_WAIT_S):
                 return None
         mapping = self._mapping
         return None if mapping is None or mapping.nbytes < need else mapping
 
-    def _wait_idle(self) -> bool:
+    def _wait_idle(self, bound_s: float) -> bool:
         if self._thread is not None and not self._thread.is_alive():  # an exception has ended it
             self._idle.set()
             self._settled.set()
-        if self._idle.wait(0 if self._is_late else _WAIT_S):
-            self._is_late = False
-            return True
-        self._is_late = True
-        return False
+        return self._idle.wait(bound_s)
 
     def _give(self, job: _Filled | None) -> None:
         """Have the thread do something; without one, that is given up."""
@@ -253,8 +264,8 @@ class Saver:
         return reason
 
     def wait(self) -> None:
-        """Return when no snapshot is on its way any more."""
-        while not self._settled.wait(0.1):
+        """Return when no snapshot is on its way any more, and the next one can be taken."""
+        while not self._idle.wait(0.1):
             if self._thread is None or not self._thread.is_alive():
                 return
 

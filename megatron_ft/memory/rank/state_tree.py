@@ -19,6 +19,8 @@ from megatron_ft.memory.rules.segment_layout import Path, name_of
 TENSOR = "tensor"
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 _KEYS = frozenset((str, int))
+_TENSOR_NODES: list[list[Any]] = []
+"""Kept: new ones for many tensors would have Python's garbage collector look at all that the script has."""
 _MAX_DEPTH = 64
 _MAX_INT_DIGITS = 4000
 _NUMPY_KINDS = "biufc"
@@ -64,8 +66,11 @@ class _Writer:
         if kind in _SCALARS:
             return self._checked(value) if self._carefully else value
         if is_tensor(value):
+            number = len(self._tensors)
             self._tensors.append(value)
-            return [TENSOR, len(self._tensors) - 1]
+            if number == len(_TENSOR_NODES):
+                _TENSOR_NODES.append([TENSOR, number])
+            return _TENSOR_NODES[number]
         if depth >= _MAX_DEPTH:
             raise UnfitError(f"is nested deeper than {_MAX_DEPTH} levels")
         if isinstance(value, dict):

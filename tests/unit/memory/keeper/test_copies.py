@@ -12,9 +12,10 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
+from megatron_ft.memory.base.copy_messages import Offer
 from megatron_ft.memory.keeper import copies, link
-from megatron_ft.memory.keeper.copies import Copying, ToCopy
-from tests.memory.in_flight import COMPLETE, SECRET, SNAPSHOT, Peer, between, made
+from megatron_ft.memory.keeper.copies import Copying, Offered
+from tests.memory.in_flight import SECRET, SNAPSHOT, Peer, between, made
 
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
@@ -67,8 +68,9 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
 
 
 def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
-    copying = Copying(SNAPSHOT, peer.address, COMPLETE, is_wanted=False)
-    assert copies.send(copying, SECRET, [ToCopy(2, made(CONTENT), len(CONTENT))], 4, 0) == "no longer needed"
+    copying = Copying(SNAPSHOT, peer.address, is_wanted=False)
+    offered = Offered(Offer(SNAPSHOT, 2, 4, len(CONTENT)), made(CONTENT))
+    assert copies.send(copying, SECRET, [offered], 0) == "no longer needed"
     assert peer.loop.taken == []
 
 

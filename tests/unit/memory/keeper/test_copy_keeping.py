@@ -12,7 +12,7 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.copy_messages import Offer
 from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying
+from megatron_ft.memory.keeper.copies import Copying, Offered
 from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
@@ -46,8 +46,8 @@ class Keeping:
         self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
         self.copies.obey(CopyTo(3, "node-b:1"), ())
 
-    def _send(self, copying: Copying, *_: object) -> str:
-        self.sent.append((copying.key, copying.complete))
+    def _send(self, copying: Copying, _key: bytes, segments: list[Offered], _: int) -> str:
+        self.sent += [(each.offer.key, each.offer.complete) for each in segments]
         return self.why
 
     def _take(self, held: HeldSegment, fd: int, why: str) -> None:

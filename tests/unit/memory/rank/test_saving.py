@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from megatron_ft.memory.base.keeper_messages import (
     RankBegan,
 )
 from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
-from megatron_ft.memory.rank.saving import Saver
+from megatron_ft.memory.rank.saving import Saver, is_aligned
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
 from megatron_ft.rank.base import say
@@ -295,6 +296,24 @@ def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
 
 
 # -- keepers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("quick", "slow"), [(1, 2), (2, 3), (2, 5), (3, 4), (1, 9)])
+def test_ranks_of_any_speed_have_snapshots_in_common(quick: int, slow: int) -> None:
+    """Each is busy for another number of intervals after a snapshot."""
+
+    def taken(busy: int, first: int) -> set[int]:
+        found, free_at, skipped = set[int](), 0, 0
+        for number in range(first, 300):
+            if number >= free_at and is_aligned(number, skipped):
+                found.add(number)
+                free_at, skipped = number + busy, 0
+            else:
+                skipped += 1
+        return found
+
+    common = sorted(taken(quick, 0) & taken(slow, 1))
+    assert max(later - earlier for earlier, later in pairwise(common)) <= 4 * slow
 
 
 def test_keeper_that_does_not_answer_is_waited_for_once(
