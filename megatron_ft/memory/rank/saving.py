@@ -103,7 +103,6 @@ class Saver:
         self._era, self._newest = 0, -1
         """Of the iterations that `save` was called for."""
         self._last_saved: SnapshotKey | None = None
-        self._has_saved = False
         self._failed = 0
         """Number of snapshots since the last verified one."""
         self._reason = ""
@@ -154,18 +153,17 @@ class Saver:
 
     def _save(self, key: SnapshotKey, state: object, number: int) -> str:
         """Return why there is no snapshot; empty if it is on its way. ``number``: of those that are due."""
-        bound_s = _WAIT_SHARE * (time.monotonic() - self._returned_s)
+        bound_s = min(_WAIT_S, _WAIT_SHARE * (time.monotonic() - self._returned_s))
         if not is_aligned(number, self._skipped) or not self._wait_idle(bound_s):
             self._skipped = min(self._skipped + 1, _MOST_SKIPPED)
             return "the snapshot before isn't verified yet"
         self._skipped = 0
         try:
-            filled_by = self._prepare(key, state)
-        except SnapshotError as error:
-            if not self._has_saved:
+            head, tensors, plan = self._prepare(key, state)
+        except (SnapshotError, MemoryError) as error:
+            if not self._taken and isinstance(error, SnapshotError):
                 raise
             return self._warn(key.iteration, error)
-        head, tensors, plan = filled_by
         need = plan.data_bytes + len(head) + DIGEST_BYTES * len(tensors) + TRAILER_BYTES
         mapping = self._segment(need, plan.data_bytes)
         if mapping is None:
@@ -174,8 +172,7 @@ class Saver:
             copy_tensors(tensors, plan, mapping)
         except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's
             return self._warn(key.iteration, error)
-        self._last_saved, self._has_saved = key, True
-        self._taken += 1
+        self._last_saved, self._taken = key, self._taken + 1
         self._settled.clear()
         self._give(_Filled(mapping, key, head, plan))
         return ""

@@ -83,6 +83,9 @@ class _Writer:
             return dict(zip(keys, self._nodes(value.items(), depth), strict=True))
         if kind is list or kind is tuple:
             return [kind.__name__, self._items(value, depth)]
+        return self._special(value, kind, depth)
+
+    def _special(self, value: Any, kind: Any, depth: int) -> Any:
         if isinstance(value, tuple) and kind.__name__ == "Size" and kind.__module__ == "torch":
             return ["Size", list(value)]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
