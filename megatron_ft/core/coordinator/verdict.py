@@ -50,9 +50,6 @@ class Seat:
     def miss(self, now_s: float) -> None:
         self.missing_s = now_s
 
-    def learn_name(self, name: str) -> None:
-        self.name = self.name or name
-
     def leave(self, text: str) -> None:
         self.leaving = text
 
