@@ -95,7 +95,7 @@ class Coordinator:
         self._slow_ranks = SlowRanks(-1, 0)
         self._next_cycle = NextCycle(self._state, self._decider, self._nodes)
         self._notices = Notices(self._state, self._nodes)
-        self._founds_s: float | None = FOUNDING_S if record is None and not epoch else None
+        self._founds_s: float | None = FOUNDING_S if record is None else None
         """When a leader without a record may decide at the latest; None: it may."""
         self._ended_s = self._over_s = self._lingers_s = 0.0
         """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
@@ -413,8 +413,6 @@ class Coordinator:
 
     def lock_answers(self, answers: bool) -> None:
         """While etcd doesn't answer, another leader may lead: no launcher's silence counts."""
-        if answers and not self._lock_answers:
-            self._clock.mark_unanswered()
         self._lock_answers = answers
 
     def _begin_cycle(self, record: DecisionRecord) -> None:

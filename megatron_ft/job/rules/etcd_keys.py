@@ -81,8 +81,7 @@ class Ledger:
 
     def __init__(self, call: Call, job: str, held: LeaseHeld, *, new_name: Callable[[], str]) -> None:
         self._call, self._job, self._held, self._new_name = call, job, held, new_name
-        self._life, self._life_revision, self._lease = "", 0, ""
-        self._next_life, self._next_lease = "", ""
+        self._life = self._lease = ""
         self._renewals = 0
         self.former: FormerDecision | None = None
         """The last decision that `enter` has found."""
@@ -92,7 +91,7 @@ class Ledger:
         life = _first(self._call("kv/range", {"key": _text(_life_key(self._job))}))
         if life is None:
             return self.begin_life()
-        self._lives(life)
+        self._life, self._lease = _plain(life["value"]).decode(), life["lease"]
         prefix = _decision_key(self._job, self._life)
         search = {"range_end": _text(prefix[:-1] + "0"), "sort_order": "DESCEND", "sort_target": "KEY", "limit": "1"}
         last = _first(self._call("kv/range", {"key": _text(prefix), **search}))
@@ -119,35 +118,18 @@ class Ledger:
         if record.decision.number >= 2:  # the last two tell all
             former = _decision_key(self._job, self._life, record.decision.number - 2)
             changes.append({"request_delete_range": {"key": _text(former)}})
-        return self._change(key, value, [_is(key, "version", 0), self._is_of_life], changes)
+        return self._change(key, value, [_is(key, "version", 0)], changes)
 
     def begin_life(self) -> bool:
         """Begin another life of the job, without decisions; those of the last one go."""
-        if not self._next_lease:
-            self._next_lease = self._call("lease/grant", {"TTL": str(_KEPT_S)})["ID"]
-            self._next_life = self._new_name()
-        key = _life_key(self._job)
-        if not self._change(
-            key, self._next_life.encode(), [self._is_of_life], [_put(key, self._next_life, self._next_lease)]
-        ):
+        key, name, former = _life_key(self._job), self._new_name(), self._lease
+        lease = self._call("lease/grant", {"TTL": str(_KEPT_S)})["ID"]
+        if not self._change(key, name.encode(), [], [_put(key, name, lease)]):
             return False
-        former = self._lease
-        life = _first(self._call("kv/range", {"key": _text(key)}))
-        if life is None:
-            return False
-        self._lives(life)
-        self._next_life = self._next_lease = ""
+        self._life, self._lease = name, lease
         if former:
             release(self._call, former)
         return True
-
-    def _lives(self, life: Body) -> None:
-        self._life = _plain(life["value"]).decode()
-        self._life_revision, self._lease = int(life["mod_revision"]), life["lease"]
-
-    @property
-    def _is_of_life(self) -> Body:
-        return _is(_life_key(self._job), "mod_revision", self._life_revision)
 
     def _change(self, key: str, value: bytes, compare: list[Body], changes: list[Body]) -> bool:
         """Make changes that give ``key`` that value, or find that they were made when it was tried before."""
@@ -178,7 +160,7 @@ def _decision_key(job: str, life: str, number: int | None = None) -> str:
 
 def _is(key: str, what: str, value: int) -> Body:
     """Return the condition that a key has this revision or version; 0: it is absent."""
-    target = {"create_revision": "CREATE", "mod_revision": "MOD", "version": "VERSION"}[what]
+    target = {"create_revision": "CREATE", "version": "VERSION"}[what]
     return {"key": _text(key), "target": target, "result": "EQUAL", what: str(value)}
 
 

@@ -121,13 +121,17 @@ class EtcdLock:
         else:
             if self._held is not None and self._held.epoch != seen.epoch:
                 self.lost()  # the leader here was paused, or cut off from etcd
-            if held is not None and self._listener is not None:
-                self._begin_to_lead(held, seen.address, self._listener)
+            if self._listener is not None:
+                self._lead_or_close(held, seen.address, self._listener)
             self._coordination.leader_at(*seen)
         self._look_again()
 
-    def _begin_to_lead(self, held: LeaseHeld, address: str, listener: socket.socket) -> None:
+    def _lead_or_close(self, held: LeaseHeld | None, address: str, listener: socket.socket) -> None:
+        """Start the leader, if this launcher has got the lock."""
         self._held, self._listener = held, None
+        if held is None:
+            listener.close()
+            return
         self._leading = EndpointLock(
             self._reactor,
             address,

@@ -10,11 +10,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.messages import EtcdSettings, Identity, JobDefinition
+from megatron_ft.core.job.messages import Identity, JobDefinition
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import age_s
@@ -88,7 +89,7 @@ def joined(
             where another launcher of this machine holds the lock.
 
     Raises:
-        ConfigError: the secret or the endpoint can't be used.
+        ConfigError: the secret, the endpoint or etcd can't be used.
         AlreadyFinishedError: it has.
     """
     here = launcher.stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
@@ -110,8 +111,6 @@ def joined(
             _identity(place, "", _HERE, past),
             transport=lambda listener: InProcess(launcher.reactor, listener, defined),
         )
-    elif place.etcd is not None:
-        coordination, lock = _by_etcd(launcher, place, place.etcd, coordinated, defined, here=here, past=past)
     else:
         secret = read_secret(os.environ)
         listener = launcher.stop.blocking(lambda: _listener(place))
@@ -126,17 +125,22 @@ def joined(
             _identity(place, format_address(here, 0).rpartition(":")[0], endpoint, past),
             transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
         )
-        lock = EndpointLock(
-            launcher.reactor,
-            endpoint,
-            defined,
-            listener=listener,
-            take=lambda: take_again(name, port) if place.is_here else None,
-            secret=secret,
-            environ=os.environ,
-            held=lambda: setattr(coordination.member, "owns", True),
-            say=launcher.say,
-        )
+        own: dict[str, Any] = {"secret": secret, "environ": os.environ, "say": launcher.say}
+        if place.etcd is not None:
+            call = EtcdClient(place.etcd)
+            with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
+                launcher.stop.blocking(lambda: look(call, place.job))
+            lock = EtcdLock(launcher.reactor, place.etcd, call, defined, coordination, host=here, **own)
+        else:
+            lock = EndpointLock(
+                launcher.reactor,
+                endpoint,
+                defined,
+                listener=listener,
+                take=lambda: take_again(name, port) if place.is_here else None,
+                held=lambda: setattr(coordination.member, "owns", True),
+                **own,
+            )
     rendezvous.register(config, orders=coordination.orders, store=store)
     if lock is not None:
         launcher.children.add(lock.pids)
@@ -150,43 +154,6 @@ def joined(
         coordination.close()
         if lock is not None:
             lock.close(is_in_a_hurry=launcher.stop.is_in_a_hurry)
-
-
-def _by_etcd(
-    launcher: JoinContext,
-    place: MeetingPlace,
-    settings: EtcdSettings,
-    coordinated: Callable[..., Coordination],
-    defined: JobDefinition,
-    *,
-    here: str,
-    past: Past,
-) -> tuple[Coordination, EtcdLock]:
-    """Return the member of a job whose leader is named in etcd, and its part in that.
-
-    Raises:
-        ConfigError: etcd is none, or doesn't let this launcher in.
-    """
-    secret, call = read_secret(os.environ), EtcdClient(settings)
-    with contextlib.suppress(EtcdAway):  # it may come up later
-        launcher.stop.blocking(lambda: look(call, place.job))
-    coordination = coordinated(
-        _identity(place, format_address(here, 0).rpartition(":")[0], place.endpoint, past),
-        transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
-    )
-
-    lock = EtcdLock(
-        launcher.reactor,
-        settings,
-        call,
-        defined,
-        coordination,
-        host=here,
-        secret=secret,
-        environ=os.environ,
-        say=launcher.say,
-    )
-    return coordination, lock
 
 
 def _listener(place: MeetingPlace) -> socket.socket | None:

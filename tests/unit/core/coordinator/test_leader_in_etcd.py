@@ -76,7 +76,7 @@ class Leader:
         self.effects += answers(self.machine, effects, self.now_s)
 
 
-def test_leader_tells_its_epoch_and_founds_a_job_at_once_where_etcd_has_no_decision() -> None:
+def test_leader_tells_its_epoch_and_founds_a_job_where_etcd_has_no_decision() -> None:
     leader = Leader(None)
     leader.meet(hello("a"), hello("b"), hello("c"))
     leader.wait(0.5)
@@ -116,7 +116,10 @@ def test_new_launchers_begin_another_run_once_no_former_one_has_come_for_a_while
 
 def test_launcher_of_a_run_before_the_last_one_is_none_of_it() -> None:
     leader = Leader()
-    leader.meet(knowing("x", 0, replace(LAST, id="older.3", founding="older.0")), hello("a"), hello("b"))
+    leader.meet(knowing("x", 0, replace(LAST, id="older.3", founding="older.0")), hello("a"))
+    leader.wait(FORMER_S + 5)
+    assert (leader.lives(), leader.decisions()) == (0, [])
+    leader.meet(hello("b"))
     leader.wait(FORMER_S + 40)
     assert leader.lives() == 1
     assert leader.decisions()[0].number == 0
@@ -162,6 +165,17 @@ def test_end_of_the_run_before_is_told_to_its_launchers_and_those_of_the_next_co
     assert [each.link for each in leader.effects if isinstance(each, actions.Drop)] == [0, 1]
     leader.meet(hello("a"))
     assert leader.told(Assignment) == [2]
+
+
+def test_node_that_has_not_come_to_a_new_leader_is_not_lost_while_etcd_does_not_answer() -> None:
+    leader = Leader()
+    leader.meet(knowing("i0", 0), knowing("i1", 1))
+    leader.machine.lock_answers(False)
+    leader.wait(30.0)
+    assert leader.told(m.End) == []
+    leader.machine.lock_answers(True)
+    leader.wait(32.0)
+    assert leader.told(m.End) == [0, 1]
 
 
 def test_no_node_is_lost_while_etcd_does_not_answer() -> None:
