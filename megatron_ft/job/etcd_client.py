@@ -61,7 +61,7 @@ class EtcdClient:
                 status, answer = self._post(path, body)
                 if status == http.HTTPStatus.OK:
                     return answer
-                if is_last or not self._token or not any(text in answer["message"] for text in _TOKEN_IS_OLD):
+                if is_last or not self._token or not any(text in str(answer["message"]) for text in _TOKEN_IS_OLD):
                     break
                 self._token = ""  # it is too old, or users have been changed
         raise self._error(answer)
@@ -87,7 +87,8 @@ class EtcdClient:
             answer: Any = json.loads(data)
         except ValueError:
             answer = None
-        if isinstance(answer, dict) and (status == http.HTTPStatus.OK or isinstance(answer.get("message"), str)):
+        parts = ("header", "result") if status == http.HTTPStatus.OK else ("message",)
+        if isinstance(answer, dict) and not answer.keys().isdisjoint(parts):
             return status, answer
         raise ConfigError(f"{self._where} is no etcd with the JSON gateway of v3: {status} {_shown(data)}")
 
@@ -98,7 +99,7 @@ class EtcdClient:
         return http.client.HTTPSConnection(host, port, timeout=self._answer_s, context=self._tls)
 
     def _error(self, answer: Body) -> Exception:
-        text, code = _shown(answer["message"].encode()), answer.get("code")
+        text, code = _shown(str(answer["message"]).encode()), answer.get("code")
         if code == _NOT_FOUND:
             return LeaseGone(text)
         is_mistake = code in (_DENIED, _UNAUTHENTICATED, _UNSERVED) or any(each in text for each in _MISTAKES)

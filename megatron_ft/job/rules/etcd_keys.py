@@ -49,7 +49,9 @@ def look(call: Call, job: str) -> Seen:
     """Return who leads."""
     answer = call("kv/range", {"key": _text(_leader_key(job))})
     leader = _first(answer)
-    value, epoch = (_plain(leader["value"]).decode(), int(leader["create_revision"])) if leader else ("", 0)
+    value, epoch = (
+        (_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"])) if leader else ("", 0)
+    )
     return Seen(value, epoch, int(answer["header"]["revision"]))
 
 
