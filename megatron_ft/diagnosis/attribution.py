@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from megatron_ft.core.facts.launcher import Attribution, FailureClass
 from megatron_ft.diagnosis.exceptions import is_peer_loss
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+))?")
+_XID = re.compile(r"NVRM: Xid \(PCI:([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+))?(?:.*caused by previous Xid (\d+))?")
 _FALLEN_OFF = re.compile(r"NVRM: .*fallen off the bus", re.DOTALL)
 _MEMORY_KILL = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+)")
 _OF_THE_PROGRAM = (13, 31)
@@ -32,11 +32,15 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     # hardware, and a node whose driver isn't in order
     (_HARDWARE, "ECC error of the GPU", r"(uncorrectable|double bit) ecc error|ecc_?uncorrectable|contained ecc"),
     (_HARDWARE, "NVLink error", r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable"),
-    (_HARDWARE, "lost GPU", r"gpu is lost|fallen off the bus|unable to determine the device handle"),
+    (_HARDWARE, "lost GPU", r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle"),
     (_HARDWARE, "lost GPU", r"cuda_?error_?device_?unavailable|device\(s\) is/are busy or unavailable"),
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
     (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
-    (_HARDWARE, "driver mismatch", r"driver/library version mismatch|system has unsupported display driver"),
+    (
+        _HARDWARE,
+        "driver mismatch",
+        r"driver/library version mismatch|unsupported display driver|failed to initialize nvml",
+    ),
     (_HARDWARE, "GPU hardware error", r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)"),
     (_HARDWARE, "machine check", r"machine check exception|hardware error.*mce|\bmce: .*hardware error"),
     # memory that is a file, and what reads alike
@@ -57,12 +61,14 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108)\b"),
     (_STORAGE, "failed write", r"pytorchstreamwriter failed writing|file write failed|unexpected pos \d+ vs \d+"),
     (_STORAGE, "damaged file", r"failed finding central directory|pytorchstreamreader failed|metadataincompletebuffer"),
-    (_STORAGE, "damaged file", r"header_?too_?(large|small)|invalid_?header_?(deserialization|length|start)\b"),
+    (_STORAGE, "damaged file", r"error while deserializing header|invalid_?header_?(deserialization|length|start)\b"),
     (_STORAGE, "damaged file", r"invalid load key|pickle data was truncated|unexpected eof, expected|ran out of input"),
     (
         _STORAGE,
         "damaged file",
-        r"unexpected end of file|file is not a zip file|not a gzipped file|file signature not found",
+        r"unexpected end of (file|data)|not a (zip|gzipped) file|file signature not found|truncated file"
+        r"|file read failed"
+        r"|parquet magic bytes not found|corrupt footer|end-of-stream marker|incomplete or truncated",
     ),
     (
         _STORAGE,
@@ -80,15 +86,19 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _NETWORK,
         "InfiniBand error",
-        r"ibv_\w+ failed|transport retry counter|async event ?: ?port error|local qp op|\bqp[ _]fatal",
+        r"ibv_\w+ failed|transport retry count|async (fatal )?event.{0,60} error|local qp op|\bqp[ _]fatal",
     ),
     (_NETWORK, "no route", r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable"),
     (
         _NETWORK,
         "name resolution",
-        r"name or service not known|temporary failure in name resolution|gaierror|nodename nor",
+        r"name or service not known|name resolution|nameresolution|gaierror|nodename nor|hostname .{0,40}cannot be",
     ),
-    (_NETWORK, "no connection", r"client socket has (timed out|failed to connect)|socket has failed to connect"),
+    (
+        _NETWORK,
+        "no connection",
+        r"client socket has (timed out|failed to connect)|socket has failed to connect|to the c10d store has failed",
+    ),
     (
         _NETWORK,
         "no connection",
@@ -98,11 +108,19 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _NETWORK,
         "no connection",
-        r"httpsconnectionpool\(.*(max retries exceeded|timed out)|couldn't connect to .?https?://",
+        r"https?connectionpool\(.*(max retries exceeded|timed out)"
+        r"|couldn't (connect to|reach) .?(https?://|\S+ on the hub)"
+        r"|remote ?end closed connection|(connect|read) ?timeout (error|on endpoint)|cannot connect to host"
+        r"|serverdisconnected|connecttimeout|incompleteread",
     ),
     (_NETWORK, "no connection", r"could not connect to the endpoint url|\b50\d server error\b"),
     (_NETWORK, "no interface", r"no socket interface found|bootstrap : no socket interface|unable to find address for"),
-    (_NETWORK, "UCX or OFI error", r"\bucx\b.*(endpoint|timeout|unreachable)|net/ofi .*(error|failed)|efa .*error"),
+    (
+        _NETWORK,
+        "UCX or OFI error",
+        r"\bucx\b.*(endpoint|timeout|unreachable|connect)|transport error: endpoint|ucp_ep_create"
+        r"|net/ofi .*(error|failed)|efa .*error",
+    ),
     # the workload: memory, kernels, data
     (_WORKLOAD, "GPU out of memory", r"cuda out of memory|cuda error: out of memory|outofmemoryerror"),
     (_WORKLOAD, "GPU out of memory", r"cuda failure (\d+ )?'out of memory'"),
@@ -116,7 +134,11 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     ),
     (_WORKLOAD, "dead data loader", r"dataloader worker .*(exited unexpectedly|is killed by signal)"),
     (_WORKLOAD, "assertion on the device", r"device-side assert|assertion `.*` failed|cuda_error_assert"),
-    (_WORKLOAD, "illegal memory access", r"illegal memory access|cuda_error_illegal_address|misaligned address"),
+    (
+        _WORKLOAD,
+        "illegal memory access",
+        r"illegal memory access|memory access fault by gpu|cuda_error_illegal_address|misaligned address",
+    ),
     (
         _WORKLOAD,
         "invalid kernel",
@@ -128,7 +150,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "not a number",
-        r"\bfound (nan|inf)\b|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b|unexpected result (nan|inf)",
+        r"\bfound (nan|inf)\b|became (infinite|nan)|non-?finite|unexpected result (nan|inf)"
+        r"|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b",
     ),
     (
         _WORKLOAD,
@@ -138,12 +161,19 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "wrong shape or type",
-        r"must match the size of tensor|expected scalar type|should have the same dtype|mark a variable ready",
+        r"must match the size of tensor|expected scalar type|should have the same dtype|input type .{0,60}weight type"
+        r"|given groups=|invalid device ordinal|sizes of tensors must match",
     ),
     (
         _WORKLOAD,
         "wrong shape or type",
         r"error\(s\) in loading state_dict|missing key\(s\) in state_dict|expected all tensors to be on the same",
+    ),
+    (
+        _WORKLOAD,
+        "misused autograd",
+        r"mark a variable ready|expected to have finished reduction|does not require grad|by an inplace operation"
+        r"|through the graph a second time",
     ),
     (
         _WORKLOAD,
@@ -156,7 +186,16 @@ stands before what any part may write."""
 _OF_A_PROGRAM = (
     *("AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError"),
     *("NotImplementedError", "RecursionError", "SyntaxError", "IndentationError", "TypeError", "UnboundLocalError"),
-    *("ValueError", "ZeroDivisionError", "FileNotFoundError", "PermissionError", "UnicodeDecodeError", "OverflowError"),
+    *(
+        "ValueError",
+        "ZeroDivisionError",
+        "FloatingPointError",
+        "ValidationError",
+        "FileNotFoundError",
+        "PermissionError",
+        "UnicodeDecodeError",
+        "OverflowError",
+    ),
     *("JSONDecodeError", "argparse.ArgumentError", "StopIteration", "IsADirectoryError", "NotADirectoryError"),
 )
 """Exceptions of Python that come from the program, its arguments or its data."""
@@ -195,7 +234,7 @@ def _attribute_error(error: str) -> Attribution | None:
 
 
 def _attribute_kernel(lines: tuple[str, ...], pid: int | None) -> Attribution | None:
-    found = (int(match[2]) for line in lines if (match := _XID.search(line)))
+    found = (int(match[4] or match[2]) for line in lines if (match := _XID.search(line)))
     numbers = sorted((xid for xid in found if xid not in _NO_FAILURES), key=lambda xid: xid in _OF_THE_PROGRAM)
     if numbers:
         kind = _WORKLOAD if numbers[0] in _OF_THE_PROGRAM else _HARDWARE

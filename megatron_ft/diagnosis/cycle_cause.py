@@ -103,14 +103,21 @@ def find_cause(
 ) -> Cause | None:
     """Return why a cycle failed; None if no rank failed.
 
-    A verdict precedes every exit, because the launcher ends what was found hung. Otherwise the cause is the first exit
+    A verdict precedes every exit, because the launcher ends what was found hung, but for a rank that had failed before
+    most of the overdue time: the others only waited for that one. Otherwise the cause is the first exit
     that launcher and monitor didn't cause; among exits seen at the same time a signal from outside is likelier than an
     error that the loss of a peer would raise, too; otherwise the earliest exit or exception counts. A rank that
     had raised before it was signalled counts as a cause, even if it took so long to end that it was killed; ``raised``:
     ranks that were seen to raise, whenever they were signalled.
     """
     raised_ns = {each.rank: each.raised_at_ns for each in exits if each.raised_at_ns}
-    verdicts = [each for each in verdicts if raised_ns.get(each.rank, each.at_ns) >= each.at_ns]  # others were ending
+    before = [each for each in exits if each.exitcode and not (each.by_us or is_secondary_failure(each))]
+    first_ns = min((each.raised_at_ns or each.at_ns for each in before), default=math.inf)
+    verdicts = [
+        each
+        for each in verdicts  # others were ending, or waited for a rank that had failed
+        if raised_ns.get(each.rank, each.at_ns) >= each.at_ns and first_ns > each.at_ns - each.elapsed_s * 0.5e9
+    ]
     if verdicts:
         # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
         # iteration behind is likelier, whichever was reported first

@@ -344,7 +344,7 @@ def test_an_exception_is_written_and_a_child_s_isn_t(subjects: Subjects) -> None
     body = """
 reporter.begin(board, stack_fd, ask_fd)
 if os.fork() == 0:
-    reporter.forget_in_child()
+    reporter.forget(in_child=True)
     ready()
     raise KeyError("of the child")
 os.wait()

@@ -255,7 +255,7 @@ sys.excepthook = theirs
 for _ in range(2):
     client.shutdown_workload_monitoring()
     client.init_workload_monitoring()
-stacks = client._crash_reporter._stack_fd
+stacks = client._crash_reporter.stack.number
 """
 
 

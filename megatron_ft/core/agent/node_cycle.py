@@ -39,7 +39,8 @@ class NodeCycle:
         self, options: Options, number: int, met: events.RanksMet | None, learning: LauncherLearning, *, now_ns: int
     ) -> None:
         self.met = met
-        self.record = CycleRecord(number, () if met is None else met.ranks, met_ns=now_ns)
+        ranks, world_size = ((), 1) if met is None else (met.ranks, met.world_size)
+        self.record = CycleRecord(number, ranks, met_ns=now_ns, world_size=world_size)
         self.diagnosis = NodeHangDiagnosis(options, self.record, learning)
         self.last_look = LastLook(options, self.record)
         self._options = options

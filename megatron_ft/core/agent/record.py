@@ -18,7 +18,7 @@ from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job.job_lines import restore_failed
 from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.rerun import rerun_meaning
-from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause, hang_of_one
+from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause, hang_of_one, undetermined_hang
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
@@ -35,11 +35,12 @@ _COUNTED_LATE_NS = 3_000_000_000
 class CycleRecord:
     """Facts of one cycle, by local rank; ``ranks`` are global ones, none before the nodes have met."""
 
-    def __init__(self, cycle: int, ranks: Sequence[int], *, met_ns: int) -> None:
+    def __init__(self, cycle: int, ranks: Sequence[int], *, met_ns: int, world_size: int = 1) -> None:
         self.cycle = cycle
         self.ranks = ranks
         self.met_ns = met_ns
         """Time at which the nodes had met, when a record begins."""
+        self.world_size = world_size
         self.started: dict[int, RankStarted] = {}
         self.exits: dict[int, RankExited] = {}
         self.watched: set[int] = set()
@@ -325,6 +326,10 @@ class CycleRecord:
             return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
         if cause is not None and cause.kind is CauseKind.HANG and cause.rank in self.places:
             return msgspec.structs.replace(cause, detail=self.places[cause.rank])
+        found = next((each for each in self.overdue.values() if cause is not None and each.rank == cause.rank), None)
+        if cause is not None and cause.kind is CauseKind.HANG and found is not None and self.world_size > 1:
+            # without evidence on all ranks it may only have waited for another
+            return cause if found.stopped else undetermined_hang(found, detail="root cause undetermined")
         return cause or Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
 
     def own_failure(self, seen: Readings) -> Cause | None:
@@ -332,12 +337,11 @@ class CycleRecord:
 
         A rank that ends of an exception counts, even before it has ended.
         """
-        if self.hung:
-            return None
         running = sorted(self.running)
         ending = [self.end_of_its_exception(each, seen) or self._end_by_rerun(each, seen) for each in running]
-        own = find_cause([*self.exits.values(), *filter(None, ending)], [])
-        return own if own is not None and not (own.follows or own.by_us) else None
+        own = find_cause([*self.exits.values(), *filter(None, ending)], [*self.overdue.values(), *self._verdicts])
+        is_own = own is not None and own.kind is not CauseKind.HANG and not (own.follows or own.by_us)
+        return own if is_own else None
 
     def request_cause(self) -> Cause:
         """Return the request of a rank of this node that ended the cycle, as a cause."""

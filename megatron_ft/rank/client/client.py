@@ -433,7 +433,7 @@ def _not_initialized() -> RankMonitorClientError:
 def _disarm_in_child() -> None:
     """Disconnect a forked child (a data-loader worker): its hooks must not report for the rank."""
     for client in list(_clients):
-        client._crash_reporter.forget_in_child()
+        client._crash_reporter.forget(in_child=True)
         client._disconnect()
 
 

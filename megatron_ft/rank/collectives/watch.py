@@ -135,7 +135,7 @@ class CollectiveWatch:
 
     def forget_in_child(self) -> None:
         """Close everything in a forked child (a data-loader worker), which isn't the rank."""
-        self._crash_reporter.forget_in_child()
+        self._crash_reporter.forget(in_child=True)
         if self.own_board is not None:
             self.own_board.close()
 

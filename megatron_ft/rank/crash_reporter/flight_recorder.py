@@ -41,7 +41,16 @@ def collectives() -> Collectives:
     if "torch.distributed" not in sys.modules:
         return Collectives(error="torch.distributed isn't imported")
     try:
-        return _collectives()
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            return Collectives(error="there is no process group")
+        dumps = _dumps()
+        if not dumps:
+            return Collectives(error="this torch has no flight recorder")
+        traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
+        found = digest([entry for trace in traces for entry in trace.get("entries") or []])
+        return replace(found, ranks=_groups({each.group for each in found.in_flight}))
     except Exception as error:  # noqa: BLE001 - private parts of torch: whatever they raise, the rest of the evidence counts
         return Collectives(error=f"{type(error).__name__}: {error}")
 
@@ -54,21 +63,19 @@ def counts() -> Counts | None:
     """
     if "torch.distributed" not in sys.modules:
         return None
-    try:
-        return _counts()
-    except Exception:  # noqa: BLE001 - private parts of torch: if they raise, collectives aren't watched here
-        return None
-
-
-def own_rank() -> int | None:
-    """Return this process's number in its default process group; None if there is none."""
-    if "torch.distributed" not in sys.modules:
-        return None
+    found: Counts = {}
     try:
         import torch.distributed as dist
 
-        return dist.get_rank() if dist.is_initialized() else None
-    except Exception:  # noqa: BLE001 - whatever it is, the rest of the evidence counts
+        if not dist.is_initialized():
+            return None
+        for recorder, dump in enumerate(_dumps()):
+            for group, status in json.loads(dump(includeCollectives=False, onlyActive=False))["pg_status"].items():
+                last = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed", "started"))
+                entered, completed, started = (max(0, number) for number in last)  # -1: none yet, or not seen
+                found[f"{recorder}/{group}"] = GroupCounts(entered, completed, started or None)
+        return found or _numbered()
+    except Exception:  # noqa: BLE001 - private parts of torch: if they raise, collectives aren't watched here
         return None
 
 
@@ -82,20 +89,6 @@ def group_timeout_ns() -> int | None:
         return round(min(float(timeout.total_seconds()) for timeout in timeouts) * 1e9)
     except Exception:  # noqa: BLE001 - private parts of torch: if they raise, the launcher uses its own default
         return None
-
-
-def _counts() -> Counts | None:
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return None
-    found: Counts = {}
-    for recorder, dump in enumerate(_dumps()):
-        for group, status in json.loads(dump(includeCollectives=False, onlyActive=False))["pg_status"].items():
-            last = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed", "started"))
-            entered, completed, started = (max(0, number) for number in last)  # -1: none yet, or not seen
-            found[f"{recorder}/{group}"] = GroupCounts(entered, completed, started or None)
-    return found or _numbered()
 
 
 def _numbered() -> Counts | None:
@@ -117,19 +110,6 @@ def _dumps() -> list[Any]:
     from torch._C import _distributed_c10d as c10d
 
     return [getattr(c10d, name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json") if hasattr(c10d, name)]
-
-
-def _collectives() -> Collectives:
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return Collectives(error="there is no process group")
-    dumps = _dumps()
-    if not dumps:
-        return Collectives(error="this torch has no flight recorder")
-    traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
-    found = digest([entry for trace in traces for entry in trace.get("entries") or []])
-    return replace(found, ranks=_groups({each.group for each in found.in_flight}))
 
 
 def digest(entries: list[dict[str, Any]]) -> Collectives:

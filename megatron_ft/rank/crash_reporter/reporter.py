@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import itertools
 import os
 import queue
 import select
@@ -26,8 +27,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
 from typing import Any
 
 from megatron_ft.core.board import layout
@@ -51,8 +52,9 @@ from megatron_ft.ipc.files.evidence_files import LIBRARIES
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.linux.polling import has_hung_up
 from megatron_ft.ipc.linux.processes import would_end_by
+from megatron_ft.rank.base import agreement
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
-from megatron_ft.rank.crash_reporter.flight_recorder import collectives, own_rank
+from megatron_ft.rank.crash_reporter.flight_recorder import collectives
 from megatron_ft.rank.crash_reporter.rerun_machine import current_rerun_state
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
@@ -61,7 +63,7 @@ _MAX_ANSWER_BYTES = 150_000
 _MAX_LINE = 1000
 _MAX_SAMPLES = 20
 _MAX_TRACEBACK = 32_768
-_MAX_FRAMES = 300
+_MAX_FRAMES, _MAX_PLACE = 300, 60
 _BETWEEN_SAMPLES_S = 0.002
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, queue.Empty, queue.Full, BlockingIOError)
 """Exceptions with which programs tell themselves something, not failures."""
@@ -76,17 +78,13 @@ class CrashReporter:
     """Reports of one rank. Call ``begin`` when its monitoring begins, ``end`` when it ends."""
 
     def __init__(self) -> None:
-        self._stack = KeptDescriptor(-1)
+        self.stack = KeptDescriptor(-1)
         self._questions = KeptDescriptor(-1)
-        self._signal: int | None = None
+        self.signal: int | None = None
         self._socket: socket.socket | None = None
         self._hooks: list[_Hook] = []
-        self._enabled_faulthandler = False
+        self.enabled_faulthandler = False
         self._pid = 0
-
-    @property
-    def _stack_fd(self) -> int:
-        return self._stack.number
 
     def begin(self, board: Board, stack_fd: int, ask_fd: int) -> None:
         """Take ownership of both descriptors, and write to the board how to ask."""
@@ -94,16 +92,16 @@ class CrashReporter:
         if _current is not None:
             _current.forget()  # of an earlier monitoring in this process
         _current, self._pid = self, os.getpid()
-        self._stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
+        self.stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
-        self._signal = _register(stack_fd)
+        self.signal = _register(stack_fd)
         # the main thread's number first: without a signal it isn't needed
         board.words[layout.W_MAIN_THREAD] = threading.main_thread().ident or 0
-        board.words[layout.W_STACK_SIGNAL] = self._signal or 0
+        board.words[layout.W_STACK_SIGNAL] = self.signal or 0
         if not faulthandler.is_enabled():
             faulthandler.enable(file=stack_fd, all_threads=True)
-            self._enabled_faulthandler = True
-        self._hooks = [_Hook(sys, self._stack, _note_end), _Hook(threading, self._stack, _note_thread)]
+            self.enabled_faulthandler = True
+        self._hooks = [_Hook(sys, self.stack, _note_end), _Hook(threading, self.stack, _note_thread)]
         thread = threading.Thread(
             target=megatron_ft_crash_reporter, args=(self._socket,), name=REPORTER_THREAD, daemon=True
         )
@@ -113,7 +111,7 @@ class CrashReporter:
     def leave(self, error: BaseException) -> None:
         """Report the exception because of which the script ends its monitoring; other ranks may wait for this one."""
         if isinstance(error, Exception):
-            _write(self._stack, LEAVING_MARK, error, type(error), error.__traceback__)
+            _write(self.stack, LEAVING_MARK, error, type(error), error.__traceback__)
 
     def note_rerun(self) -> None:
         """Report the state of Megatron's rerun state machine, if that is about to end this rank."""
@@ -123,21 +121,8 @@ class CrashReporter:
 
     def note(self, text: str) -> None:
         """Write to the stack memory, unless this is a forked child, whose end isn't the rank's."""
-        if self._pid == os.getpid() and self._stack.is_ours:
-            with contextlib.suppress(OSError, ValueError):
-                os.write(self._stack.number, text.encode(errors="replace"))
-
-    def restore_signals(self) -> None:
-        """Install the signals for stacks again, if code that resets all signals has reset them."""
-        number = self._signal
-        if not self._stack.is_ours or number is None or not would_end_by(os.getpid(), number):
-            return
-        # faulthandler believes that they are installed, and does nothing unless they are unregistered
-        faulthandler.unregister(number)
-        faulthandler.register(number, file=self._stack.number, all_threads=True)
-        if self._enabled_faulthandler:
-            faulthandler.disable()
-            faulthandler.enable(file=self._stack.number, all_threads=True)
+        if self._pid == os.getpid():
+            _put(self.stack, text)
 
     def end(self) -> None:
         """Stop answering. Stacks can still be collected: a rank may hang after it has ended its monitoring."""
@@ -148,34 +133,23 @@ class CrashReporter:
             self._socket.detach()  # the number belongs to another file by now
         self._socket = None
 
-    def forget(self) -> None:
-        """End, and undo what ``end`` leaves: monitoring begins again in this process."""
-        self.end()
-        if self._stack.number < 0:
-            return
-        if self._signal is not None:
-            faulthandler.unregister(self._signal)
-        if self._enabled_faulthandler:
-            faulthandler.disable()
-        self._unhook()
-        self._stack.close()
+    def forget(self, *, in_child: bool = False) -> None:
+        """End, and undo what ``end`` leaves: monitoring begins again in this process.
 
-    def forget_in_child(self) -> None:
-        """Disable reports in a forked child (a data-loader worker), whose end isn't the rank's."""
-        if self._stack.number >= 0 and self._signal is not None:
-            faulthandler.unregister(self._signal)
-        if self._stack.number >= 0 and self._enabled_faulthandler:
-            faulthandler.disable()
-        if self._socket is not None:
+        ``in_child``: this is a forked child (a data-loader worker), whose end isn't the rank's.
+        """
+        if in_child and self._socket is not None:
             self._questions.close()
             self._socket.detach()
             self._socket = None
-        self._unhook()
-        self._stack.close()
-
-    def _unhook(self) -> None:
+        self.end()
+        if self.stack.number >= 0 and self.signal is not None:
+            faulthandler.unregister(self.signal)
+        if self.stack.number >= 0 and self.enabled_faulthandler:
+            faulthandler.disable()
         while self._hooks:
             self._hooks.pop().retire()
+        self.stack.close()
 
 
 class _Hook:
@@ -211,36 +185,36 @@ def _note_end(
 
 def _note_thread(stack: KeptDescriptor, args: threading.ExceptHookArgs) -> None:
     """Write the exception that ended a thread: others may wait for ever for it."""
-    if args.exc_value is not None and stack.is_ours:
+    if args.exc_value is not None:
         name = "of an unknown name" if args.thread is None else args.thread.name
         line = f"thread {name}, which died of {_in_one_line(args.exc_value)}"
-        with contextlib.suppress(OSError, ValueError):
-            entry = exception_entry(THREAD_MARK, time.monotonic_ns(), line, "")
-            os.write(stack.number, entry.encode(errors="replace"))
+        _put(stack, exception_entry(THREAD_MARK, time.monotonic_ns(), line, ""))
 
 
 def _write(
     stack: KeptDescriptor, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
 ) -> None:
-    if not stack.is_ours:
-        return
-    with contextlib.suppress(OSError, ValueError):
-        line = " ".join((type_and_message(kind, error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
-        text = "".join(traceback.format_exception(kind, error, where))
-        entry = exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:])
-        os.write(stack.number, entry.encode(errors="replace"))
+    line = " ".join((type_and_message(kind, error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
+    text = "".join(traceback.format_exception(kind, error, where))
+    _put(stack, exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:]))
+
+
+def _put(stack: KeptDescriptor, text: str) -> None:
+    if stack.is_ours:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(stack.number, text.encode(errors="replace"))
 
 
 def _from_lost_peer(error: BaseException) -> str:
     """Return, for the same line, the lost-peer exception from which this one was raised; empty if there is none."""
-    seen = {id(error)}
+    chain: list[BaseException] = []
     each: BaseException | None = error
-    while each is not None and not is_peer_loss(type_and_message(type(each), each)):
+    while each is not None and not any(each is known for known in chain):
+        chain.append(each)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-        if each is None or id(each) in seen:
-            return ""
-        seen.add(id(each))
-    return "" if each is None or each is error else f" (from {type_and_message(type(each), each)})"
+    texts = [type_and_message(type(each), each) for each in chain]
+    lost = next((text for text in texts if is_peer_loss(text)), texts[0])
+    return "" if lost == texts[0] else f" (from {lost})"
 
 
 def ends_main_thread() -> bool:
@@ -258,28 +232,29 @@ def ends_main_thread() -> bool:
     return hasattr(sys, "last_value") and outermost.f_code.co_name not in _OUTERMOST
 
 
-def _exiting() -> None:
+def _exits(mark: str) -> None:
     if _current is not None:
-        _current.note(f"\n{EXITING_MARK}\n")
+        _current.note(f"\n{mark}\n")
+        if mark == EXITED_MARK and not hasattr(sys, "last_value"):  # an exception ends the rank
+            _current.note_rerun()
 
 
-def _exited() -> None:
-    if _current is None:
-        return
-    _current.note(f"\n{EXITED_MARK}\n")
-    if not hasattr(sys, "last_value"):  # an exception ends the rank
-        _current.note_rerun()
-
-
-atexit.register(_exited)
+atexit.register(_exits, EXITED_MARK)
 # the handler added last runs first, when all threads have ended: to add one then, a private function is needed
-getattr(threading, "_register_atexit", lambda _add: None)(lambda: atexit.register(_exiting))
+getattr(threading, "_register_atexit", lambda *_: None)(atexit.register, _exits, EXITING_MARK)
 
 
 def restore_signals() -> None:
-    """Install the signals of the last reporter of this process again, if other code has reset them."""
-    if _current is not None:
-        _current.restore_signals()
+    """Install the signals of the last reporter in this process again, if code that resets all has reset them."""
+    number = None if _current is None else _current.signal
+    if _current is None or not _current.stack.is_ours or number is None or not would_end_by(os.getpid(), number):
+        return
+    # faulthandler believes that they are installed, and does nothing unless they are unregistered
+    faulthandler.unregister(number)
+    faulthandler.register(number, file=_current.stack.number, all_threads=True)
+    if _current.enabled_faulthandler:
+        faulthandler.disable()
+        faulthandler.enable(file=_current.stack.number, all_threads=True)
 
 
 def _register(stack_fd: int) -> int | None:
@@ -298,24 +273,26 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
     apart.
     """
     kept = KeptDescriptor(questions.fileno())
-    while True:
-        try:
+    while questions.fileno() >= 0:
+        is_lost = not kept.is_ours
+        if is_lost:  # closed by the script: the number is another file's, or will be
+            questions.detach()
+            break
+        with contextlib.suppress(OSError, ProtocolError, RecursionError, ValueError):
             asked = questions.recv(_MAX_QUESTION_BYTES)
-            # an empty question reads like the end, too
-            if not kept.is_ours:
-                questions.detach()
-                return
-            if not asked and has_hung_up(questions.fileno()):
+            is_lost = not kept.is_ours
+            if is_lost:
+                continue
+            if not asked and has_hung_up(questions.fileno()):  # an empty question reads like the end, too
                 questions.close()
-                return
+                break
             question = decode(Question, asked)
-            places = main_places(min(question.samples, _MAX_SAMPLES))
             answer = Answer(
                 id=question.id,
+                places=main_places(min(question.samples, _MAX_SAMPLES)),
                 collectives=collectives(),
                 stack=main_stack(),
-                places=places,
-                own_rank=own_rank(),
+                own_rank=agreement.rank() if agreement.has_process_group() else None,
                 handling=handled_exception(),
                 lost=lost_children(),
             )
@@ -324,24 +301,18 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
                 too_long = Collectives(error=f"{len(reply)} bytes are too many")
                 reply = encode(Answer(id=question.id, collectives=too_long))
             questions.send(reply, socket.MSG_DONTWAIT)
-        except (OSError, ProtocolError, RecursionError, ValueError):
-            if questions.fileno() < 0:
-                return
-            if not kept.is_ours:  # closed by the script: the number is another file's, or will be
-                questions.detach()
-                return
 
 
 def main_stack() -> tuple[Frame, ...]:
     """Return the main thread's frames, innermost first; of a deep stack without those of libraries in the middle."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found: list[Frame] = []
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name != STAND_IN:
-            found.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
+    calls = ((frame.f_code, line) for frame, line in _main_calls())
+    found = [Frame(code.co_filename, line, code.co_name) for code, line in calls if code.co_name != STAND_IN]
     return shortened(found, library=LIBRARIES, most=_MAX_FRAMES)
+
+
+def _main_calls() -> Iterable[tuple[FrameType, int]]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return () if frame is None else traceback.walk_stack(frame)
 
 
 def handled_exception() -> str:
@@ -392,11 +363,10 @@ def main_places(samples: int) -> tuple[tuple[str, ...], ...]:
     """
     found: list[tuple[str, ...]] = []
     for _ in range(samples):
-        frame, place = sys._current_frames().get(threading.main_thread().ident or 0), list[str]()
-        while frame is not None and len(place) < _MAX_FRAMES:
-            file, name = os.path.basename(frame.f_code.co_filename), frame.f_code.co_name
-            place.append(f"{file}:{frame.f_lineno} {name} @{frame.f_lasti}")
-            frame = frame.f_back
+        place = [
+            f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name} @{frame.f_lasti}"
+            for frame, line in itertools.islice(_main_calls(), _MAX_PLACE)
+        ]
         if tuple(place) not in found:
             found.append(tuple(place))
         time.sleep(_BETWEEN_SAMPLES_S)

@@ -19,19 +19,16 @@ _OWN = {
 def current_rerun_state() -> RerunState | None:
     """Return the state with which Megatron is about to exit; None if it trains, or this process doesn't use it."""
     try:
-        return _read(getattr(sys.modules.get(MODULE), "_GLOBAL_RERUN_STATE_MACHINE", None))
+        machine: Any = getattr(sys.modules.get(MODULE), "_GLOBAL_RERUN_STATE_MACHINE", None)
+        state = getattr(getattr(machine, "state", None), "name", None)
+        if state not in EXIT_STATES or getattr(getattr(machine, "mode", None), "name", None) != "VALIDATE_RESULTS":
+            return None
+        node, device = getattr(machine, "suspicious_node", None), getattr(machine, "suspicious_device", None)
+        return RerunState(
+            state=state,
+            own=bool(getattr(machine, _OWN[state], False)),
+            node=node if isinstance(node, str) else "",
+            device=device if type(device) is int and device >= 0 else None,
+        )
     except Exception:  # noqa: BLE001 - whatever stands under that name: no rank may fail because of it
         return None
-
-
-def _read(machine: Any) -> RerunState | None:
-    state = getattr(getattr(machine, "state", None), "name", None)
-    if state not in EXIT_STATES or getattr(getattr(machine, "mode", None), "name", None) != "VALIDATE_RESULTS":
-        return None
-    node, device = getattr(machine, "suspicious_node", None), getattr(machine, "suspicious_device", None)
-    return RerunState(
-        state=state,
-        own=bool(getattr(machine, _OWN[state], False)),
-        node=node if isinstance(node, str) else "",
-        device=device if type(device) is int and device >= 0 else None,
-    )

@@ -11,9 +11,7 @@ from megatron_ft.core.facts.launcher import FailureClass
 from megatron_ft.diagnosis.attribution import attribute, telling_kernel_lines
 from megatron_ft.launcher.processes.crash_evidence import gpu_of
 
-LABELLED = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
-FAILURES = [(label, each["issue"], each["text"]) for label, group in LABELLED.items() for each in group]
-LEAST_RIGHT = 0.9
+LEAST_RIGHT, MOST_WRONG = 0.9, 0.02
 XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=77, name=python"
 
 
@@ -23,12 +21,17 @@ def class_of(text: str) -> str:
     return "unknown" if found is None else found.kind.value
 
 
-def test_failures_of_public_issues_get_the_class_that_a_person_gave_them() -> None:
-    assert len(FAILURES) >= 60
-    wrong = [(label, class_of(text), issue, text) for label, issue, text in FAILURES if class_of(text) != label]
-    assert len(wrong) <= (1 - LEAST_RIGHT) * len(FAILURES), "\n".join(map(str, wrong))
+@pytest.mark.parametrize("file", ["failures.yaml", "later_failures.yaml"])
+def test_failures_of_public_issues_get_the_class_that_a_person_gave_them(file: str) -> None:
+    labelled = yaml.safe_load((Path(__file__).parent / file).read_text())
+    failures = [(label, each["issue"], each["text"]) for label, group in labelled.items() for each in group]
+    assert len(failures) >= 60
+    missed = [(label, class_of(text), issue, text) for label, issue, text in failures if class_of(text) != label]
+    assert len(missed) <= (1 - LEAST_RIGHT) * len(failures), "\n".join(map(str, missed))
+    wrong = [each for each in missed if each[1] != "unknown"]
+    assert len(wrong) <= MOST_WRONG * len(failures), "\n".join(map(str, wrong))
     for label in ("workload", "hardware", "network", "storage", "cascade", "unknown"):
-        of_it = [text for kind, _, text in FAILURES if kind == label]
+        of_it = [text for kind, _, text in failures if kind == label]
         assert sum(class_of(text) == label for text in of_it) >= LEAST_RIGHT * len(of_it) - 1, label
 
 

@@ -81,7 +81,8 @@ def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_go
     assert sent(driven, m.Report) == []
     driven.wait(0.2)
     (report,) = sent(driven, m.Report)
-    assert (report.state, report.cause.rank) == (NodeState.UNHEALTHY, 10)
+    assert (report.state, report.cause.rank) == (NodeState.UNHEALTHY, None)
+    assert report.cause.text.startswith("hang detected (first on rank 10: hung in 'step'")
 
 
 @pytest.mark.parametrize("has_group", [False, True])
@@ -132,7 +133,10 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     ("error", "told"),
     [
         ("ValueError: the batch is empty", "rank 10 raised ValueError: the batch is empty"),
-        ("RuntimeError: gloo: Connection closed by peer", "rank 0 hung in 'step' for 2.0 s (timeout 1.0 s)"),
+        (
+            "RuntimeError: gloo: Connection closed by peer",
+            "hang detected (first on rank 0: hung in 'step' for 2.0 s (timeout 1.0 s))",
+        ),
     ],
 )
 def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_says(
@@ -375,3 +379,41 @@ def test_exception_of_a_library_is_that_of_a_rank_that_it_aborted(code: int, sai
     driven.words[1] = CrashOutput(terminated_by="gloo::X: 8 vs 4")
     driven.exits(1, code)
     assert driven.record.failures() == [f"rank 10 {said}"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "stopped", "rank"), [(1, 1, False, 0), (2, 1, False, None), (2, 1, True, 0), (1, 2, False, None)]
+)
+def test_rank_found_hung_is_accused_without_evidence_only_if_it_is_alone_or_stopped(
+    ranks: int, nodes: int, stopped: bool, rank: int | None
+) -> None:
+    driven = running(ranks, nodes=nodes)
+    driven.hear(found_hung(0, 0, hung(at_ns=driven.now_ns, state="T" if stopped else None)))
+    driven.exits(0, -9, sent=(9,))
+    cause = driven.record.cause()
+    assert (cause.kind, cause.rank) == (CauseKind.HANG, rank)
+    assert cause.text.startswith("hang detected (first on rank 0" if rank is None else "rank 0 hung in 'step'")
+
+
+@pytest.mark.parametrize(
+    ("exits_s", "unread", "text"),
+    [
+        (0.1, False, "rank 10 exited with code 3"),
+        (0.1, True, "rank 10 exited with code 3, its error file can't be read"),
+        (1.9, False, "hang detected (first on rank 0: hung in 'step' for 2.0 s (timeout 1.0 s))"),
+    ],
+)
+def test_rank_that_exits_before_most_of_the_time_of_a_hang_is_its_cause(
+    exits_s: float, unread: bool, text: str
+) -> None:
+    driven = running()
+    began_ns = driven.now_ns
+    driven.words[1] = CrashOutput(unread=True)
+    driven.now_ns = began_ns + round(exits_s * 1e9)
+    driven.exits(1, 3)
+    driven.now_ns = began_ns + 2000 * MS
+    driven.hear(found_hung(0, 0, hung(since_ns=began_ns, at_ns=driven.now_ns)))
+    driven.words[1] = CrashOutput(unread=unread)
+    driven.wait(6.0)
+    assert sent(driven, m.Report)[0].cause.text.startswith(text)
+    assert driven.record.cause().text == text
