@@ -63,7 +63,7 @@ def test_a_forked_child_does_not_speak_for_the_rank(monkeypatch: pytest.MonkeyPa
     use(monkeypatch, machine("WILL_RERUN_FROM_CHECKPOINT"))
     stack = os.memfd_create("stacks")
     reporter = CrashReporter()
-    reporter._stack, reporter._pid = KeptDescriptor(stack), os.getppid()
+    reporter.stack, reporter._pid = KeptDescriptor(stack), os.getppid()
     reporter.note_rerun()
     assert os.pread(stack, 1000, 0) == b""
     reporter._pid = os.getpid()
