@@ -32,8 +32,12 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     # hardware, and a node whose driver isn't in order
     (_HARDWARE, "ECC error of the GPU", r"(uncorrectable|double bit) ecc error|ecc_?uncorrectable|contained ecc"),
     (_HARDWARE, "NVLink error", r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable"),
-    (_HARDWARE, "lost GPU", r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle"),
-    (_HARDWARE, "lost GPU", r"cuda_?error_?device_?unavailable|device\(s\) is/are busy or unavailable"),
+    (
+        _HARDWARE,
+        "lost GPU",
+        r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle|cuda_?error_?device_?unavailable"
+        r"|device\(s\) is/are busy or unavailable",
+    ),
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
     (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
     (
@@ -60,33 +64,28 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (_STORAGE, "read-only file system", r"read-only file system|errno 30\b"),
     (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108)\b"),
     (_STORAGE, "failed write", r"pytorchstreamwriter failed writing|file write failed|unexpected pos \d+ vs \d+"),
-    (_STORAGE, "damaged file", r"failed finding central directory|pytorchstreamreader failed|metadataincompletebuffer"),
-    (_STORAGE, "damaged file", r"error while deserializing header|invalid_?header_?(deserialization|length|start)\b"),
-    (_STORAGE, "damaged file", r"invalid load key|pickle data was truncated|unexpected eof, expected|ran out of input"),
     (
         _STORAGE,
         "damaged file",
-        r"unexpected end of (file|data)|not a (zip|gzipped) file|file signature not found|truncated file"
-        r"|file read failed"
+        r"failed finding central directory|pytorchstreamreader failed|metadataincompletebuffer"
+        r"|error while deserializing header|invalid_?header_?(deserialization|length|start)\b|invalid load key"
+        r"|pickle data was truncated|unexpected eof, expected|ran out of input|unexpected end of (file|data)"
+        r"|not a (zip|gzipped) file|file signature not found|truncated file|file read failed"
         r"|parquet magic bytes not found|corrupt footer|end-of-stream marker|incomplete or truncated",
     ),
     (
         _STORAGE,
         "object store",
-        r"an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)",
+        r"an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)"
+        r"|google\.api_core\.exceptions\.(serviceunavailable|gatewaytimeout|internalservererror)"
+        r"|azure\.core\.exceptions\.service(request|response)error|serverbusy.*azure",
     ),
-    (
-        _STORAGE,
-        "object store",
-        r"google\.api_core\.exceptions\.(serviceunavailable|gatewaytimeout|internalservererror)",
-    ),
-    (_STORAGE, "object store", r"azure\.core\.exceptions\.service(request|response)error|serverbusy.*azure"),
     # network: signs of the link itself, not of a peer that is gone
-    (_NETWORK, "InfiniBand error", r"got completion .*(status|error)[ =]*\d"),
     (
         _NETWORK,
         "InfiniBand error",
-        r"ibv_\w+ failed|transport retry count|async (fatal )?event.{0,60} error|local qp op|\bqp[ _]fatal",
+        r"got completion .*(status|error)[ =]*\d|ibv_\w+ failed|transport retry count"
+        r"|async (fatal )?event.{0,60} error|local qp op|\bqp[ _]fatal",
     ),
     (_NETWORK, "no route", r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable"),
     (
@@ -97,23 +96,14 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _NETWORK,
         "no connection",
-        r"client socket has (timed out|failed to connect)|socket has failed to connect|to the c10d store has failed",
+        r"client socket has (timed out|failed to connect)|socket has failed to connect|to the c10d store has failed"
+        r"|connectfullmesh failed|socketstartconnect: connect to|failed to connect to .* timed out"
+        r"|\bconnect ((to|from) \S+ )?failed ?: ?(connection timed out|software caused)"
+        r"|https?connectionpool\(.*(max retries exceeded|timed out)"
+        r"|couldn't (connect to|reach) .?(https?://|\S+ on the hub)|remote ?end closed connection"
+        r"|(connect|read) ?timeout (error|on endpoint)|cannot connect to host|serverdisconnected|connecttimeout"
+        r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b",
     ),
-    (
-        _NETWORK,
-        "no connection",
-        r"connectfullmesh failed|socketstartconnect: connect to|failed to connect to .* timed out",
-    ),
-    (_NETWORK, "no connection", r"\bconnect ((to|from) \S+ )?failed ?: ?(connection timed out|software caused)"),
-    (
-        _NETWORK,
-        "no connection",
-        r"https?connectionpool\(.*(max retries exceeded|timed out)"
-        r"|couldn't (connect to|reach) .?(https?://|\S+ on the hub)"
-        r"|remote ?end closed connection|(connect|read) ?timeout (error|on endpoint)|cannot connect to host"
-        r"|serverdisconnected|connecttimeout|incompleteread",
-    ),
-    (_NETWORK, "no connection", r"could not connect to the endpoint url|\b50\d server error\b"),
     (_NETWORK, "no interface", r"no socket interface found|bootstrap : no socket interface|unable to find address for"),
     (
         _NETWORK,
@@ -122,15 +112,18 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|net/ofi .*(error|failed)|efa .*error",
     ),
     # the workload: memory, kernels, data
-    (_WORKLOAD, "GPU out of memory", r"cuda out of memory|cuda error: out of memory|outofmemoryerror"),
-    (_WORKLOAD, "GPU out of memory", r"cuda failure (\d+ )?'out of memory'"),
-    (_WORKLOAD, "GPU out of memory", r"cublas_status_alloc_failed|cuda_error_out_of_memory|failed to cuda calloc"),
+    (
+        _WORKLOAD,
+        "GPU out of memory",
+        r"cuda out of memory|cuda error: out of memory|outofmemoryerror|cuda failure (\d+ )?'out of memory'"
+        r"|cublas_status_alloc_failed|cuda_error_out_of_memory|failed to cuda calloc",
+    ),
     (_WORKLOAD, "shared memory too small", r"bus error.*dataloader|dataloader worker.*bus error"),
     (
         _WORKLOAD,
         "host out of memory",
-        r"\bmemoryerror|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b"
-        r"|\boom[-_ ]kill|out-of-memory handler",
+        r"\bmemoryerror|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b|\boom[-_ ]kill"
+        r"|out-of-memory handler",
     ),
     (_WORKLOAD, "dead data loader", r"dataloader worker .*(exited unexpectedly|is killed by signal)"),
     (_WORKLOAD, "assertion on the device", r"device-side assert|assertion `.*` failed|cuda_error_assert"),
@@ -156,18 +149,10 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "wrong shape or type",
-        r"size mismatch|shapes? .{0,80}(mismatch|cannot be multiplied|invalid for)|mat1 and mat2",
-    ),
-    (
-        _WORKLOAD,
-        "wrong shape or type",
-        r"must match the size of tensor|expected scalar type|should have the same dtype|input type .{0,60}weight type"
-        r"|given groups=|invalid device ordinal|sizes of tensors must match",
-    ),
-    (
-        _WORKLOAD,
-        "wrong shape or type",
-        r"error\(s\) in loading state_dict|missing key\(s\) in state_dict|expected all tensors to be on the same",
+        r"size mismatch|shapes? .{0,80}(mismatch|cannot be multiplied|invalid for)|mat1 and mat2"
+        r"|must match the size of tensor|expected scalar type|should have the same dtype|input type .{0,60}weight type"
+        r"|given groups=|invalid device ordinal|sizes of tensors must match|error\(s\) in loading state_dict"
+        r"|missing key\(s\) in state_dict|expected all tensors to be on the same",
     ),
     (
         _WORKLOAD,

@@ -42,7 +42,7 @@ SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
 from megatron_ft.ipc.board import Board
-from megatron_ft.rank.crash_reporter.reporter import CrashReporter
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter, restore_signals
 board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
 reporter = CrashReporter()
 def begin():
@@ -462,7 +462,7 @@ def test_stacks_are_collected_after_signals_were_reset_and_restored(subjects: Su
 reporter.begin(board, stack_fd, ask_fd)
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     signal.signal(number, signal.SIG_DFL)
-reporter.restore_signals()
+restore_signals()
 ready()
 sleeping()
 """

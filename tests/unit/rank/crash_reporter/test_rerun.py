@@ -69,4 +69,4 @@ def test_a_forked_child_does_not_speak_for_the_rank(monkeypatch: pytest.MonkeyPa
     reporter._pid = os.getpid()
     reporter.note_rerun()
     assert rerun_state(os.pread(stack, 1000, 0).decode()) == RerunState(state="WILL_RERUN_FROM_CHECKPOINT")
-    reporter._stack.close()
+    reporter.stack.close()
