@@ -102,16 +102,9 @@ def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verd
         assert words in page
 
 
-def test_a_section_s_events_are_in_the_log(job: tuple[Launched, list[Verdict]]) -> None:
-    """All of a short cycle that ended well, one by one and summed up."""
+def test_a_section_s_times_are_in_the_log(job: tuple[Launched, list[Verdict]]) -> None:
+    """All of a short cycle that ended well, summed up."""
     launched, verdicts = job
-    records = [r for r in launched.events("progress", "monitor") if (r["cycle"], r["rank"]) == (len(verdicts), 0)]
-    iterations = [number for record in records for number in record["iterations"]]
-    assert iterations == list(range(12))
-    codes = [code for record in records for code in record["code"]]
-    names = records[0]["names"]
-    assert codes.count(1 << 8 | names.index("step")) == codes.count(2 << 8 | names.index("step")) == 12
-    assert sum(record["skipped"] for record in records) == 0
     rows = [row for m in launched.events("minute") if m["cycle"] == len(verdicts) for row in m["ranks"]]
     assert sum(sections["step"][0] for rank, *_, sections in rows if rank == 0 and "step" in sections) == 12
 
