@@ -159,7 +159,7 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
         "lost_events": analysis.timeline.lost,
         "goodput": _goodput(analysis),
         "cycles": accounting["cycles"],
-        "reported_hangs": accounting["hangs"],
+        "reported_hangs": [to_builtins(each) for each in analysis.summary.accounting.hangs],
         "slow_ranks": [dataclasses.asdict(each) for each in analysis.slow_ranks],
         "timeouts": [{**dataclasses.asdict(each), "margin": each.margin} for each in analysis.intervals],
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.telemetry import event_command
@@ -256,3 +257,16 @@ def _filled_in(query: str) -> str:
 def test_alert_rules_pass_promtool() -> None:
     checked = subprocess.run(["promtool", "check", "rules", EXAMPLES / "alerts.yaml"], capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout
+    tested = subprocess.run(
+        ["promtool", "test", "rules", Path(__file__).with_name("alert_rules.yaml")], capture_output=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout
+
+
+def test_each_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None:
+    rules = yaml.safe_load((EXAMPLES / "alerts.yaml").read_text())["groups"][0]["rules"]
+    groups = yaml.safe_load(Path(__file__).with_name("alert_rules.yaml").read_text())["tests"]
+    told = {(test["alertname"], bool(test["exp_alerts"])) for group in groups for test in group["alert_rule_test"]}
+    named = {rule["alert"] for rule in rules}
+    assert named == {name for name, fires in told if fires}
+    assert named - {name for name, fires in told if not fires} == {"MegatronFtSlowRank", "MegatronFtNodeLost"}

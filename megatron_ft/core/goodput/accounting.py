@@ -383,7 +383,9 @@ class _Cycle:
             if saves is not None:
                 # more than a few in a minute: as one at its end
                 spans = [*saves.spans] or [(of.to_s - saves.total_s, saves.total_s)]
-                spans += [(of.to_s - saves.open_s, saves.open_s)] if saves.open_s > 0 else []
+                if saves.open_s > 0:
+                    spans.append((of.to_s - saves.open_s, saves.open_s))
+                    self.active_ns = _later(self.active_ns, zero_ns + round(of.to_s * 1e9))
                 for begin_s, length_s in spans:
                     begin_ns = zero_ns + round(begin_s * 1e9)
                     self.cut_out.append(((begin_ns, begin_ns + round(length_s * 1e9)), TimeClass.SAVE))
@@ -441,8 +443,10 @@ class _Cycle:
         """Return the end of the training of a cycle without a failure, or of one whose failure isn't known."""
         if self.ended_ns is None:
             return self.newest_ns
-        is_over = self.outcome != "failed" and is_last and self.active_ns is not None
-        return min(self.active_ns or 0, self.ended_ns) if is_over else self.ended_ns
+        # a script may open no sections
+        active_ns = max([*self.anchors.values(), self.active_ns or 0])
+        is_over = self.outcome != "failed" and is_last and active_ns > 0
+        return min(active_ns, self.ended_ns) if is_over else self.ended_ns
 
     def went_on_ns(self, hang: _Overdue, end_ns: int) -> int | None:
         """Return when the ranks went on after a reported hang; None if they haven't by ``end_ns``."""

@@ -46,6 +46,8 @@ class Span:
     begin_ns: int
     end_ns: int
     attributes: Mapping[str, Value]
+    error: str = ""
+    """Why the cycle failed; the span's status is ERROR then."""
 
 
 class NodeSpans:
@@ -96,7 +98,7 @@ class NodeSpans:
         over_ns = ended.noticed_ns or ended.ending_ns or at_ns
         yield self._span(RUN, ended.cycle, started.spawned_ns or over_ns, over_ns)
         if ended.cause is not None:
-            yield self._span(FAULT, ended.cycle, over_ns, over_ns, _verdict(ended.cause))
+            yield self._span(FAULT, ended.cycle, over_ns, over_ns, _verdict(ended.cause), ended.cause.line)
         yield self._span(TEARDOWN, ended.cycle, over_ns, at_ns)
         told: dict[str, Value] = {
             "nvrx.cycle_outcome": _outcome(ended.outcome, failed_here=ended.noticed_ns is not None)
@@ -108,10 +110,17 @@ class NodeSpans:
             "megatron_ft.iteration": ended.iteration,
         }
         told.update({name: value for name, value in known.items() if value is not None})
-        yield self._span(CYCLE, ended.cycle, self._begin_ns, at_ns, told)
+        error = ended.cause.line if ended.cause is not None and ended.outcome == Outcome.FAILED.value else ""
+        yield self._span(CYCLE, ended.cycle, self._begin_ns, at_ns, told, error)
 
     def _span(
-        self, name: str, cycle: int, begin_ns: int, end_ns: int, attributes: Mapping[str, Value] | None = None
+        self,
+        name: str,
+        cycle: int,
+        begin_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Value] | None = None,
+        error: str = "",
     ) -> Span:
         common: dict[str, Value] = {"nvrx.cycle": cycle, "nvrx.node": self._node}
         overhead = IS_OVERHEAD[name]
@@ -124,6 +133,7 @@ class NodeSpans:
             begin_ns=min(begin_ns, end_ns),
             end_ns=end_ns,
             attributes={**common, **(attributes or {})},
+            error=error,
         )
 
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import megatron_ft
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.telemetry.spans import CYCLE, NodeSpans, Span
 from megatron_ft.link.file_queue import FileQueue
@@ -149,9 +150,9 @@ class _Sender:
     def send(self, spans: Sequence[Span]) -> bool:
         """Send these, as children of their cycle's. Return False if they were lost."""
         from opentelemetry.sdk.trace.export import SpanExportResult
-        from opentelemetry.trace import set_span_in_context
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-        tracer = self._provider.get_tracer("megatron_ft")
+        tracer = self._provider.get_tracer("megatron_ft", megatron_ft.__version__)
         for each in spans:
             if self._open is None or self._open[0] != each.cycle:
                 parent = tracer.start_span(CYCLE, start_time=each.cycle_begin_ns + self._offset_ns)
@@ -159,6 +160,8 @@ class _Sender:
             _, parent = self._open
             if each.name == CYCLE:
                 parent.set_attributes(each.attributes)
+                if each.error:
+                    parent.set_status(Status(StatusCode.ERROR, each.error))
                 parent.end(each.end_ns + self._offset_ns)
                 self._open = None
                 continue
@@ -168,6 +171,8 @@ class _Sender:
                 start_time=each.begin_ns + self._offset_ns,
                 attributes=each.attributes,
             )
+            if each.error:
+                span.set_status(Status(StatusCode.ERROR, each.error))
             span.end(each.end_ns + self._offset_ns)
         finished = self._finished.get_finished_spans()
         self._finished.clear()

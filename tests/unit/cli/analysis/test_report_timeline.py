@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.report import summary_document
 from tests.support.generated_logs import (
     END,
     HEARTBEAT,
@@ -222,6 +224,8 @@ def test_a_hang_that_was_only_reported_is_drawn_and_counted_once(tmp_path: Path)
     assert states(analysis, [21, 40, 59], rank=1) == ["hung"] * 2
     assert states(analysis, [21, 40, 59], rank=0) == ["waits for the hung rank"] * 2
     assert row(analysis, "step").hangs == 1
+    (hang,) = json.loads(json.dumps(summary_document(analysis)))["reported_hangs"]
+    assert (hang["rank"], hang["seconds"], hang["went_on"]) == (1, 40.0, False)
 
 
 def test_step_times_are_those_of_the_median_and_the_slowest_rank(tmp_path: Path) -> None:

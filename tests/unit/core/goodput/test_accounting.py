@@ -225,6 +225,11 @@ def test_save_that_the_end_of_its_rank_cuts_off_is_a_save() -> None:
     assert seconds(goodput(*RUN, (60.0, Minute(cycle=1, at_ns=0, ranks=(row,)))))["checkpoint_save"] == 15.0
 
 
+def test_job_that_opens_no_sections_is_productive_up_to_its_last_iteration() -> None:
+    events = [*RUN[:4], minute(0, (0, 10.0, 20, 30.0)), last_event(0, 9.0), ends(0, 31.0, 20, "succeeded")]
+    assert seconds(goodput(*events))["productive_step"] == 20.0
+
+
 def test_start_of_the_launcher_is_a_class_of_its_own() -> None:
     found = account(timed(RUN), begin_ns=WALL - 36 * S).goodput
     assert found is not None

@@ -67,6 +67,14 @@ def test_spans_of_a_cycle_follow_each_other_from_the_health_check_to_its_end() -
     assert {each.cycle_begin_ns for each in found.values()} == {100 * S}
 
 
+def test_failed_cycle_and_its_fault_have_the_cause_as_their_error() -> None:
+    found = cycle()
+    assert {name for name, span in found.items() if span.error} == {CYCLE, FAULT}
+    assert found[CYCLE].error == "rank 3 hung after iteration 12"
+    good = cycle(ended=CycleEnded(cycle=0, outcome="succeeded", iteration=11))
+    assert not any(span.error for span in good.values())
+
+
 def test_next_cycle_begins_at_the_end_of_the_one_before() -> None:
     found = cycle(1, begins=50)
     assert seconds(found[CYCLE]) == (150.0, 170.0)
