@@ -443,10 +443,9 @@ class _Cycle:
         """Return the end of the training of a cycle without a failure, or of one whose failure isn't known."""
         if self.ended_ns is None:
             return self.newest_ns
-        # a script may open no sections
-        active_ns = max([*self.anchors.values(), self.active_ns or 0])
-        is_over = self.outcome != "failed" and is_last and active_ns > 0
-        return min(active_ns, self.ended_ns) if is_over else self.ended_ns
+        if self.outcome == "failed" or not is_last or self.active_ns is None:
+            return self.ended_ns
+        return min(max([*self.anchors.values(), self.active_ns]), self.ended_ns)  # a script may open no sections
 
     def went_on_ns(self, hang: _Overdue, end_ns: int) -> int | None:
         """Return when the ranks went on after a reported hang; None if they haven't by ``end_ns``."""
