@@ -25,8 +25,8 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.run_ahead.startup import with_startup
 
-_ANSWER_S = 3.0
-"""Longest wait for an answer: a fork takes milliseconds; a slower server is stopped, or stuck."""
+_ANSWER_S = 10.0
+"""Longest wait for an answer. A fork takes milliseconds, but the server may be importing what ranks have loaded."""
 _LONGEST_END_S = 5.0
 _MOST_DEATHS = 5
 """Number of dead servers after which no other is started."""

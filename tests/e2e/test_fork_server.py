@@ -46,6 +46,7 @@ import first
 import keeps_file
 import reads_rank
 import starts_thread
+import uses_cuda
 import raises_at_times
 from late import PID
 print(RANK, CYCLE, *(name for name in sys.argv[1:] if sys.modules[name].PID != os.getpid()), flush=True)
@@ -68,10 +69,11 @@ def test_import_that_acts_is_left_to_the_ranks_and_all_others_are_shared(launche
         keeps_file="FILE = open(__file__)",
         reads_rank="RANK = int(os.environ['RANK'])",
         starts_thread="import _thread, time\n_thread.start_new_thread(time.sleep, (0.1,))",
+        uses_cuda="import sys, types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)",
         raises_at_times="",
     )
     script = tmp_path / "script.py"
-    names = ["first", "keeps_file", "reads_rank", "starts_thread", "raises_at_times", "late"]
+    names = ["first", "keeps_file", "reads_rank", "starts_thread", "uses_cuda", "raises_at_times", "late"]
     script.write_text(f"{ACTING}{WAITS}")
     env = path_with(tmp_path / "lib")
     launched = launcher.start([str(script)], *TWO, "--max-restarts=2", env=env, script_args=names)
@@ -85,12 +87,13 @@ def test_import_that_acts_is_left_to_the_ranks_and_all_others_are_shared(launche
         f"'import keeps_file' (script.py:4) itself: keeps_file keeps {tmp_path}/lib/keeps_file.py open",
         "'import reads_rank' (script.py:5) itself: reads_rank reads RANK",
         "'import starts_thread' (script.py:6) itself: starts_thread starts a thread of a C library",
+        "'import uses_cuda' (script.py:7) itself: uses_cuda initialises CUDA",
     ]
     shared = "first raises_at_times late"
     assert sorted(finished.out.splitlines()) == [
         *("0 0", f"0 1 {shared}", f"0 2 {shared}", "1 0", f"1 1 {shared}", f"1 2 {shared}"),
     ]
-    assert shared_up_to(launched) == ["script.py:9"]
+    assert shared_up_to(launched) == ["script.py:10"]
 
 
 def test_after_five_imports_that_act_only_what_comes_before_the_first_is_shared(
@@ -169,12 +172,14 @@ def test_module_that_ranks_load_later_is_shared_from_the_next_cycle_on(launcher:
 
 
 DRAWS = """
-import os, ssl, sys, time, random, uuid
+import ctypes, os, ssl, sys, time, random, uuid
 import numpy
 import torch
 SEED = open("/dev/urandom", "rb").read(4).hex()
 KERNEL = open("/proc/sys/kernel/random/uuid").read()[:8]
-state = int(open("state").read()) if os.path.exists("state") else 0
+libc, found = ctypes.CDLL(None), ctypes.create_string_buffer(9)
+libc.read(libc.open(b"state", 0), found, 8)  # by C code, as libraries read checkpoints
+state = int(found.value or b"0")
 row = [random.random(), numpy.random.rand(), uuid.uuid4().hex, os.urandom(4).hex(), ssl.RAND_bytes(4).hex()]
 row += [SEED, KERNEL, time.time_ns(), random.Random().random(), numpy.random.default_rng().random()]
 cycle, rank = os.environ["FT_CYCLE"], os.environ["RANK"]

@@ -6,10 +6,12 @@ import os
 import random
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from megatron_ft.diagnosis.stacks import STAND_IN
+from megatron_ft.run_ahead import acts
 from megatron_ft.run_ahead.acts import Watch
 
 
@@ -137,6 +139,22 @@ def test_generator_seeded_from_the_system_is_seeded_anew_and_others_keep_their_s
     states = [each.getstate() for each in kept]
     library.watch.seed_anew()
     assert [each.getstate() == state for each, state in zip(kept, states, strict=True)] == [False, True, True]
+
+
+@pytest.mark.parametrize("is_known_to_torch", [True, False])
+def test_process_that_has_cuda_is_no_fork_server(
+    library: Library, monkeypatch: pytest.MonkeyPatch, is_known_to_torch: bool
+) -> None:
+    held: dict[str, str] = {}
+    monkeypatch.setattr(acts, "thread_count", lambda: 1)  # what else this process has doesn't matter here
+    monkeypatch.setattr(acts, "_held", lambda: held)
+    monkeypatch.setattr(os, "waitid", Mock(side_effect=ChildProcessError))
+    assert library.watch.remains() is None
+    if is_known_to_torch:
+        monkeypatch.setitem(sys.modules, "torch.cuda", Mock(is_initialized=lambda: True))
+    else:
+        held.update({"98": "keeps /dev/nvidia0 open", "99": "keeps /dev/nvidia-uvm open"})
+    assert library.watch.remains() == acts.CUDA
 
 
 def test_nothing_of_the_watch_is_left_but_a_hook_in_c(library: Library) -> None:
