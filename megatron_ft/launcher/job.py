@@ -174,11 +174,11 @@ class _JobLife:
                 self._write_end(end, coordination)
         except ConfigError:
             raise
-        except Exception:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
-            has_given_up = coordination is not None and coordination.member.has_given_up
-            if has_given_up and read_lives(self._log_dir).has_finished(self._place.job):
-                error = joining.AlreadyFinishedError("the job finished before, as its result.json says: nothing to do")
-            end = replace(self._end_by(error), error=error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
+            why = error
+            if coordination is not None and coordination.member.has_given_up and self._has_finished_before():
+                why = joining.AlreadyFinishedError("the job finished before, as its result.json says: nothing to do")
+            end = replace(self._end_by(why), error=why)
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
@@ -190,6 +190,9 @@ class _JobLife:
         if scheduler is Scheduler.KUBERNETES:
             outcome.tell_kubernetes(end)
         return end
+
+    def _has_finished_before(self) -> bool:
+        return read_lives(self._log_dir).has_finished(self._place.job)
 
     def _has_finished(self) -> bool:
         # only if a scheduler's id distinguishes this start from all others: a user may reuse a chosen id
