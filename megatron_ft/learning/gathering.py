@@ -47,7 +47,9 @@ class Gathering:
 
     @property
     def due_s(self) -> float | None:
-        """Latest time of the next ``advance``."""
+        """Latest time of the next ``advance``; None too once the run is over, whatever a member still sends."""
+        if self._is_over:
+            return None
         return self._not_before_s if self._until_s is None and self._is_wanted else self._until_s
 
     @property

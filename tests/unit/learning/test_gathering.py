@@ -116,6 +116,15 @@ def test_end_is_told_once_all_members_that_were_in_the_run_have_ended() -> None:
     assert len(job.results) == 1
 
 
+def test_nothing_is_due_after_the_end_whatever_a_member_still_sends() -> None:
+    job = Job()
+    for member in (0, 1):
+        job.hear(member, steps=10, ended=True)
+    assert job.results[-1].ended
+    job.hear(0, saves=1, steps=20)
+    assert job.part.due_s is None, "a time in the past would be waited for without a pause"
+
+
 def test_member_that_comes_back_is_in_the_run_again() -> None:
     job = Job()
     job.part.lost([1])
