@@ -9,14 +9,13 @@ import time
 import traceback
 from types import TracebackType
 
+from megatron_ft.core.rank_variables import ERROR_FILE_VARIABLE
 from megatron_ft.diagnosis.exceptions import innermost_error
-
-_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def write_error_file(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
     """Write the format of torch's error handler. An existing file is kept, and failures to write are ignored."""
-    path = os.environ.get(_VARIABLE)
+    path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path or not isinstance(error, Exception):
         return
     document = {

@@ -146,13 +146,9 @@ def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
     """Return the ranks of the ``wanted`` groups, by torch's names. A rank of a large job is in dozens of others."""
     from torch.distributed import distributed_c10d
 
-    names = distributed_c10d._world.pg_names
-    members = distributed_c10d._world.pg_group_ranks
-    found: dict[str, Sequence[int]] = {}
-    for group, name in list(names.items()):
-        if str(name) in wanted:
-            found[str(name)] = sorted(map(int, members.get(group, {})))
-    return found
+    world = distributed_c10d._world
+    named = [(group, str(name)) for group, name in list(world.pg_names.items())]
+    return {name: sorted(map(int, world.pg_group_ranks.get(group, {}))) for group, name in named if name in wanted}
 
 
 def _short(entry: dict[str, Any]) -> CollectiveInFlight:
