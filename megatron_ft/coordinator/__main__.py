@@ -49,6 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0  # the launcher has ended at once
         with open(options.begins, "rb") as file:
             start = decode(LeaderStart, file.read())
+        ledger = etcd = None
+        if start.etcd is not None and start.held is not None:
+            from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
+
+            call, new_name = EtcdClient(start.etcd), lambda: os.urandom(16).hex()
+            ledger = Ledger(call, start.defined.job, start.held, new_name=new_name)
+            if not etcd_leader.enter(ledger, is_needed=lambda: options.owner == os.getppid()):
+                return 0
+            etcd = etcd_leader.LeaderInEtcd(ledger)
     except ProcessLookupError:
         return 0
     except (OSError, FaultToleranceError, ValueError) as error:
@@ -69,14 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the launcher has ended, and with it the lock
             sys.exit(0)
 
-    ledger = etcd = None
-    if start.etcd is not None and start.held is not None:
-        from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
-
-        ledger = Ledger(EtcdClient(start.etcd), start.defined.job, start.held, new_name=lambda: os.urandom(16).hex())
-        if not etcd_leader.enter(ledger, is_needed=lambda: options.owner == os.getppid()):
-            return 0
-        etcd = etcd_leader.LeaderInEtcd(ledger)
     name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
         name,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch.distributed import run as torchrun
 
+from megatron_ft.core.config.torchrun import ETCD_BACKENDS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
@@ -33,7 +34,7 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Scheduler
         taken["--nnodes"] = namespace.nnodes = str(where.nodes)
     if _most(namespace.nnodes) == 1:
         return ""
-    if where.endpoint and _PLACES.isdisjoint(given):
+    if where.endpoint and _PLACES.isdisjoint(given) and namespace.rdzv_backend not in ETCD_BACKENDS:
         if "rdzv_backend" not in given:
             namespace.rdzv_backend = "c10d"
         taken["--rdzv-endpoint"] = namespace.rdzv_endpoint = where.endpoint

@@ -95,6 +95,13 @@ def test_given_options_win_over_the_scheduler(
     assert (place.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
 
 
+def test_endpoint_of_slurm_is_not_taken_for_that_of_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = line_in(monkeypatch, STEP, "--rdzv-backend=etcd", "--rdzv-endpoint=e")
+    assert (meeting_place(line, os.environ).endpoint, line.max_nodes, line.run_id) == ("e:2379", 3, "4711.0.0")
+    with pytest.raises(ConfigError, match="--rdzv-backend etcd: say where etcd is"):
+        line_in(monkeypatch, STEP, "--rdzv-backend=etcd")
+
+
 @pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
 def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, *options)
