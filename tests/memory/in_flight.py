@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron_ft.ipc.net import tcp
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.copy_messages import Offer, Want
+from megatron_ft.memory.base.keeper_messages import Offer, Want
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import Copying, Door, Offered
 from megatron_ft.memory.rules.snapshots import SnapshotKey

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.memory.base.copy_messages import Accepted, Offer, Want
-from megatron_ft.memory.base.keeper_messages import NotKept
+from megatron_ft.memory.base.keeper_messages import Accepted, NotKept, Offer, Want
 from megatron_ft.memory.keeper import link
 from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.rules.retention import refuse_chunk

@@ -10,8 +10,7 @@ from functools import partial
 
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.base.copy_messages import Offer, Want
-from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
+from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare, Want
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import Copying, Door, Offered
 from megatron_ft.memory.keeper.link import STALL_S

@@ -12,7 +12,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session, new_nonce
 from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.copy_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
+from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 
 STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import LayoutError, ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.wording import counted
+from megatron_ft.core.wording import counted, listed
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
@@ -32,6 +34,7 @@ from megatron_ft.memory.base.keeper_messages import (
     KeeperHello,
     KeeperSays,
     KeeperToLauncher,
+    KeeperToRank,
     KeeperWelcome,
     NotKept,
     OpenDoor,
@@ -45,7 +48,6 @@ from megatron_ft.memory.base.keeper_messages import (
     WriteFiles,
 )
 from megatron_ft.memory.keeper import copies, work
-from megatron_ft.memory.keeper.callers import RankCaller
 from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
@@ -55,10 +57,37 @@ from megatron_ft.memory.rules.segment_layout import Layout
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 
 _SEND_S = 5.0
+_RANK_SEND_S = 0.5
 _PAUSE_S = 0.1
 """Pause after too many open files: a connection that can't be accepted would keep the loop busy."""
+_MISSED = 10
+"""Number of snapshots of a rank, none of which is complete, after which the user is told."""
 _LOADERS = 8
 """Files that are loaded at a time."""
+
+
+@dataclass(eq=False)
+class RankCaller:
+    """One connection. ``rank``: -1 until its hello."""
+
+    channel: Channel
+    pidfd: int
+    rank: int = -1
+    waits_for: BeginSegment | Fetch | None = None
+    """Request that isn't answered yet."""
+    fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fd = self.channel.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        return self.channel.fileno() >= 0
+
+    def answer(self, message: KeeperToRank, fds: tuple[int, ...] = ()) -> None:
+        """Send a message; a caller that has gone is noticed when it is read."""
+        with contextlib.suppress(ChannelClosedError):
+            self.channel.send(message, fds, timeout_s=_RANK_SEND_S)
 
 
 class LauncherGoneError(Exception):
@@ -97,6 +126,8 @@ class KeeperService:
         """Ranks whose files this cycle has begun to load, or has found unusable."""
         self._digests: dict[int, tuple[SnapshotKey, list[bytes]]] = {}
         """By rank, key and digests of its newest verified snapshot in this cycle."""
+        self._incomplete: dict[int, int] = {}
+        """By rank, number of snapshots that it has kept since one was complete."""
         self._said: set[str] = set()
         self._copies = CopyKeeping(
             self._segments,
@@ -164,6 +195,7 @@ class KeeperService:
             case Complete(key):
                 if self._complete is None or key > self._complete:
                     self._complete = key
+                    self._incomplete.clear()
                     self._tidy()
                     self._go_on()
             case Passed(key):
@@ -200,6 +232,7 @@ class KeeperService:
         self._demands.clear()
         self._loaded.clear()
         self._digests.clear()
+        self._incomplete.clear()
         self._said.clear()
         for source in order.sources:
             for rank in set(source.ranks) & set(order.ranks):
@@ -509,6 +542,7 @@ class KeeperService:
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
             self._compare_with_last(found)
+            self._count_incomplete(held.rank)
         if held.is_awaited:
             for caller in self._callers_of(held.rank):
                 caller.answer(NotKept(why) if why else Verified())
@@ -527,6 +561,18 @@ class KeeperService:
         if last is not None and digests and digests == before:
             between = f"iterations {last.iteration} and {layout.key.iteration}"
             self._say("repeats", f"no tensor of rank {layout.rank}'s memory checkpoint has changed between {between}")
+
+    def _count_incomplete(self, rank: int) -> None:
+        """Say, once per cycle, that a rank has kept many snapshots and none is one that all ranks of the job have."""
+        count = self._incomplete[rank] = self._incomplete.get(rank, 0) + 1
+        if count == _MISSED and self._prepared is not None:
+            newest = {each: max(self._segments.verified(each), default=None) for each in self._prepared.ranks}
+            texts = [
+                f"rank {each} none" if key is None else f"rank {each} {key.iteration}" for each, key in newest.items()
+            ]
+            why = "other nodes lack it" if len(set(newest.values())) == 1 else f"the newest are {listed(texts)}"
+            text = f"none of the last {_MISSED} memory checkpoints of rank {rank} is one that all ranks have: {why}"
+            self._say("incomplete", text)
 
     def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
         """Return what is wrong with a segment for its place; empty if nothing is."""

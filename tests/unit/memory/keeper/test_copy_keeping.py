@@ -9,8 +9,7 @@ import pytest
 
 from megatron_ft.ipc.net import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.base.copy_messages import Offer
-from megatron_ft.memory.base.keeper_messages import OpenDoor, Prepare
+from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import Copying, Offered
 from megatron_ft.memory.keeper.copy_keeping import CopyKeeping

@@ -327,6 +327,27 @@ def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> N
             served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 
 
+def test_ranks_that_keep_different_iterations_are_named_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MISSED", 3)
+    served.order(Prepare(0, (0, 1), 2))
+    rank = served.rank(0)
+    for iteration in (1, 2, 3, 4, 5):
+        fd = sealed(iteration, world=2)
+        data = os.pread(fd, 1 << 20, 0)
+        rank.channel.send(BeginSegment(len(data)))
+        if iteration > 3:  # the first one gives way
+            served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
+        _, (ours,) = rank.hear(Segment)
+        os.pwrite(ours, data, 0)
+        rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
+        close_fds([fd, ours, *served.launcher.hear(SealedSegment)[1]])
+        if iteration == 3:
+            why = "the newest are rank 0 3, rank 1 none"
+            said = f"none of the last 3 memory checkpoints of rank 0 is one that all ranks have: {why}"
+            assert served.launcher.hear(KeeperSays)[0].text == said
+        rank.hear(Verified)
+
+
 def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
     fd = sealed(1)
     served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 2)), (fd,))
