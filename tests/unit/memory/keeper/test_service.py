@@ -149,9 +149,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class HeldClose:
-    """``os.close`` that frees no memory of a segment before ``may_go_on``, as if it were large."""
+    """``os.close`` that frees no memory of that segment before ``may_go_on``, as if it were large."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, inode: int) -> None:
+        self._inode = inode
         self.may_go_on = threading.Event()
         self.threads: list[str] = []
         """Names of those that have closed the last descriptor of a segment."""
@@ -160,7 +161,7 @@ class HeldClose:
 
     def __call__(self, fd: int) -> None:
         with contextlib.suppress(OSError):
-            if segment.NAME in os.readlink(f"/proc/self/fd/{fd}") and len(descriptors(os.fstat(fd).st_ino)) == 1:
+            if os.fstat(fd).st_ino == self._inode and len(descriptors(self._inode)) == 1:
                 self.threads.append(threading.current_thread().name)
                 assert self.may_go_on.wait(BOUND_S)
         self._close(fd)
@@ -200,7 +201,7 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
     served.order(Prepare(1, (0,), 1))
     assert served.launcher.hear(DropSegment)[0].segment == 0
     assert len(descriptors(inode)) == 2
-    closing = HeldClose(monkeypatch)
+    closing = HeldClose(monkeypatch, inode)
     os.close(launchers)
     assert closing.threads == []
     served.order(DropSegment(0))
@@ -216,8 +217,9 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
     rank = served.rank(0)
     rank.channel.send(BeginSegment(4096))
     _, (fd,) = rank.hear(Segment)
+    inode = os.fstat(fd).st_ino
     os.close(fd)
-    closing = HeldClose(monkeypatch)
+    closing = HeldClose(monkeypatch, inode)
     served.order(Prepare(1, (0,), 1))
     memory(NodeMemory(10**11, 0))
     rank = served.rank(0, cycle=1)
