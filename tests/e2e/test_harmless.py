@@ -54,7 +54,9 @@ DIFFERENCES: dict[str, Callable[[Any], Any]] = {
     "gc frozen": lambda _frozen: False,
     "prctl PDEATHSIG": lambda number: 0 if number == signal.SIGKILL else number,
     "descriptors": lambda kinds: [
-        each for each in kinds if "memfd:megatron_ft_" not in each and each != "socket of AF_UNIX"
+        each
+        for each in kinds
+        if not re.search("memfd:(megatron_ft_|ft_snapshot)", each) and each != "socket of AF_UNIX"
     ],
     "status SigCgt": lambda masks: sorted(
         number for number in caught(*masks) - FATAL if not signal.SIGRTMIN + 5 <= number < signal.SIGRTMAX
