@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from megatron_ft.cli.tensorboard import TensorBoardFiles
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.monitor import Timeouts
@@ -18,7 +19,8 @@ from megatron_ft.learning.timeouts import OUT_OF_SECTION
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs
 
-_READ_S = 15.0
+_READ_S, _SELDOM = 15.0, 4.0
+"""Least seconds between two readings, and the same as a multiple of what the last one took."""
 _DEFAULT_PORT = "9466"
 
 
@@ -35,6 +37,11 @@ def add_command(commands: Any) -> None:
         "--port", default=_DEFAULT_PORT, metavar=METRICS_PORT.metavar, help=f"where to serve; default {_DEFAULT_PORT}"
     )
     parser.add_argument("--once", action="store_true", help="print the metrics and exit, for a file of node_exporter")
+    parser.add_argument(
+        "--tensorboard",
+        metavar="DIR",
+        help="also write goodput, step times and the ends of cycles as TensorBoard event files into DIR",
+    )
     parser.set_defaults(run=run)
 
 
@@ -46,36 +53,45 @@ def run(args: argparse.Namespace) -> int:
     """
     check_installed("megatron-ft exporter")
     host, port = split_address(METRICS_PORT.judge("--port", args.port))
-    shown = series_of(args.directory)
+    board = None if args.tensorboard is None else TensorBoardFiles(args.tensorboard)
+    shown = _read(args.directory, board)
     if args.once:
         sys.stdout.write(as_text(lambda: shown).decode())
         return 0 if shown else 1
     server = MetricsServer(host, port, lambda: shown)
+    took_s = 0.0
     print(f"metrics: http://{host or 'localhost'}:{server.port}/metrics", flush=True)
     try:
         while True:
-            time.sleep(_READ_S)
-            shown = series_of(args.directory)
+            time.sleep(max(_READ_S, _SELDOM * took_s))
+            began_s = time.monotonic()
+            shown = _read(args.directory, board)
+            took_s = time.monotonic() - began_s
     except KeyboardInterrupt:
         server.close()
     return 0
 
 
-def series_of(directory: str) -> Sequence[Series]:
-    """Return the metrics of the newest run in the directory; none if there is no run yet.
+def _read(directory: str, board: TensorBoardFiles | None) -> Sequence[Series]:
+    """Return the metrics of the newest run in the directory, and add what is new to the TensorBoard files.
 
     Raises:
         ConfigError: the directory can't be read.
     """
-    from megatron_ft.cli.logs.read import read_newest
+    from megatron_ft.cli.analysis.analysis import analyze
+    from megatron_ft.cli.logs.read import read_directory
     from megatron_ft.cli.logs.runs import log_directory, split_runs
 
     directory = log_directory(directory)
     try:
-        runs = split_runs(read_newest(directory))
+        runs = split_runs(read_directory(directory))
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
-    return _of_run(directory, runs[-1]) if runs else ()
+    if not runs:
+        return ()
+    if board is not None:
+        board.update(analyze(runs[-1]))
+    return _of_run(directory, runs[-1])
 
 
 def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:

@@ -19,19 +19,25 @@ class StepTime:
     median_s: float
     slowest_s: float
     slowest_rank: int
+    iteration: int
 
 
 def step_times(timeline: Timeline) -> list[StepTime]:
     """Return the step times, at most ``MOST_POINTS``; minutes in which a rank began one iteration tell none."""
     found = [
-        ((of[0][1] + of[-1][1]) / 2 + minute.zero_ns / 1e9, (of[-1][1] - of[0][1]) / (of[-1][0] - of[0][0]), track.rank)
+        (
+            (of[0][1] + of[-1][1]) / 2 + minute.zero_ns / 1e9,
+            (of[-1][1] - of[0][1]) / (of[-1][0] - of[0][0]),
+            track.rank,
+            of[-1][0],
+        )
         for track in timeline.tracks
         for minute in track.minutes
         if len(of := minute.of.iterations) > 1 and of[-1][0] > of[0][0]
     ]
     if not found:
         return []
-    at_s, seconds, ranks = (np.array(each) for each in zip(*found, strict=True))
+    at_s, seconds, ranks, iterations = (np.array(each) for each in zip(*found, strict=True))
     at_s -= timeline.begin_ns / 1e9
     # one point for each minute of all ranks, or of several in a long run
     width_s = max(60.0, (timeline.end_ns - timeline.begin_ns) / 1e9 / MOST_POINTS)
@@ -46,6 +52,7 @@ def step_times(timeline: Timeline) -> list[StepTime]:
                 median_s=float(np.median(seconds[inside])),
                 slowest_s=float(seconds[slowest]),
                 slowest_rank=int(ranks[slowest]),
+                iteration=int(iterations[inside].max()),
             )
         )
     return points

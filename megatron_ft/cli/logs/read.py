@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from megatron_ft.core.codec import Message, Moment, Raw, decode
 from megatron_ft.core.errors import ProtocolError
@@ -17,10 +15,6 @@ from megatron_ft.core.facts.all_kinds import RECORDS, Record
 from megatron_ft.core.facts.shared import LogOpened
 
 _MUCH = 50_000_000  # bytes; fewer are read before other processes have started
-_TAIL = 65536  # bytes at the end of a file: more than the minutes of a node with 100 ranks
-_BULK = b'"ev":"minute"'
-_NAME_ENDS = 64
-"""Bytes of a line before which the name of its record ends."""
 
 
 class _LineHead(Message, frozen=True):
@@ -112,15 +106,6 @@ def number_of_logs(directory: str | Path) -> int:
     return len(_paths(directory))
 
 
-def read_newest(directory: str | Path) -> list[EventLogFile]:
-    """Return all event logs directly in ``directory``, with only the newest of what ranks do.
-
-    Raises:
-        OSError: the directory itself can't be read.
-    """
-    return _as_opened(_read_file(path, only_newest=True) for path in _paths(directory))
-
-
 def _as_opened(logs: Iterable[EventLogFile | None]) -> list[EventLogFile]:
     """Return the readable logs in the order in which they were opened."""
     return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
@@ -139,23 +124,13 @@ def _bytes_in(paths: Iterable[Path]) -> int:
     return total
 
 
-def _read_file(path: Path, *, only_newest: bool = False) -> EventLogFile | None:
+def _read_file(path: Path) -> EventLogFile | None:
     try:
         # line by line: the log of a long run has hundreds of megabytes
         with path.open("rb") as file:
-            lines = _newest(file) if only_newest else file
-            return parse_log(path.name, lines)
+            return parse_log(path.name, file)
     except OSError:
         return None  # removed since, or another user's: the other logs still hold most of it
-
-
-def _newest(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines, without those of ranks that aren't near the end: most of a log, and slow to parse."""
-    left = os.fstat(file.fileno()).st_size
-    for line in file:
-        if left < _TAIL or _BULK not in line[:_NAME_ENDS]:
-            yield line
-        left -= len(line)
 
 
 def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:

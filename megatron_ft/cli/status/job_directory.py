@@ -87,7 +87,7 @@ def read_job(directory: str) -> RunState | None:
         ConfigError: the directory can't be read.
     """
     from megatron_ft.cli.analysis.run_summary import summarize_run
-    from megatron_ft.cli.logs.read import read_newest
+    from megatron_ft.cli.logs.read import read_directory
     from megatron_ft.cli.logs.runs import log_directory, split_runs
     from megatron_ft.cli.status.job_view import view
 
@@ -95,7 +95,7 @@ def read_job(directory: str) -> RunState | None:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
     try:
         directory = log_directory(directory)
-        logs = read_newest(directory)
+        logs = read_directory(directory)
     except OSError as error:
         raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     runs = split_runs(logs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.cli.logs.read import read_directory, read_newest
+from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import RunLogs, split_runs
 from megatron_ft.core.facts.launcher import CycleStarted
 from tests.support.generated_logs import END, ITERATION, START
@@ -81,7 +81,8 @@ def meets(how: str = "coordinated", rank: int | None = None) -> Record:
 def runs(directory: Path) -> list[list[str]]:
     """Of each run, the hosts of its launchers."""
     return [
-        [log.host for log in run.files if log.header.role == "launcher"] for run in split_runs(read_newest(directory))
+        [log.host for log in run.files if log.header.role == "launcher"]
+        for run in split_runs(read_directory(directory))
     ]
 
 
