@@ -44,8 +44,8 @@ for seed in range(int(sys.argv[1]), int(sys.argv[2])):
 class Mutant:
     """One change: in ``file``, ``old`` becomes ``new``.
 
-    ``unit``: the test that finds it, where no run can show it because the order of messages on one connection makes
-    the guard unnecessary, or too much would have to happen at once, or where one run in many thousands does.
+    ``unit``: the file whose tests find it, where no run can show it because the order of messages on one connection
+    makes the guard unnecessary, or too much would have to happen at once, or where one run in many thousands does.
     """
 
     name: str
@@ -75,6 +75,8 @@ _COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
 _LOSS_TESTS = "tests/unit/core/job/test_loss.py"
 _ENDINGS = "tests/unit/core/job/test_job_endings.py"
 _MACHINES = "tests/unit/core/job/test_job_machines.py"
+_CHOICE_TESTS = "tests/unit/memory/rules/test_choice.py"
+_SNAPSHOT_TESTS = "tests/unit/core/agent/test_agent_snapshots.py"
 
 MUTANTS = (
     Mutant(
@@ -82,157 +84,136 @@ MUTANTS = (
         "megatron_ft/core/job/liveness.py",
         "return _PROGRESSING_S if all(going) else",
         "return lost_s(nodes) if all(going) else",
-        unit=f"{_LOSS_TESTS}::test_silent_node_is_not_lost_for_ten_minutes_while_all_others_make_progress",
+        _LOSS_TESTS,
     ),
     Mutant(
         "a silent node is lost at once though some others make progress",
         "megatron_ft/core/job/liveness.py",
         "if not any(going):",
         "if not all(going):",
-        unit=f"{_LOSS_TESTS}::test_silent_node_is_lost_after_15_s_if_only_some_others_make_progress",
+        _LOSS_TESTS,
     ),
     Mutant(
         "progress counts under min-healthy",
         _JOB_CYCLE,
         "if self._longest_gap_s is None or self.rules.min_healthy or not heard:",
         "if self._longest_gap_s is None or not heard:",
-        unit=f"{_LOSS_TESTS}::test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothing[True]",
+        _LOSS_TESTS,
     ),
     Mutant(
         "a node that is silent at the end is lost",
         _COORDINATOR,
         "if within_s == FINISHED_S and not node.has_exited(self._clock.slept_s):",
         "if False:",
-        unit=f"{_LOSS_TESTS}::test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_have_finished",
+        _LOSS_TESTS,
     ),
     Mutant(
         "a proven end after all others have finished is no loss",
         _NODES,
         "if self.has_exited(slept_s):",
         "if False:",
-        unit=f"{_LOSS_TESTS}::"
-        "test_node_that_dies_after_all_others_have_finished_is_lost_only_if_its_death_is_known[True]",
+        _LOSS_TESTS,
     ),
     Mutant(
         "progress doesn't keep the ranks of a cut-off node",
         _MEMBER,
         "return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)",
         "return self._unled_s + self._lost_s",
-        unit=f"{_LOSS_TESTS}::test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress",
+        _LOSS_TESTS,
     ),
     Mutant(
         "stalled ranks of a launcher whose leader restarts are ended",
         _MEMBER,
         "return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)",
         "return self._progress_s + STALLED_S",
-        unit=f"{_LOSS_TESTS}::test_node_that_is_cut_off_ends_stalled_ranks_no_sooner_than_the_leader_counts_as_silent",
+        _LOSS_TESTS,
     ),
     Mutant(
         "a request to stop after the success of all ranks",
         _NEXT_CYCLE,
         "if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:",
         "if cycle.shutdown:",
-        unit=f"{_LEADER_TESTS}::test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code",
+        _LEADER_TESTS,
     ),
     Mutant(
         "a decision without signs of life",
         _DECIDER,
         "if plan is None or plan.waiting:",
         "if plan is None:",
-        unit=f"{_LEADER_TESTS}::test_launcher_that_ends_after_it_was_ready_is_not_decided_into_the_next_cycle",
+        _LEADER_TESTS,
     ),
     Mutant(
         "a job founded with fewer than MAX at once",
         _COORDINATOR,
         "len(fresh) >= self._rules.max_nodes",
         "len(fresh) >= self._rules.min_nodes",
-        unit=f"{_LEADER_TESTS}::"
-        "test_leader_without_a_record_founds_a_job_at_once_only_with_max_launchers_that_know_of_none",
+        _LEADER_TESTS,
     ),
     Mutant(
         "an excluded launcher founds a job",
         _COORDINATOR,
         "fresh = [node for node in fresh if node.phase is not m.NodePhase.EXCLUDED]",
         "pass",
-        unit=f"{_LEADER_TESTS}::test_launcher_of_an_excluded_node_founds_no_job",
+        _LEADER_TESTS,
     ),
     Mutant(
         "a decision taken over after an own one",
         _DECIDER,
         "if held is None or not self._may_adopt or",
         "if held is None or",
-        unit=f"{_LEADER_TESTS}::test_leader_that_has_decided_takes_over_nothing",
+        _LEADER_TESTS,
     ),
     Mutant(
         "the older of two decisions taken over",
         _DECIDER,
         "last.number >= held.decision.number):",
         "last.number <= held.decision.number):",
-        unit=f"{_LEADER_TESTS}::test_leader_without_a_record_takes_over_the_newest_decision_that_any_launcher_knows",
+        _LEADER_TESTS,
     ),
-    Mutant(
-        "a new leader that doesn't wait",
-        _COORDINATOR,
-        "NEW_LEADER_S = 12.0",
-        "NEW_LEADER_S = 2.0",
-        unit=f"{_LEADER_TESTS}::test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one",
-    ),
-    Mutant(
-        "a record without launchers",
-        _JOB_CYCLE,
-        "if record.instances:",
-        "if False:",
-        unit=f"{_LEADER_TESTS}::test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one",
-    ),
+    Mutant("a new leader that doesn't wait", _COORDINATOR, "NEW_LEADER_S = 12.0", "NEW_LEADER_S = 2.0", _LEADER_TESTS),
+    Mutant("a record without launchers", _JOB_CYCLE, "if record.instances:", "if False:", _LEADER_TESTS),
     Mutant(
         "the job goes on without the lock's holder",
         _COORDINATOR,
         "if node.owns and not goodbye.excluded:",
         "if False:",
-        unit=f"{_LEADER_TESTS}::test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop",
+        _LEADER_TESTS,
     ),
     Mutant(
         "the leader leaves at the job's end",
         _COORDINATOR,
         "until_s = self._over_s if self._unacknowledged else self._lingers_s",
         "until_s = self._lingers_s",
-        unit=f"{_LEADER_TESTS}::test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute",
+        _LEADER_TESTS,
     ),
     Mutant(
         "the leader waits for ever after the job's end",
         _COORDINATOR,
         "until_s = self._over_s if self._unacknowledged else self._lingers_s",
         "until_s = 1e9 if self._unacknowledged else self._lingers_s",
-        unit=f"{_LEADER_TESTS}::test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end",
+        _LEADER_TESTS,
     ),
     Mutant(
         "the leader outlives its launcher",
         _COORDINATOR,
         "if self._is_orphan or is_needless:",
         "if is_needless:",
-        unit=f"{_LEADER_TESTS}::test_leader_ends_with_its_launcher",
+        _LEADER_TESTS,
     ),
     Mutant(
         "the lock's holder doesn't wait for the end",
         _MEMBER,
         "give_up_policy.HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s",
         "message.within_s",
-        unit=f"{_LEADER_TESTS}::"
-        "test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_asked_to_stop",
+        _LEADER_TESTS,
     ),
-    Mutant(
-        "a missed decision isn't told",
-        _COORDINATOR,
-        "if not knows:",
-        "if False:",
-        unit=f"{_LEADER_TESTS}::test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader",
-    ),
+    Mutant("a missed decision isn't told", _COORDINATOR, "if not knows:", "if False:", _LEADER_TESTS),
     Mutant(
         "ranks of another cycle aren't ended",
         _COORDINATOR,
         "if place is None:\n            self._end_without(node, cycle)\n            return",
         "if place is None:\n            return",
-        unit=f"{_LEADER_TESTS}::test_leader_that_has_decided_takes_over_nothing",
+        _LEADER_TESTS,
     ),
     Mutant("missing nodes are never lost", _JOB_CYCLE, "if now_s >= since_s + after_s:", "if False:"),
     Mutant("a shutdown request forgotten by a new leader", _COORDINATOR, "if node.standing.shutdown:", "if False:"),
@@ -338,7 +319,7 @@ MUTANTS = (
         _JOB_CYCLE,
         "if not is_known and (self._missing or has_absent or",
         "if False and (self._missing or has_absent or",
-        unit=f"{_MACHINES}::test_excluded_node_is_the_cause_only_if_no_missing_node_may_be",
+        _MACHINES,
     ),
     Mutant(
         "an open diagnosis is ended",
@@ -392,35 +373,35 @@ MUTANTS = (
         _NODES,
         "return max(self.gone_s, self.heard_s + limit_s)",
         "return self.gone_s",
-        unit=f"{_COORDINATOR_TESTS}::test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough",
+        _COORDINATOR_TESTS,
     ),
     Mutant(
         "a node that was only cut off is named where too few are healthy",
         _VERDICT,
         "return Cause(kind=CauseKind.MEMBERSHIP, text=text), place, True",
         "return Cause(kind=CauseKind.MEMBERSHIP, text=text), decided_by, True",
-        unit=f"{_ENDINGS}::test_node_that_was_only_cut_off_is_not_named_where_too_few_are_healthy",
+        _ENDINGS,
     ),
     Mutant(
         "an exclusion hides the failure before it",
         _JOB_CYCLE,
         "if report.state is NodeState.EXCLUDED and has_ended_it:",
         "if False:",
-        unit=f"{_ENDINGS}::test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle",
+        _ENDINGS,
     ),
     Mutant(
         "a farewell to another coordinator isn't believed",
         _COORDINATOR,
         "if (former := self._nodes.get(hello.former_instance)) is not None:",
         "if (former := self._nodes.get(hello.former_instance)) is not None and False:",
-        unit=f"{_COORDINATOR_TESTS}::test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator",
+        _COORDINATOR_TESTS,
     ),
     Mutant(
         "nodes that come and go keep a round open for ever",
         _NEXT_CYCLE,
         "self.alarm_s = min(self._settled_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))",
         "self.alarm_s = self._settled_s + call_s",
-        unit=f"{_MACHINES}::test_nodes_that_come_and_go_do_not_keep_a_round_open_for_ever",
+        _MACHINES,
     ),
     Mutant("a verdict isn't remembered", _MEMBER, "self.standing = replace(self.standing, verdict=message)", "pass"),
     Mutant(
@@ -440,23 +421,17 @@ MUTANTS = (
         _CHOICE,
         " if key.cycle == last.cycle or key == restored)",
         ")",
-        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+        _CHOICE_TESTS,
     ),
     Mutant("an older snapshot than the newest", _CHOICE, "reverse=True)", "reverse=False)"),
     Mutant("a snapshot that not all nodes have", _CHOICE, "if missing is None:", "if True:"),
-    Mutant(
-        "a snapshot that nobody serves",
-        _CHOICE,
-        "if each.port and (serves",
-        "if (serves",
-        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
-    ),
+    Mutant("a snapshot that nobody serves", _CHOICE, "if each.port and (serves", "if (serves", _CHOICE_TESTS),
     Mutant(
         "a snapshot of other ranks",
         _CHOICE,
         "for rank in ranks if rank not in found.ranks",
         "for rank in ()",
-        unit="tests/unit/memory/test_choice.py::test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen",
+        _CHOICE_TESTS,
     ),
     Mutant("spares are not asked for copies", _CHOICE, "holders = [*kept, *spares]", "holders = [*kept]"),
     Mutant("a bad snapshot again and again", _CHOICE, "if before.tries + 1 >= MOST_TRIES:", "if False:"),
@@ -481,8 +456,7 @@ MUTANTS = (
         _AGENT,
         " or self._kept.local_ranks",
         "",
-        unit="tests/unit/core/agent/test_agent_snapshots.py::"
-        "test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before",
+        _SNAPSHOT_TESTS,
     ),
     Mutant("ranks are started without the snapshot", _AGENT, ", restore=decision.restore)", ")"),
     Mutant(
@@ -496,7 +470,7 @@ MUTANTS = (
         _MEMBER,
         "if message.cycle == self.standing.cycle:\n                    self.standing = replace(self.standing, verdict",
         "if True:\n                    self.standing = replace(self.standing, verdict",
-        unit=f"{_MACHINES}::test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs",
+        _MACHINES,
     ),
     Mutant(
         "a bad node is chosen like the others",
