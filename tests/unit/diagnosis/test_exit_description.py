@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from megatron_ft.core.facts.launcher import CauseKind, RankExited
+from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause
 from megatron_ft.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
@@ -40,6 +40,12 @@ def hang(rank: int = 0, **more: Any) -> RankHung:
         "at_ns": 5000 * MS,
     }
     return RankHung(cycle=0, since_ns=0, rank=rank, local_rank=rank, **{**given, **more})
+
+
+def cause_of(exits: list[RankExited], hangs: list[RankHung]) -> Cause:
+    found = find_cause(exits, hangs)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -97,11 +103,9 @@ def test_exit_is_by_us_if_we_sent_its_signal() -> None:
 
 
 def test_cause_line_has_the_iteration_where_it_is_known() -> None:
-    cause = find_cause([ended(1, -9, iteration=25)], [])
-    assert cause is not None
+    cause = cause_of([ended(1, -9, iteration=25)], [])
     assert cause.line == "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25"
-    cause = find_cause([ended(1, -9)], [])
-    assert cause is not None
+    cause = cause_of([ended(1, -9)], [])
     assert cause.line == "rank 1 killed by SIGKILL (not sent by ft_launcher)"
 
 
@@ -133,28 +137,24 @@ def test_cause_line_has_the_iteration_where_it_is_known() -> None:
     ],
 )
 def test_cause_is_the_first_exit_that_is_no_consequence(exits: list[RankExited], rank: int, kind: CauseKind) -> None:
-    cause = find_cause(exits, [])
-    assert cause is not None
+    cause = cause_of(exits, [])
     assert (cause.rank, cause.kind) == (rank, kind)
-    assert find_cause(exits[::-1], []) == cause
+    assert cause_of(exits[::-1], []) == cause
 
 
 def test_verdict_wins_over_ends_and_the_first_one_over_others() -> None:
     exits = [ended(0, -9, 0, sent=(9,)), ended(1, 1, 0)]
-    cause = find_cause(exits, [hang(2, at_ns=9), hang(0, at_ns=8)])
-    assert cause is not None
+    cause = cause_of(exits, [hang(2, at_ns=9), hang(0, at_ns=8)])
     assert (cause.kind, cause.rank, cause.iteration) == (CauseKind.HANG, 0, 40)
 
 
 def test_cause_of_simultaneous_verdicts_is_the_stopped_rank_else_the_one_behind() -> None:
     """Found in a demo: the rank that waits was told of half a millisecond before the one that had been stopped."""
     waits, stopped = hang(rank=1, at_ns=100 * MS), hang(rank=0, at_ns=101 * MS, state="T")
-    cause = find_cause([], [waits, stopped])
-    assert cause is not None
+    cause = cause_of([], [waits, stopped])
     assert cause.rank == 0
     behind = hang(rank=2, at_ns=101 * MS, iteration=39)
-    cause = find_cause([], [waits, behind])
-    assert cause is not None
+    cause = cause_of([], [waits, behind])
     assert cause.rank == 2
 
 
@@ -167,6 +167,10 @@ LOST = "RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:537] Read err
         (LOST, True),
         ("DistBackendError: NCCL communicator was aborted on rank 2.", True),
         ("DistNetworkError: The client socket has timed out after 60000ms", True),
+        ("DistNetworkError: Connection reset by peer", True),
+        ("DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0", True),
+        ("DistStoreError: Timed out after 3 seconds waiting for clients. 3/4 clients joined.", True),
+        ("RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms", True),
         # a user's own connections break, too
         ("ConnectionRefusedError: [Errno 111] Connection refused", False),
         ("HTTPError: broken pipe, timed out waiting for s3://bucket", False),
@@ -194,36 +198,30 @@ def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: 
 def test_lost_peer_is_the_cause_only_if_no_other_rank_failed_at_that_time(
     others: list[RankExited], rank: int, line: str
 ) -> None:
-    cause = find_cause([ended(0, 1, 0, error=LOST), *others], [])
-    assert cause is not None
+    cause = cause_of([ended(0, 1, 0, error=LOST), *others], [])
     assert (cause.rank, cause.follows) == (rank, rank == 0)
     assert cause.line.endswith(line)
 
 
 def test_rank_that_exited_with_0_before_the_others_lost_it_is_the_cause() -> None:
     left = ended(1, 0, 90, iteration=5)
-    cause = find_cause([ended(0, 1, 100, error=LOST), left, ended(2, 1, 110, error=LOST)], [])
-    assert cause is not None
+    cause = cause_of([ended(0, 1, 100, error=LOST), left, ended(2, 1, 110, error=LOST)], [])
     assert (cause.rank, cause.follows) == (1, False)
     assert cause.line == (
         "rank 1 exited with 0 after iteration 5, in the middle of training; 2 others failed because of it"
     )
-    later = find_cause([ended(0, 1, 100, error=LOST), msgspec.structs.replace(left, at_ns=200 * MS)], [])
-    assert later is not None
+    later = cause_of([ended(0, 1, 100, error=LOST), msgspec.structs.replace(left, at_ns=200 * MS)], [])
     assert later.rank == 0
-    another = find_cause([ended(0, 1, 100, error=LOST), left, ended(2, -9, 100)], [])
-    assert another is not None
+    another = cause_of([ended(0, 1, 100, error=LOST), left, ended(2, -9, 100)], [])
     assert another.rank == 2
 
 
 def test_verdict_on_a_rank_that_had_raised_before_counts_less_than_exits() -> None:
     """Its interpreter took longer to end than the rest of its timeout."""
     exits = [ended(0, 1, 5400, error=LOST, raised_at_ns=4200 * MS), ended(1, 0, 4100)]
-    cause = find_cause(exits, [hang(0)])
-    assert cause is not None
+    cause = cause_of(exits, [hang(0)])
     assert (cause.rank, cause.kind) == (1, CauseKind.CRASH)
-    late = find_cause([msgspec.structs.replace(exits[0], raised_at_ns=5200 * MS), exits[1]], [hang(0)])
-    assert late is not None
+    late = cause_of([msgspec.structs.replace(exits[0], raised_at_ns=5200 * MS), exits[1]], [hang(0)])
     assert (late.rank, late.kind) == (0, CauseKind.HANG)
 
 
@@ -233,24 +231,21 @@ def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_h
     slow = ended(
         1, -15, 1050, (15,), signalled_at_ns=1005 * MS, error="ValueError: x", raised_at_ns=50 * MS, where="a.py:3 step"
     )
-    cause = find_cause([first, slow], [])
-    assert cause is not None
+    cause = cause_of([first, slow], [])
     assert cause.line == "rank 1 raised ValueError: x, in a.py:3 step, 1 other failed because of it"
     assert cause.kind is CauseKind.CRASH
     # the same, but it has come to its end by itself
     by_itself = ended(1, 1, 5000, error="ValueError: x", raised_at_ns=50 * MS)
-    assert find_cause([first, by_itself], []) == msgspec.structs.replace(cause, detail="1 other failed because of it")
+    assert cause_of([first, by_itself], []) == msgspec.structs.replace(cause, detail="1 other failed because of it")
     # one that has lost a peer is no cause, however slow the other one is to end: chaos seed 427
     killed = ended(0, -9, 1000)
     ended_by_us = ended(1, -15, 1050, sent=(15,), signalled_at_ns=1005 * MS, error=LOST, raised_at_ns=600 * MS)
     for waited in (ended_by_us, ended(1, 1, 600, error=LOST)):
-        cause = find_cause([killed, waited], [])
-        assert cause is not None
+        cause = cause_of([killed, waited], [])
         assert cause.rank == 0
     # what it raises when we end it is our doing
     asked = msgspec.structs.replace(slow, raised_at_ns=1010 * MS)
-    cause = find_cause([first, asked], [])
-    assert cause is not None
+    cause = cause_of([first, asked], [])
     assert cause.rank == 0
 
 

@@ -82,12 +82,6 @@ def test_the_age_of_an_open_section_counts_beside_a_closed_one_of_any_rank() -> 
         assert calculated({"epoch": ended}, with_rank_3(3.0), going_on={"epoch": 4.0}) == {"epoch": 20.0}
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.2, 1.9])
-def test_calculated_timeout_is_never_below_125_percent_of_what_was_just_seen(factor: float) -> None:
-    assert calculated({"a": 100.0}, factor=factor, previous={"a": 1.0}) == {"a": 125.0}
-    assert calculated({"a": 100.0}, factor=1.0) == {"a": 125.0}
-
-
 def test_calculated_timeout_below_the_floor_is_enforced_at_the_floor() -> None:
     mixed = SectionTimeouts({"a": 0.1, "b": 0.2, "c": None, "d": 9.0}, 0.3, {"a", "d"}, True)
     assert mixed.enforced(5.0) == SectionTimeouts({"a": 5.0, "b": 0.2, "c": None, "d": 9.0}, 5.0, {"a", "d"}, True)

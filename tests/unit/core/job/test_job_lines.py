@@ -100,16 +100,6 @@ def test_a_node_that_has_no_place_stands_by_and_the_others_hear_of_it_once() -> 
     assert other.cycle is None
 
 
-def test_a_node_that_is_used_at_once_does_not_stand_by() -> None:
-    job = Job(min_nodes=1, max_nodes=2, at_once=True, last_call_s=0.1)
-    (a,) = job.start("a")
-    job.run(8.5)
-    (b,) = job.start("b")
-    job.run(3.0)
-    assert a.lines == b.lines == []
-    assert (a.cycle, b.cycle) == (1, 1)
-
-
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_nodes_that_go_on_hear_that_the_store_of_their_ranks_is_lost_with_the_launcher_of_node_0(is_gone: bool) -> None:
     job = Job(min_nodes=2, min_healthy=True)
@@ -172,16 +162,6 @@ def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() ->
     assert [line for line in a.lines if "without it" in line] == []
 
 
-def test_a_loss_that_ended_the_cycle_is_told_once() -> None:
-    job = Job(min_nodes=2)
-    a, b, c = job.start("abc")
-    c.dies()
-    job.run(2.5)
-    assert a.cycle == b.cycle == 1
-    assert a.lines == b.lines == []
-    assert a.verdicts[0].cause_for(0).text == "node 2 (c): its launcher exited"
-
-
 @pytest.mark.parametrize("min_healthy", [True, False])
 def test_a_node_that_has_finished_is_told_what_it_waits_for(min_healthy: bool) -> None:
     job = Job(min_nodes=2, min_healthy=min_healthy)
@@ -198,16 +178,6 @@ def test_a_node_that_has_finished_is_told_what_it_waits_for(min_healthy: bool) -
     c.finishes()
     job.run(2.0)
     assert [node.left for node in (a, b, c)] == [(0, "")] * 3
-
-
-def test_nodes_that_finish_together_are_told_nothing() -> None:
-    job = Job()
-    nodes = job.start("abc")
-    for node in nodes:
-        node.finishes()
-        job.run(0.2)
-    job.run(2.0)
-    assert [(node.left, node.lines) for node in nodes] == [((0, ""), [])] * 3
 
 
 def test_line_in_a_large_job_goes_to_the_first_node_and_the_one_concerned() -> None:

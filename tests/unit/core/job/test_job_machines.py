@@ -231,18 +231,6 @@ def test_line_of_a_job_of_one_node_names_no_node() -> None:
     assert told_to(judged(Outcome.FAILED, U, decided_by=0), None).startswith("cycle 0 ended: text 0; restarting")
 
 
-def test_decision_for_lack_of_progress_says_so() -> None:
-    rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=2)
-    decision = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=JobProgress(0, 9, stalled=2)).decision
-    assert decision == RestartDecision(
-        action=Action.GIVE_UP,
-        restarts_left=8,
-        reason="no progress in 2 cycles, giving up "
-        "(none began an iteration after 9, resumed after 0 or completed a save)",
-        no_progress=True,
-    )
-
-
 def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs() -> None:
     machine = led(member())
     machine.heard(Assignment(decision(), 2, "store:1"), 0.0)

@@ -36,21 +36,20 @@ def training(names: str = "abc", **rules: object) -> tuple[Job, list[Launcher]]:
     return job, launchers
 
 
-def lost_after_s(job: Job, other: Launcher, within_s: float) -> float | None:
+def lost_after_s(job: Job, other: Launcher, within_s: float) -> float:
     """Return the seconds until another node hears that the cycle is over."""
     began_s = job.now_s
     while job.now_s < began_s + within_s:
         job.run(0.25)
         if other.ends:
             return job.now_s - began_s
-    return None
+    pytest.fail("no node is lost")
 
 
 def test_silent_node_is_not_lost_for_ten_minutes_while_all_others_make_progress() -> None:
     job, (a, _, c) = training()
     c.is_silent = True
     after_s = lost_after_s(job, a, 700.0)
-    assert after_s is not None
     assert 599.0 < after_s < 603.0
 
 
@@ -58,16 +57,7 @@ def test_silent_node_is_lost_in_seconds_once_no_other_node_makes_progress() -> N
     job, (a, b, c) = training()
     c.is_silent, a.progress, b.progress = True, stops_at(job.now_s), stops_at(job.now_s)
     after_s = lost_after_s(job, a, 30.0)
-    assert after_s is not None
     assert 5.5 <= after_s < 8.0
-
-
-def test_silent_node_is_lost_after_15_s_if_only_some_others_make_progress() -> None:
-    job, (a, b, c) = training()
-    c.is_silent, b.progress = True, stops_at(job.now_s)
-    after_s = lost_after_s(job, a, 30.0)
-    assert after_s is not None
-    assert STALLED_S - 1.0 < after_s < STALLED_S + 2.0
 
 
 @pytest.mark.parametrize("min_healthy", [False, True])
@@ -78,7 +68,6 @@ def test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothi
     job.run(5.0)
     c.is_silent = True
     after_s = lost_after_s(job, a, 30.0)
-    assert after_s is not None
     assert 14.0 < after_s < 17.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
@@ -31,33 +30,6 @@ def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
         decisions.append(policy.decide(outcome, restarts_before=used))
         used += outcome is F
     return decisions
-
-
-@pytest.mark.parametrize(
-    ("max_restarts", "outcomes", "action", "left"),
-    [
-        (0, (S,), Action.FINISH, 0),
-        (3, (S,), Action.FINISH, 3),
-        (3, (F,), Action.RESTART, 2),
-        (3, (F, F), Action.RESTART, 1),
-        (3, (F, F, F), Action.RESTART, 0),
-        (3, (F, F, F, F), Action.GIVE_UP, 0),
-        (3, (F, S), Action.FINISH, 2),
-        (0, (F,), Action.GIVE_UP, 0),
-        # another node's restart, or a node that joins, costs this node nothing
-        (1, (M,), Action.RESTART, 1),
-        (0, (M, M, M), Action.RESTART, 0),
-        (1, (F, M), Action.RESTART, 0),
-        (1, (M, F, F), Action.GIVE_UP, 0),
-        (3, (X,), Action.GIVE_UP, 3),
-    ],
-)
-def test_any_failed_restarts_until_no_restart_is_left(
-    max_restarts: int, outcomes: tuple[Outcome, ...], action: Action, left: int
-) -> None:
-    decision = decide(AnyFailed(max_restarts), *outcomes)[-1]
-    assert (decision.action, decision.restarts_left) == (action, left)
-    assert bool(decision.reason) == (action is Action.GIVE_UP)
 
 
 @given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
@@ -116,9 +88,7 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
 ) -> None:
     outcome = MinHealthy(3, min_nodes).judge(Counter(nodes))
     assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
-    if outcome is S:
-        assert nodes.count(DONE) >= min_nodes
-        assert HEALTHY not in nodes
+    assert (outcome is S) == (nodes.count(DONE) >= min_nodes and HEALTHY not in nodes)
 
 
 @pytest.mark.parametrize(
@@ -273,16 +243,6 @@ def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: typ
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
     assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
-
-
-def test_fifty_random_faults_with_steady_progress_never_stall() -> None:
-    chance = random.Random(3)
-    advance, at = JobProgress(), 0
-    for _ in range(50):
-        first = at // 10 * 10  # a checkpoint each 10 iterations
-        at = max(at, first) + chance.randrange(1, 15)
-        advance = advance.after(Reached(first, at))
-        assert advance.stalled == 0
 
 
 @pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])

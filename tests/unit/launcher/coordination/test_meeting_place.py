@@ -183,6 +183,7 @@ def test_node_rank_comes_from_the_variable_of_torchrun(monkeypatch: pytest.Monke
         ("a[8-11]", ["a8", "a9", "a10", "a11"]),
         ("a[098-101]-ib,b", ["a098-ib", "a099-ib", "a100-ib", "a101-ib", "b"]),
         ("r[1-2]n[01,03]", ["r1n01", "r1n03", "r2n01", "r2n03"]),
+        ("a[1-2]-b[3-4]", ["a1-b3", "a1-b4", "a2-b3", "a2-b4"]),
         ("a[x-y],b[,c", ["c"]),
         ("a[1-2,,z],b", ["a1", "a2", "b"]),
         ("a[00001-99999999999]", [f"a{number:05}" for number in range(1, 9)]),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
@@ -44,22 +43,6 @@ def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: 
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     return parse([*options, __file__])
-
-
-@pytest.mark.parametrize(
-    ("listed", "hosts"),
-    [
-        ("node1", ["node1"]),
-        ("node[1-3]", ["node1", "node2", "node3"]),
-        ("node[08-10,12],gpu1", ["node08", "node09", "node10", "node12", "gpu1"]),
-        ("a[1-2]-b[3-4]", ["a1-b3", "a1-b4", "a2-b3", "a2-b4"]),
-        ("a,b,c", ["a", "b", "c"]),
-        ("cn[001-002],login[1]", ["cn001", "cn002", "login1"]),
-        ("", []),
-    ],
-)
-def test_host_list_of_slurm_is_expanded(listed: str, hosts: list[str]) -> None:
-    assert list(expand_hosts(listed, 100)) == hosts
 
 
 def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
