@@ -100,21 +100,6 @@ def test_coordinator_is_killed_and_no_cycle_ends(launcher: Launcher) -> None:
     finish(launcher, job.nodes)
 
 
-def test_launcher_of_the_coordinator_is_killed_and_another_one_on_its_machine_takes_over(launcher: Launcher) -> None:
-    job = Job(launcher, "--nnodes=3")
-    job.start_with_spare()
-    ((first, _),) = [(node, pid) for node in job.nodes if (pid := coordinator_of(node)) is not None]
-    others = [node for node in job.nodes if node is not first]
-    first.process.kill()
-    for node in others:
-        node.wait_for("^cycle 1 of . in 3")
-    why = r"cycle 0 ended: node \d.*: no message from its launcher for 12\.0 s; restarting as cycle 1"
-    assert any(re.search(why, node.err) for node in others)
-    finish(launcher, others)
-    first.process.wait()
-    first.assert_nothing_left()
-
-
 def test_host_of_the_coordinator_is_lost_and_the_job_goes_on_once_a_launcher_is_there_again(
     launcher: Launcher, four_hosts: Hosts
 ) -> None:

@@ -286,7 +286,7 @@ def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
 
 
 @pytest.mark.parametrize("passive", [False, True])
-def test_evidence_reads_no_proc_file_that_takes_a_lock_of_the_rank(
+def test_evidence_reads_no_proc_file_that_takes_a_lock_of_the_rank_and_sends_no_signal_where_it_is_passive(
     subjects: Subjects, monkeypatch: pytest.MonkeyPatch, passive: bool
 ) -> None:
     """The memory map of a process that is stuck in a driver may be locked, and ``cmdline``, say, waits for it."""
@@ -300,16 +300,11 @@ def test_evidence_reads_no_proc_file_that_takes_a_lock_of_the_rank(
         return real_open(path, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "open", open_)
-    _, document = subject.collect(passive=passive)
+    note, document = subject.collect(passive=passive)
+    assert note.has_collectives
+    assert (subject.written() == "") == passive
     assert document["process"]["state"] == "S"
     assert {"stat", "wchan"} <= opened <= {"children", "stat", "status", "wchan"}
-
-
-def test_passive_collection_sends_no_signal(subjects: Subjects) -> None:
-    subject = subjects.start("begin(); sleeping()")
-    note, _ = subject.collect(passive=True)
-    assert subject.written() == ""
-    assert note.has_collectives
 
 
 def test_a_rank_that_is_gone_keeps_nobody_waiting(subjects: Subjects) -> None:

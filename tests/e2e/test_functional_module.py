@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from megatron_ft.core.codec import Raw, encode
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.rank import not_fired
-from megatron_ft.core.fault_plan import resolve
+from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
 from tests.support.launching import Launcher, launcher
 
@@ -57,7 +58,14 @@ seed: 3
 faults:
   - {cycle: 0, rank: random, iteration: [12, 18], type: rank_killed}
   - {cycle: 1, rank: 0, iteration: 25, type: rank_hung}
+  - {cycle: 2, rank: 1, iteration: 35, type: exception}
+  - {cycle: 3, rank: 0, iteration: 45, type: slow, seconds: 0.3}
 """
+ENDS = (
+    r"killed by SIGKILL \(not sent by ft_launcher\)",
+    r"hung in 'step' for .*process stopped\)",
+    "raised InjectedFault:",
+)
 NO_FAULTS = "faults: []\n"
 OPTIONS = (
     "--ft-rank-section-timeouts=setup:60,step:4,checkpointing:60",
@@ -78,8 +86,24 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
     faults = resolve(read_fault_plan(plan), 2)
     fired = [Raw(event["ev"], encode(event)) for event in first.events("fault_injected", role="rank")]
     assert not_fired(faults, map(RECORDS.parse, fired)) == []
+    assert {fault.type for fault in faults} == set(FAULT_TYPES)
+    # each was announced loudly and recorded, once, and nothing else was
+    said = re.findall(r"FT: SIMULATED FAULT: (.*)", finished.err)
+    assert (sorted(said), len(fired)) == (sorted(fault.describe() for fault in faults), len(faults))
     causes = [(event["cause"] or {}).get("rank") for event in first.events("cycle_ended")]
-    assert causes == [faults[0].rank, 0, None]
+    assert causes == [faults[0].rank, 0, 1, None]
+    for cycle, (text, fault) in enumerate(zip(ENDS, faults, strict=False)):
+        line = (
+            rf"cycle {cycle} ended: rank {fault.rank} {text}.* after iteration {fault.iteration}(, in .*)?; restarting"
+        )
+        assert re.search(line, finished.err), (line, finished.err)
+    # a hang is noticed when the timeout is over, and never before; the slow rank of the last cycle isn't hung
+    verdicts = first.events("verdict", role="monitor")
+    assert {verdict["cycle"] for verdict in verdicts} == {1}
+    assert all(verdict["elapsed_s"] >= FLOOR_S["step"] for verdict in verdicts)
+    (slow,) = [event for event in first.events("fault_injected", role="rank") if event["type"] == "slow"]
+    (gone,) = [event for event in first.events("rank_exited") if (event["cycle"], event["rank"]) == (3, 0)]
+    assert (gone["t"] - slow["t"]) / 1e9 >= 5 * 0.3, "iterations 45 to 49 are slow"
 
     # this run resumed, so everything was learned, and both ranks' monitors had it in force at the end
     document = json.loads((save / "ft_state.json").read_text())

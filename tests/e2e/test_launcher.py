@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, fresh_launcher, launcher, torch_launcher
+from tests.support.launching import Launcher, fresh_launcher, launcher, torch_launcher, wait_until
 
 __all__ = ["fresh_launcher", "launcher", "torch_launcher"]
 
@@ -116,7 +117,7 @@ say(json.dumps({
 
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["setpriv", "no setpriv"])
 def test_ranks_die_with_their_launcher(launcher: Launcher, path: str) -> None:
-    # asked of the kernel by setpriv, where it is installed, else by the launcher's own child
+    # asked of the kernel by setpriv, where it is installed, else by the launcher's own child; no monitor helps
     script = """
 import ctypes
 number = ctypes.c_int()
@@ -127,8 +128,16 @@ forever()
     launched = launcher.start(script, *TWO, env={"PATH": path})
     told = launched.wait_for("^death signal.*", count=2)
     assert told == [f"death signal 9 parent {launched.process.pid} leader True"] * 2
+    wait_until(lambda: bool(launched.events("cycle_started")), 10)
+    os.kill(launched.process.pid, signal.SIGSTOP)
+    for monitor in launched.monitor_pids().values():
+        os.kill(monitor, signal.SIGKILL)
     launched.signal(signal.SIGKILL)
     launched.process.wait()
+    ranks = [rank["pid"] for rank in launched.events("cycle_started")[0]["ranks"]]
+    wait_until(lambda: not [pid for pid in ranks if os.path.exists(f"/proc/{pid}")], 5)
+    for path in Path(launched.temp_dir).iterdir():  # nobody was left to remove it
+        shutil.rmtree(path)
     launched.assert_nothing_left()
 
 
@@ -202,7 +211,9 @@ os._exit(0)
     assert all(str(pid) in note for pid in pids[4:])  # said of the rank that ended well, not of the killed one
 
 
-def test_stopped_rank_and_its_children_end_with_the_cycle(launcher: Launcher) -> None:
+def test_stopped_rank_and_its_children_end_with_the_cycle_and_one_that_ignores_sigterm_after_the_stop_timeout(
+    launcher: Launcher,
+) -> None:
     script = """
 def stopped(pid):
     return "State:\\tT" in open(f"/proc/{pid}/status").read()
@@ -218,36 +229,26 @@ if CYCLE == 0:
     while not os.path.exists("pids") or not all(map(stopped, open("pids").read().split())):
         time.sleep(0.01)
     sys.exit(5)
+if CYCLE == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if RANK == 0:
+        open("deaf", "w").close()
+        forever()
+    while not os.path.exists("deaf"):
+        time.sleep(0.01)
+    sys.exit(5)
 say("again", RANK)
 """
-    launched = launcher.start(script, *TWO, "--max-restarts=1")
+    launched = launcher.start(script, *TWO, "--max-restarts=2", "--workers-stop-timeout=1")
     finished = launched.wait()
     assert finished.code == 0
-    assert launched.ends()[0][:2] == (1, "crash")
+    assert [end[:2] for end in launched.ends()] == [(1, "crash"), (1, "crash"), (None, None)]
     assert len(re.findall("^again", finished.out, re.MULTILINE)) == 2
     # rank 0 is continued, else the signal would wait with it
     assert launched.exits() == {0: (-15, True), 1: (5, False)}
-
-
-def test_rank_that_ignores_sigterm_is_killed_after_the_stop_timeout(launcher: Launcher) -> None:
-    script = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if CYCLE == 0:
-    if RANK == 0:
-        say("deaf")
-        forever()
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-    sys.exit(5)
-"""
-    launched = launcher.start(script, *TWO, "--max-restarts=1", "--workers-stop-timeout=0.5")
-    launched.wait_for("deaf")
-    (launched.directory / "go").touch()
-    finished = launched.wait()
-    assert finished.code == 0
-    first, second = (e for e in launched.events("rank_exited") if e["cycle"] == 0)
+    first, second = (e for e in launched.events("rank_exited") if e["cycle"] == 1)
     assert (second["rank"], second["exitcode"], second["by_us"]) == (0, -9, True)
-    assert 0.5 <= (second["t"] - first["t"]) / 1e9 < 4.5
+    assert 1.0 <= (second["t"] - first["t"]) / 1e9 < 5.0
 
 
 def test_survivors_of_a_failure_have_little_time_unless_the_job_ends(launcher: Launcher) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.ipc.linux.processes import read_stat
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
 
@@ -64,24 +64,6 @@ forever()
     launched.assert_nothing_left()
 
 
-def test_rank_that_outlives_its_verdict_with_code_0_has_failed(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-if CYCLE == 0:
-    signal.signal(signal.SIGTERM, lambda *a: os._exit(0))
-    client.start_section("step")
-    forever()
-client.shutdown_workload_monitoring()
-"""
-    )
-    options = ("--ft-param-rank_termination_signal=SIGTERM", *sections(0.3))
-    finished = launcher.run(script, "--max-restarts=1", *options)
-    assert finished.code == 0
-    assert launcher.launches[0].ends()[0] == (0, "hang", "restart", 0)
-    assert launcher.launches[0].exits()[0][0] == 0
-
-
 def test_rank_that_asks_and_is_killed_at_once_is_heard(launcher: Launcher) -> None:
     script = """
 from megatron_ft.ipc.wire import connect
@@ -130,22 +112,24 @@ forever()
     assert len(launched.events("monitor_replaced")) == 1
 
 
-def test_a_run_directory_that_is_removed_is_made_again(launcher: Launcher) -> None:
+def test_monitors_live_as_long_as_the_job_and_a_run_directory_that_is_removed_is_made_again(launcher: Launcher) -> None:
     """Cleaners of /tmp do that to long jobs: a rank that connects later would find nobody, in every cycle anew."""
     script = (
         CLIENT
         + """
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 client.set_iteration(7)
 client.start_section("step")
 say("ready", CYCLE)
-while CYCLE == 0 and not os.path.exists("go"):
+while CYCLE != 1 and not os.path.exists(f"go{CYCLE}"):
     time.sleep(0.01)
 if CYCLE == 1:
     forever()
 sys.exit(3 if CYCLE == 0 else 0)
 """
     )
-    launched = launcher.start(script, *sections(1), "--max-restarts=2")
+    options = ("--max-restarts=2", "--ft-param-rank_termination_signal=SIGTERM")
+    launched = launcher.start(script, *sections(1), *options)
     launched.wait_for("^ready 0")
     (run_dir,) = Path(launched.temp_dir).glob("megatron_ft-*")
     shutil.rmtree(run_dir)
@@ -157,30 +141,18 @@ sys.exit(3 if CYCLE == 0 else 0)
         10,
     )
     assert run_dir.stat().st_mode & 0o777 == 0o700
-    (launched.directory / "go").touch()
+    (launched.directory / "go0").touch()
+    launched.wait_for("^ready 1")
+    monitors = launched.monitor_pids()
+    launched.wait_for("^ready 2")
+    assert launched.monitor_pids() == monitors
+    (launched.directory / "go2").touch()
     finished = launched.wait()
     assert finished.code == 0, finished.err
-    # the ranks of the next cycle are watched
+    # the ranks of the next cycle are watched; one that outlives the verdict on it, and exits with 0, has failed
     assert launched.ends()[1][:2] == (0, "hang")
+    assert launched.exits(1)[0][0] == 0
     assert {verdict["section"] for verdict in launched.events("verdict", "monitor")} == {"step"}
-
-
-def test_monitors_live_as_long_as_the_job(launcher: Launcher) -> None:
-    script = """
-say("cycle", CYCLE)
-if CYCLE < 2:
-    while not os.path.exists(f"go{CYCLE}"):
-        time.sleep(0.01)
-    sys.exit(1)
-"""
-    launched = launcher.start(script, "--max-restarts=2")
-    seen: list[Launched | int] = []
-    for cycle in range(2):
-        launched.wait_for(f"^cycle {cycle}")
-        seen.append(launched.monitor_pids()[0])
-        (launched.directory / f"go{cycle}").touch()
-    assert launched.wait().code == 0
-    assert seen[0] == seen[1]
 
 
 def test_run_directory_of_a_killed_launcher_is_removed_by_the_next_one(launcher: Launcher) -> None:

@@ -8,17 +8,10 @@ import signal
 import socket
 
 from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.nodes import meeting_place
 
 __all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
-
-
-def meeting_place(*more: str) -> list[str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
-    return ["--rdzv-backend=c10d", endpoint, "--rdzv-id=job", "--local-addr=127.0.0.1", *more]
 
 
 SCRIPT = """

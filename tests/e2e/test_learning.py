@@ -150,33 +150,6 @@ def test_time_out_of_section_that_is_open_at_the_end_is_what_the_next_run_may_ta
     assert 3.5 <= entry["max_observed_s"] < 10.0
 
 
-EPOCHS = """
-first = int(open(path).read()) if os.path.exists(path) else 0
-dist.barrier()
-for epoch in range(first, 8):
-    for state.train_state.step in range(20):
-        ft.on_training_step_start(state)
-        sum_of(3)
-        time.sleep(0.002)
-        ft.on_training_step_end(state)
-        if epoch == first + 1 and state.train_state.step == 10 and RANK == 1:
-            os.kill(os.getpid(), 9)
-    if RANK == 0:
-        open(path, "w").write(str(epoch + 1))
-    dist.barrier()
-"""
-
-
-def test_iteration_number_that_begins_anew_in_each_epoch_is_no_lack_of_progress(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    loop = script(EPOCHS, rest="path = sys.argv[1] + '.epoch'")
-    launched = launcher.start(loop, *TWO, "--max-restarts=20", script_args=[str(tmp_path / "save")])
-    finished = launched.wait(90)
-    assert finished.code == 0, finished.err
-    assert len(launched.events("cycle_started")) == 8
-
-
 EXPORT = (
     steps(steps=40, after="save() if step == 20 else None")
     + """

@@ -110,18 +110,6 @@ def test_sections_notice_a_hang_and_learn(launcher: Launcher, tmp_path: Path) ->
     assert jobs.launched[1].events("verdict", "monitor") == []
 
 
-def test_exception_that_no_restart_mends_shuts_the_job_down(launcher: Launcher, tmp_path: Path) -> None:
-    jobs = Jobs(launcher, tmp_path, "--ft-rank-section-timeouts=setup:90,step:90,checkpointing:90")
-    finished = jobs.run("sections", max_steps=30, mishap=["raise", 1, 13])
-    assert finished.code == 1
-    assert "rank 1 asked for ShutdownWorkload: no use in going on: the loss is no number" in finished.err
-    assert "ArithmeticError: the loss is no number" in finished.err
-    assert not [line for line in finished.lines if "restarting as" in line]
-    assert jobs.flag.read_text() == (
-        "the workload was shut down on request: no use in going on: the loss is no number\n"
-    )
-
-
 def test_heartbeats_callback_survives_max_time_and_a_hang(launcher: Launcher, tmp_path: Path) -> None:
     jobs = Jobs(launcher, tmp_path, "--ft-initial-rank-heartbeat-timeout=90", "--ft-rank-heartbeat-timeout=8")
     # the time is up long before the steps: that is no end of the training

@@ -25,97 +25,60 @@ def pss_kib(pid: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
 
 
-def test_a_hung_section_ends_the_rank_with_the_configured_signal_and_not_before_the_deadline(tmp_path: Path) -> None:
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}, rank_termination_signal="SIGTERM"),
-        rank(
-            tmp_path / "s",
-            "client.init_workload_monitoring()\nclient.start_section('step')\n"
-            f"say('hung', time.monotonic())\n{FOREVER}",
-        ) as process,
-    ):
-        began = float(expect(process, "hung"))
-        assert process.wait(20) == -signal.SIGTERM
-        assert time.monotonic() - began >= 0.5
-
-
-def test_signals_that_a_scheduler_sends_to_every_process_do_not_end_a_monitor(tmp_path: Path) -> None:
-    script = f"client.init_workload_monitoring()\nsay('ready')\nclient.start_section('step')\n{FOREVER}"
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.5}) as handle,
-        rank(tmp_path / "s", script) as process,
-    ):
-        expect(process, "ready")
-        assert handle.pid is not None
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(handle.pid, number)
-        assert process.wait(20) == -signal.SIGKILL
-        assert handle.is_alive()
-
-
-def test_a_stopped_rank_is_ended_too(tmp_path: Path) -> None:
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.3}, rank_termination_signal="SIGTERM"),
-        rank(
-            tmp_path / "s",
-            "client.init_workload_monitoring()\nclient.start_section('step')\nos.kill(os.getpid(), signal.SIGSTOP)\n"
-            "while True: signal.pause()",  # it is continued for a moment, to write its stacks
-        ) as process,
-    ):
-        assert process.wait(20) == -signal.SIGTERM
-
-
-def test_the_main_thread_gets_the_termination_signal_however_many_threads_there_are(tmp_path: Path) -> None:
-    """A rank is stopped for its evidence: whichever thread runs first, only the main one can call Python's handler."""
-    script = """
+HUNG = "say('hung', time.monotonic())"
+IN_STEP = f"client.start_section('step'); {HUNG}"
+STEP = {"rank_section_timeouts": {"step": 0.4}}
+THREADS = """
 import threading
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(123))
 for _ in range(16):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-client.init_workload_monitoring()
-client.start_section("step")
-time.sleep(60)
 """
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGUSR1"),
-        rank(tmp_path / "s", script) as process,
-    ):
-        assert process.wait(20) == 123
-
-
-def test_a_rank_that_ignores_the_termination_signal_gets_sigkill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 0.2}, rank_termination_signal="SIGTERM"),
-        rank(
-            tmp_path / "s",
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nclient.init_workload_monitoring()\n"
-            "client.start_section('step')\nwhile True: signal.pause()",
-        ) as process,
-    ):
-        assert process.wait(30) == -signal.SIGKILL
+"""A rank is stopped for its evidence: whichever thread runs first, only the main one can call Python's handler."""
 
 
 @pytest.mark.parametrize(
-    ("fields", "script"),
+    ("fields", "ended_by", "script", "code"),
     [
+        (STEP, "SIGTERM", IN_STEP, -signal.SIGTERM),
+        (STEP, "SIGTERM", f"{IN_STEP}; os.kill(os.getpid(), signal.SIGSTOP)", -signal.SIGTERM),
+        (STEP, "SIGTERM", f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {IN_STEP}", -signal.SIGKILL),
+        (STEP, "SIGUSR1", f"{THREADS}{IN_STEP}", 123),
         (
-            {"rank_section_timeouts": {"outer": 0.4, "inner": 60}},
-            "client.start_section('outer')\nclient.start_section('inner')",
+            {"rank_section_timeouts": {"step": 0.4, "inner": 60}},
+            "SIGKILL",
+            f"{IN_STEP}; client.start_section('inner')",
+            -signal.SIGKILL,
         ),
-        ({"rank_out_of_section_timeout": 0.4, "rank_section_timeouts": {"a": 60}}, "with client.section('a'): pass"),
-        ({"initial_rank_heartbeat_timeout": 0.4}, ""),
-        ({"rank_heartbeat_timeout": 0.4}, "client.send_heartbeat()"),
+        (
+            {"rank_out_of_section_timeout": 0.4, "rank_section_timeouts": {"a": 60}},
+            "SIGKILL",
+            f"client.start_section('a'); client.end_section('a'); {HUNG}",
+            -signal.SIGKILL,
+        ),
+        ({"initial_rank_heartbeat_timeout": 0.4}, "SIGKILL", HUNG, -signal.SIGKILL),
+        ({"rank_heartbeat_timeout": 0.4}, "SIGKILL", f"client.send_heartbeat(); {HUNG}", -signal.SIGKILL),
     ],
-    ids=["outer section", "out of section", "initial heartbeat", "heartbeat"],
+    ids=["section", "stopped", "deaf", "many threads", "outer section", "out of section", "initial beat", "beat"],
 )
-def test_monitor_notices_each_kind_of_hang(tmp_path: Path, fields: dict[str, object], script: str) -> None:
+def test_monitor_ends_each_kind_of_hung_rank_with_the_configured_signal_and_not_before_the_deadline(
+    tmp_path: Path, fields: dict[str, object], ended_by: str, script: str, code: int
+) -> None:
+    path = tmp_path / ("d" * 100) / ("e" * 60) / "socket"  # longer than the name of a socket may be
+    path.parent.mkdir(parents=True)
     with (
-        monitor(tmp_path / "s", **fields),
-        rank(tmp_path / "s", f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,
+        monitor(path, rank_termination_signal=ended_by, **fields) as handle,
+        rank(path, f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,
     ):
-        assert process.wait(20) == -signal.SIGKILL
+        began = float(expect(process, "hung"))
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert handle.pid is not None
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):  # a scheduler sends them to every process
+            os.kill(handle.pid, number)
+        assert process.wait(30) == code
+        assert time.monotonic() - began >= 0.4
+        assert handle.is_alive()
+    wait_until(lambda: not path.exists())
 
 
 def test_a_restarted_rank_reconnects_at_once_and_a_later_cycle_wins(tmp_path: Path) -> None:
@@ -281,18 +244,6 @@ raise ValueError('the real error')
         assert process.wait(20) == 1
 
 
-def test_variables_for_a_monitor_are_added_to_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OF_THE_CALLER", "1")
-    handle = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), env={"ADDED": "2"})
-    try:
-        # a process that is just being started has none yet
-        environ = Path(f"/proc/{handle.pid}/environ")
-        wait_until(lambda: {b"OF_THE_CALLER=1", b"ADDED=2"} <= set(environ.read_bytes().split(b"\0")))
-    finally:
-        handle.terminate()
-        handle.join(10)
-
-
 def test_forked_children_are_disarmed(tmp_path: Path) -> None:
     script = """
 client.init_workload_monitoring()
@@ -339,32 +290,6 @@ say('hung', time.monotonic())
         assert 5.0 <= time.monotonic() - began < 15.0  # the floor of what is learned
 
 
-def test_the_monitor_is_small_and_knows_neither_torch_nor_numpy(tmp_path: Path) -> None:
-    with (
-        monitor(tmp_path / "s", rank_section_timeouts={"step": 60}) as handle,
-        rank(tmp_path / "s", f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}") as process,
-    ):
-        expect(process, "there")
-        with open(f"/proc/{handle.pid}/maps") as file:
-            mapped = file.read()
-        assert "torch" not in mapped
-        assert "numpy" not in mapped
-        assert pss_kib(handle.pid) <= 15 * 1024
-
-
-def test_the_socket_is_private_may_have_a_long_path_and_goes_with_the_monitor(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 100) / ("e" * 60)
-    deep.mkdir(parents=True)
-    path = deep / "socket"
-    with (
-        monitor(path, rank_section_timeouts={"step": 0.3}),
-        rank(path, f"client.init_workload_monitoring()\nclient.start_section('step')\n{FOREVER}") as process,
-    ):
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert process.wait(20) == -signal.SIGKILL
-    wait_until(lambda: not path.exists())
-
-
 def test_a_monitor_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = PRELUDE + (
         "from megatron_ft import RankMonitorServer, FaultToleranceConfig\n"
@@ -383,9 +308,12 @@ def test_client_without_a_monitor_at_its_socket_raises(tmp_path: Path, monkeypat
         RankMonitorClient().init_workload_monitoring()
 
 
-def test_the_config_of_the_server_reaches_the_client_and_later_changes_do_not(tmp_path: Path) -> None:
+def test_the_config_of_the_server_reaches_the_client_and_later_changes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "1")
     config = FaultToleranceConfig(rank_section_timeouts={"a": 3.0, "b": None}, safety_factor=2.5)
-    handle = RankMonitorServer.run_in_subprocess(config, str(tmp_path / "s"))
+    handle = RankMonitorServer.run_in_subprocess(config, str(tmp_path / "s"), env={"ADDED": "2"})
     config.safety_factor = 9.0
     try:
         script = """
@@ -394,6 +322,8 @@ say(client.cfg.safety_factor, client.section_timeouts.section, client.cfg.is_set
 """
         with rank(tmp_path / "s", script) as process:
             assert expect(process, "2.5") == "{'a': 3.0, 'b': None} False"
+        environ = Path(f"/proc/{handle.pid}/environ").read_bytes().split(b"\0")
+        assert {b"OF_THE_CALLER=1", b"ADDED=2"} <= set(environ)
     finally:
         handle.terminate()
         handle.join(10)
@@ -442,17 +372,16 @@ def sockets_of(pid: int) -> int:
     return sum(target.startswith("socket:") for target in open_files(pid))
 
 
-def test_monitors_do_not_talk_to_each_other(tmp_path: Path) -> None:
+def test_monitors_are_small_know_neither_torch_nor_numpy_and_do_not_talk_to_each_other(tmp_path: Path) -> None:
     """A monitor holds open the socket it listens at, one to its rank, and, under a launcher, one to that."""
     script = f"client.init_workload_monitoring()\nsay('there')\n{FOREVER}"
-    with (
-        monitor(tmp_path / "a") as first,
-        monitor(tmp_path / "b") as second,
-        rank(tmp_path / "a", script) as one,
-        rank(tmp_path / "b", script) as other,
-    ):
+    with monitor(tmp_path / "a") as first, rank(tmp_path / "a", script) as one:
         expect(one, "there")
-        expect(other, "there")
-        for handle in (first, second):
-            # the connection of the hello may just be closing
-            wait_until(lambda handle=handle: sockets_of(handle.pid) == 2, 5)
+        mapped = Path(f"/proc/{first.pid}/maps").read_text()
+        assert [name for name in ("torch", "numpy") if name in mapped] == []
+        assert pss_kib(first.pid) <= 15 * 1024
+        with monitor(tmp_path / "b") as second, rank(tmp_path / "b", script) as other:
+            expect(other, "there")
+            for handle in (first, second):
+                # the connection of the hello may just be closing
+                wait_until(lambda handle=handle: sockets_of(handle.pid) == 2, 5)

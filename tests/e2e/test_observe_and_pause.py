@@ -13,17 +13,12 @@ import sys
 import pytest
 
 from megatron_ft.cli import main as cli
+from tests.e2e.test_launcher_monitors import CLIENT, sections
 from tests.support.launching import ROOT, START_S, Launched, Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
 
 TWO = ("--nproc-per-node", "2")
-SECTIONS = ("--ft-param-rank_section_timeouts=step:{timeout}", "--ft-param-rank_out_of_section_timeout=30")
-CLIENT = """
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-"""
 TOGETHER = """
 say("ready", RANK)
 while not os.path.exists("begin"):
@@ -39,10 +34,6 @@ client.end_section("step")
 client.shutdown_workload_monitoring()
 say("done", RANK)
 """
-
-
-def sections(timeout: float) -> list[str]:
-    return [option.format(timeout=timeout) for option in SECTIONS]
 
 
 def megatron_ft(*words: str) -> subprocess.CompletedProcess[str]:
@@ -138,22 +129,3 @@ def test_hung_rank_is_found_again_after_resume(launcher: Launcher) -> None:
     assert [end[:2] for end in launched.ends()] == [(0, "hang")]
     (verdict,) = launched.events("verdict", role="monitor")
     assert (verdict["section"], verdict["timeout_s"]) == ("step", 3.0)
-
-
-def test_pause_with_no_or_several_jobs_is_refused_in_one_line(launcher: Launcher) -> None:
-    nobody = megatron_ft("pause", "--pid", "1")
-    assert nobody.returncode == 2
-    assert nobody.stderr.startswith("megatron-ft: error: no ft_launcher of yours on this node has --pid 1")
-    one, two = (launcher.start(CLIENT + UNTIL_GO, *sections(30)) for _ in range(2))
-    for launched in (one, two):
-        launched.wait_for("^in step")
-    which = megatron_ft("pause")
-    assert which.returncode == 2
-    assert which.stderr.startswith(
-        "megatron-ft: error: several jobs run on this node, choose one with --pid or --job; "
-    )
-    assert which.stderr.count("\n") == 1
-    for launched in (one, two):
-        assert f"; ft_launcher {launched.process.pid}, job " in which.stderr
-        go(launched)
-    assert [launched.wait().code for launched in (one, two)] == [0, 0]

@@ -13,7 +13,9 @@ client = RankMonitorClient()
 """
 
 
-def test_rank_that_does_not_start_monitoring_is_killed_and_named(launcher: Launcher) -> None:
+def test_rank_that_starts_late_or_does_not_exit_is_killed_and_counts_as_finished_only_where_the_others_have(
+    launcher: Launcher,
+) -> None:
     script = (
         CLIENT
         + """
@@ -22,61 +24,31 @@ if CYCLE == 0 and RANK == 1:
 client.init_workload_monitoring()
 if CYCLE == 0:
     forever()
-client.shutdown_workload_monitoring()
-"""
-    )
-    launched = launcher.start(script, *TWO, "--ft-startup-timeout=4", "--max-restarts=1")
-    finished = launched.wait()
-    assert len(finished.lines) == 4, "each cycle starts, and ends"
-    assert finished.code == 0
-    (verdict,) = launched.events("verdict")
-    assert (verdict["kind"], verdict["rank"], verdict["timeout_s"]) == ("startup", 1, 4.0)
-    assert 4 <= verdict["elapsed_s"] < 8
-    assert launched.ends() == [(1, "hang", "restart", 0), (None, None, "finish", 0)]
-    assert launched.exits()[1] == (-9, True)
-
-
-def test_ranks_that_do_not_exit_after_their_shutdown_have_failed(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-client.init_workload_monitoring()
 client.set_iteration(9)
 client.shutdown_workload_monitoring()
-if CYCLE == 0:
+if CYCLE == 1:
     forever()
-"""
-    )
-    finished = launcher.run(script, *TWO, "--ft-exit-timeout=2", "--max-restarts=1")
-    assert finished.code == 0
-    (launched,) = launcher.launches
-    # one may wait for the other
-    assert launched.ends() == [(None, "hang", "restart", 0), (None, None, "finish", 0)]
-    assert launched.events("cycle_ended")[0]["iteration"] == 9
-    assert {(each["kind"], each["timeout_s"]) for each in launched.events("verdict")} == {("exit", 2.0)}
-    assert "candidates: rank 0 in script.py:8 forever; rank 1 in script.py:8 forever" in finished.err
-
-
-def test_rank_that_does_not_exit_when_the_others_have_finished_counts_as_finished(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-client.init_workload_monitoring()
-client.shutdown_workload_monitoring()
 if RANK == 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     forever()
 """
     )
-    launched = launcher.start(script, *TWO, "--ft-exit-timeout=4", "--max-restarts=1")
+    launched = launcher.start(script, *TWO, "--ft-startup-timeout=4", "--ft-exit-timeout=3", "--max-restarts=2")
     finished = launched.wait()
     assert finished.code == 0
-    assert len(finished.lines) == 3
-    assert "rank 1 did not exit within 4 s" in finished.lines[1]
-    assert [end[1:3] for end in launched.ends()] == [(None, "finish")]
-    assert launched.exits() == {0: (0, False), 1: (-9, True)}
-    (detached, _) = launched.events("detached", role="monitor")
-    assert detached["cycle"] == 0
+    verdict, *others = launched.events("verdict")
+    assert (verdict["kind"], verdict["rank"], verdict["timeout_s"]) == ("startup", 1, 4.0)
+    assert 4 <= verdict["elapsed_s"] < 8
+    assert launched.exits()[1] == (-9, True)
+    # in cycle 1 one may wait for the other
+    assert launched.ends() == [(1, "hang", "restart", 1), (None, "hang", "restart", 0), (None, None, "finish", 0)]
+    assert launched.events("cycle_ended")[1]["iteration"] == 9
+    assert {(each["kind"], each["timeout_s"]) for each in others} == {("exit", 3.0)}
+    assert "candidates: rank 0 in script.py:8 forever; rank 1 in script.py:8 forever" in finished.err
+    assert launched.exits(2) == {0: (0, False), 1: (-9, True)}
+    assert len(finished.lines) == 7, "each cycle starts, and ends"
+    assert "rank 1 did not exit within 3 s" in finished.lines[5]
+    assert [each["cycle"] for each in launched.events("detached", role="monitor")].count(2) == 2
 
 
 def test_late_exit_under_observe_only_kills_no_rank(launcher: Launcher) -> None:

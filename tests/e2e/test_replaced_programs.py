@@ -32,33 +32,18 @@ forever()
     assert "rank 0 hung in 'step'" in line
 
 
-def test_second_client_of_one_program_is_still_refused(launcher: Launcher) -> None:
+def test_second_client_is_refused_another_program_is_not_hung_and_files_under_our_numbers_are_left_alone(
+    launcher: Launcher,
+) -> None:
     script = f"""
 {CONNECTED}
+if RANK == 0:
+    sys.stdout.flush()
+    os.execv("/bin/sh", ["sh", "-c", "sleep 4; echo evaluation done"])
 try:
     RankMonitorClient().init_workload_monitoring()
 except Exception as error:
     say("refused", error)
-client.shutdown_workload_monitoring()
-"""
-    finished = launcher.start(script, *TIMEOUTS).wait()
-    assert "is connected already" in finished.out
-    assert finished.code == 0
-
-
-def test_rank_that_became_another_program_is_not_hung(launcher: Launcher) -> None:
-    script = f"""
-{CONNECTED}
-os.execv("/bin/sh", ["sh", "-c", "sleep 3; echo evaluation done"])
-"""
-    finished = launcher.start(script, *TIMEOUTS).wait()
-    assert "evaluation done" in finished.out
-    assert finished.code == 0
-
-
-def test_files_under_the_numbers_of_our_descriptors_are_left_alone(launcher: Launcher) -> None:
-    script = f"""
-{CONNECTED}
 client.start_section("step")
 client.end_section("step")
 os.closerange(3, 4096)
@@ -68,6 +53,9 @@ client.send_heartbeat()
 client.shutdown_workload_monitoring()
 say("sizes", sum(os.fstat(fd).st_size for fd in mine))
 """
-    finished = launcher.start(script, "--ft-rank-section-timeouts=step:60").wait()
+    timeouts = ("--ft-rank-section-timeouts=step:2", "--ft-rank-out-of-section-timeout=2")
+    finished = launcher.start(script, "--nproc-per-node=2", *timeouts).wait()
+    assert "is connected already" in finished.out
+    assert "evaluation done" in finished.out
     assert "sizes 0" in finished.out, finished.err
     assert finished.code == 0

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from tests.e2e.test_observe_and_pause import at_once
 from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
@@ -107,6 +108,15 @@ def rehearse_beside_another_job(launcher: Launcher, launched: Launched, name: st
         refused = kill(*words)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
         assert complaint in refused.stderr
+    for words, complaint in (
+        (["--pid", "1"], "no ft_launcher of yours on this node has --pid 1"),
+        ([], "several jobs run on this node, choose one with --pid or --job; "),
+    ):
+        refused = at_once("pause", *words)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
+        assert refused.stderr.startswith(f"megatron-ft: error: {complaint}")
+    assert f"; ft_launcher {launched.process.pid}, job " in refused.stderr
+    assert f"; ft_launcher {other.process.pid}, job " in refused.stderr
     assert kill("--rank", "0", "--signal", "STOP", "--job", name).returncode == 0
     wait_until(lambda: states(launched) == ["stopped", "running"], 10)
     assert states(other) == ["not_attached"]

@@ -146,59 +146,52 @@ def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: boo
         assert not any(made.decision.cycle > 0 for made in run.job.made)
 
 
-def test_message_sent_after_a_lost_packet_waits_for_it() -> None:
+class End(Process):
+    """One end of a connection, and what it got."""
+
+    def __init__(self, host: Any) -> None:
+        super().__init__(host, "")
+        self.got: list[int | str] = []
+
+    def received(self, link: Link, message: int) -> None:
+        self.got.append(message)
+
+    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
+        self.got.append("end")
+
+
+def connected() -> tuple[World, End, End, Link]:
     world = World(random.Random(1), 2)
+    sender, receiver = map(End, world.hosts)
+    return world, sender, receiver, Link(world, sender, receiver)
+
+
+def test_message_sent_after_a_lost_packet_waits_for_it() -> None:
+    world, sender, receiver, link = connected()
     world.loss = 0.3
-    got: list[int] = []
-
-    class End(Process):
-        def received(self, link: Link, message: int) -> None:
-            got.append(message)
-
-    sender, receiver = (End(host, "") for host in world.hosts)
-    link = Link(world, sender, receiver)
     for number in range(200):
         world.at(0.01 * number, lambda number=number: link.send(sender, number))
     world.run(60.0, lambda: False)
-    assert got == list(range(200))
+    assert receiver.got == list(range(200))
     assert max(until_s - from_s for from_s, until_s, _ in world.stalls) > 0.5
 
 
 def test_a_process_that_stood_still_reads_what_came_before_the_end_of_a_connection() -> None:
-    world = World(random.Random(1), 2)
-    got: list[int | str] = []
-
-    class End(Process):
-        def received(self, link: Link, message: int) -> None:
-            got.append(message)
-
-        def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
-            got.append("end")
-
-    sender, receiver = (End(host, "") for host in world.hosts)
-    link = Link(world, sender, receiver)
+    world, sender, receiver, link = connected()
     receiver.freeze(5.0)
     link.send(sender, 1)
     world.at(1.0, lambda: link.close(sender))
     world.run(10.0, lambda: False)
-    assert got == [1, "end"]
+    assert receiver.got == [1, "end"]
 
 
 def test_a_process_that_stood_still_reads_nothing_from_a_connection_that_it_has_closed() -> None:
-    world = World(random.Random(1), 2)
-    got: list[int] = []
-
-    class End(Process):
-        def received(self, link: Link, message: int) -> None:
-            got.append(message)
-
-    sender, receiver = (End(host, "") for host in world.hosts)
-    link = Link(world, sender, receiver)
+    world, sender, receiver, link = connected()
     receiver.freeze(5.0)
     receiver.call(lambda: link.close(receiver))
     link.send(sender, 1)
     world.run(10.0, lambda: False)
-    assert got == []
+    assert receiver.got == []
 
 
 def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
@@ -234,39 +227,43 @@ def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobCycle, "restarts_used", property(lambda self: self.decision.restarts))
 
 
-def _leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(
-        slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = next_cycle.choose, **more: Any
-    ) -> Any:
-        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], most, **more)
+def _changes(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a bug: what the function of this name returns is changed."""
 
-    monkeypatch.setattr(next_cycle, "choose", choose)
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **more: change(real(*args, **more)))
+
+    return plant
 
 
-def _shuffles_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(
-        slots: Any, ready: Any, most: int, *, choose: Callable[..., Any] = next_cycle.choose, **more: Any
-    ) -> Any:
-        nodes, after = choose(slots, ready, most, **more)
+def _leaves_one_out(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any] = next_cycle.choose) -> None:
+    def chosen(slots: Any, ready: Any, *args: Any, **more: Any) -> Any:
+        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], *args, **more)
+
+    monkeypatch.setattr(next_cycle, "choose", chosen)
+
+
+def _shuffles_places(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any] = next_cycle.choose) -> None:
+    def chosen(slots: Any, *args: Any, **more: Any) -> Any:
+        nodes, after = choose(slots, *args, **more)
         return nodes[::-1] if slots else nodes, after
 
-    monkeypatch.setattr(next_cycle, "choose", choose)
+    monkeypatch.setattr(next_cycle, "choose", chosen)
 
 
-def _names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
-        verdict = verdict_on(*arguments, **more)
-        return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
-
-    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
+def _another(verdict: Any) -> Any:
+    return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
 
 
-def _names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
-        verdict = verdict_on(*arguments, **more)
-        return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
+def _nobody(verdict: Any) -> Any:
+    return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
 
-    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
+
+def _given_up(verdict: Any) -> Any:
+    if verdict.decision.action is not Action.RESTART:
+        return verdict
+    return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
 
 
 def _misses_silence_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,16 +299,6 @@ def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobCycle, "judge", lambda *_, **__: None)
-
-
-def _gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict_on(*arguments: Any, verdict_on: Callable[..., Any] = job_cycle.verdict_on, **more: Any) -> Any:
-        verdict = verdict_on(*arguments, **more)
-        if verdict.decision.action is not Action.RESTART:
-            return verdict
-        return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
-
-    monkeypatch.setattr(job_cycle, "verdict_on", verdict_on)
 
 
 def _forgets_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,8 +385,8 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_never_counts, "counted_once", None, 0),
         (_leaves_one_out, "nobody_left_out", "rank_fails", 0),
         (_shuffles_places, "nobody_left_out", "rank_fails", 0),
-        (_names_another, "causes", None, 3),
-        (_names_nobody, "causes", "rank_fails", 0),
+        (_changes(job_cycle, "verdict_on", _another), "causes", None, 3),
+        (_changes(job_cycle, "verdict_on", _nobody), "causes", "rank_fails", 0),
         (_misses_silence_for_long, "in_time", "host_off", 0),
         (_does_not_stay, "stays", "node_excluded", 0),
         (_ends_for_nothing, "causes", None, 2),
@@ -407,7 +394,7 @@ def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first:
         (_each_its_own_code, "codes", None, 7),
         (_judges_nothing, "it_ends", None, 0),
         (_forgets_the_record, "one_decision", None, 15),
-        (_gives_up_at_once, "is_due", None, 3),
+        (_changes(job_cycle, "verdict_on", _given_up), "is_due", None, 3),
         (_keeps_the_reason_to_itself, "is_said", None, 0),
         (_begins_with_one_too_few, "has_its_size", None, 0),
         (_lets_nodes_join_at_once, "ends_for_a_reason", None, 19),

@@ -52,6 +52,17 @@ def again(driven: Driven) -> list[str]:
     return [line for line in driven.said if "is training again" in line]
 
 
+@pytest.mark.parametrize(("saves", "measured"), [(0, False), (1, True)])
+def test_iteration_number_that_begins_anew_in_each_epoch_is_no_measure_of_progress(saves: int, measured: bool) -> None:
+    """A number that went back after a save may as well be that of a run that was restored."""
+    driven = running()
+    for local_rank in (0, 1):
+        driven.boards[local_rank] = board(first_iteration=0, iteration=10, iterations_back=local_rank, saves=saves)
+    driven.exits(1, 9)
+    (report,) = sent(driven, m.Report)
+    assert (report.reached is not None) is measured
+
+
 @pytest.mark.parametrize("ends", [(), (1,), (0, 1)])
 def test_a_rank_that_has_ended_says_on_its_board_whether_it_was_through_a_step(ends: tuple[int, ...]) -> None:
     driven = restarted()
