@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from megatron_ft.core.rerun import RerunState
@@ -90,6 +90,42 @@ def _both_ways(pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     return {way for a, b in pairs for way in ((a, b), (b, a))}
 
 
+def _has_running_ranks(launcher: Launcher) -> bool:
+    return launcher.ranks is not None and launcher.ranks.to_s is None
+
+
+def _freeze(launcher: Launcher, fault: Fault) -> None:
+    launcher.hurt(fault, fault.seconds)
+    launcher.freeze(fault.seconds)
+
+
+def _reset_connection(launcher: Launcher, fault: Fault) -> None:
+    if launcher.link is not None:
+        launcher.hurt(fault)
+        launcher.link.reset()
+
+
+def _die_at_effect(launcher: Launcher, fault: Fault) -> None:
+    launcher.hurt(fault, FOR_GOOD_S)
+    launcher.dies_at_effect = fault.count
+
+
+_OF_A_LAUNCHER: dict[str, Callable[[Launcher, Fault], object]] = {
+    "rank_fails": lambda it, fault: it.call(lambda: it.rank_fails(fault)),
+    "rank_hangs": lambda it, fault: it.call(lambda: it.rank_hangs(fault)),
+    "rank_stalls": lambda it, fault: it.call(lambda: it.rank_stalls(fault)),
+    "rank_blocks": lambda it, fault: it.call(lambda: it.rank_blocks(fault)),
+    "launcher_frozen": _freeze,
+    "connection_reset": _reset_connection,
+    "dies_at_effect": _die_at_effect,
+    "node_excluded": lambda it, fault: _has_running_ranks(it) and it.call(lambda: it.excluded(fault)),
+    "shutdown_asked": lambda it, fault: _has_running_ranks(it) and it.call(lambda: it.asks_for_shutdown(fault)),
+    "keeper_replaced": lambda it, _: it.keeper and it.call(it.keeper.replaced),
+    "segment_rots": lambda it, _: it.keeper and it.keeper.rots(),
+}
+"""What hits one launcher that is alive."""
+
+
 class _Trouble:
     """What is done to the world."""
 
@@ -118,7 +154,10 @@ class _Trouble:
         self.world.tell(f"FAULT {fault}")
         self.hit.append((self.world.now_s, fault.kind))
         self.struck.append(fault)
-        getattr(self, f"_{fault.kind}")(fault)
+        if fault.kind not in _OF_A_LAUNCHER:
+            getattr(self, f"_{fault.kind}")(fault)
+        elif (launcher := self._launcher(fault)) is not None:
+            _OF_A_LAUNCHER[fault.kind](launcher, fault)
 
     def note_stalls(self) -> None:
         """Take two hosts for parted where what was sent between them was lost again and again, for long."""
@@ -165,11 +204,6 @@ class _Trouble:
 
     # -- what happens -----------------------------------------------------------------------------------------
 
-    def _rank_fails(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.call(lambda: launcher.rank_fails(fault))
-
     def _ranks_rerun(self, fault: Fault) -> None:
         self._end_by_rerun(fault, 16, "WILL_RERUN_FROM_CHECKPOINT")
 
@@ -185,16 +219,6 @@ class _Trouble:
             machine = RerunState(state=state, own=each is own)
             each.call(lambda each=each, machine=machine: each.reruns(fault, code, machine))
 
-    def _rank_hangs(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.call(lambda: launcher.rank_hangs(fault))
-
-    def _rank_stalls(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.call(lambda: launcher.rank_stalls(fault))
-
     def _launcher_killed(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
         if launcher is not None:
@@ -202,11 +226,6 @@ class _Trouble:
             launcher.die()
             if fault.comes_back and self.may_come_back():
                 self._again(launcher.host, fault, fault.seconds)
-
-    def _rank_blocks(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.call(lambda: launcher.rank_blocks(fault))
 
     def _dies_last(self, fault: Fault) -> None:
         """A launcher is killed whose rank still runs when others of the cycle have finished."""
@@ -282,12 +301,6 @@ class _Trouble:
             ways = {(b, a) for a, b in ways}
         self._cut(ways, [host, *(others if len(others) == 1 else ())], fault)
 
-    def _launcher_frozen(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.hurt(fault, fault.seconds)
-            launcher.freeze(fault.seconds)
-
     def _coordinator_frozen(self, fault: Fault) -> None:
         coordinator = self._coordinator()
         if coordinator is not None:
@@ -306,18 +319,6 @@ class _Trouble:
         host.jump(fault.seconds * 3)
         host.jumps.append(Hurt(fault, self.world.now_s, self.world.now_s))
 
-    def _connection_reset(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and launcher.link is not None:
-            launcher.hurt(fault)
-            launcher.link.reset()
-
-    def _dies_at_effect(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.hurt(fault, FOR_GOOD_S)
-            launcher.dies_at_effect = fault.count
-
     def _coordinator_dies_at_effect(self, fault: Fault) -> None:
         coordinator = self._coordinator()
         if coordinator is not None:
@@ -327,11 +328,6 @@ class _Trouble:
         coordinator = self._coordinator()
         if coordinator is not None:
             coordinator.dies_deciding = fault.count
-
-    def _node_excluded(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
-            launcher.call(lambda: launcher.excluded(fault))
 
     def _node_stopped(self, fault: Fault) -> None:
         launcher = self._launcher(fault)
@@ -345,21 +341,6 @@ class _Trouble:
             if launcher.is_alive:
                 delay_s = self.world.chance.uniform(0.0, 1.0)
                 launcher.later(delay_s, lambda each=launcher: each.asked_to_stop(fault, well=True))
-
-    def _shutdown_asked(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and launcher.ranks is not None and launcher.ranks.to_s is None:
-            launcher.call(lambda: launcher.asks_for_shutdown(fault))
-
-    def _keeper_replaced(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and launcher.keeper is not None:
-            launcher.call(launcher.keeper.replaced)
-
-    def _segment_rots(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and launcher.keeper is not None:
-            launcher.keeper.rots()
 
     def _newcomer(self, fault: Fault) -> None:
         host = Host(self.world, len(self.world.hosts))

@@ -66,14 +66,6 @@ def over(driven: Driven) -> tuple[Exit, int]:
 # -- before a cycle -------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_ready_at_once_if_nobody_asks_after_its_health() -> None:
-    driven = Driven()
-    assert driven.hear(events.Tick()) == [m.Ready()]
-    assert driven.hear(events.Tick()) == []
-    assert driven.hear(job.Begin(held(restarts=1))) == [effects.StartRanks(0)]
-    assert driven.agent.wants_ranks
-
-
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
     assert driven.hear(events.Tick()) == [effects.CheckHealth()]

@@ -11,6 +11,7 @@ from megatron_ft.core.board.hang_detector import (
     Check,
     CheckAction,
     MonitorState,
+    Overdue,
     check_board,
     dismiss,
     excuse,
@@ -36,6 +37,11 @@ def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0
 
 def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
     return MonitorState(check_interval_ns=round(check_interval * S), last_look_ns=at)
+
+
+def verdict_of(found: Check) -> Overdue:
+    assert found.verdict is not None
+    return found.verdict
 
 
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
@@ -111,18 +117,14 @@ def test_the_two_mechanisms_are_independent() -> None:
         own_heartbeat_timeout_ns=100 * S,
         sections=(section(opened_at=START, timeout=7.0),),
     )
-    outcome = check_board(state(at=now), beating_but_stuck, now)
-    assert outcome.verdict is not None
-    assert outcome.verdict.kind is HangKind.SECTION
+    assert verdict_of(check_board(state(at=now), beating_but_stuck, now)).kind is HangKind.SECTION
     moving_but_silent = board(
         heartbeats=1,
         last_heartbeat_ns=START,
         own_heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=now - 1, timeout=7.0),),
     )
-    outcome = check_board(state(at=now), moving_but_silent, now)
-    assert outcome.verdict is not None
-    assert outcome.verdict.kind is HangKind.HEARTBEAT
+    assert verdict_of(check_board(state(at=now), moving_but_silent, now)).kind is HangKind.HEARTBEAT
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,7 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     assert outcome.next_look_ns == START + 3600 * S + 6 * S
     overdue = check_board(watching, snapshot, START + 3606 * S)
     assert overdue.action is CheckAction.CONFIRM
-    verdict = check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS).verdict
-    assert verdict is not None
+    verdict = verdict_of(check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS))
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
 
 
@@ -270,15 +271,13 @@ def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
         return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
 
     assert found(10.0) is CheckAction.END_RANK
-    verdict = check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS).verdict
-    assert verdict is not None
+    verdict = verdict_of(check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS))
     assert verdict.is_learned
     # whoever was asked takes his time: that is no stand-still of the node
     extend_timeout(watching, verdict, 13 * S)
     assert found(12.9) is CheckAction.WATCH
     assert found(13.0) is CheckAction.END_RANK
-    again = check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS).verdict
-    assert again is not None
+    again = verdict_of(check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS))
     assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
     # the next one of the same section has its own time
     extend_timeout(watching, again, 16 * S)
@@ -334,17 +333,14 @@ def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look(
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_calculated=learned)
-    found = check_board(state(), board(sections=(mine,)), START + 10 * S).verdict
-    assert found is not None
+    found = verdict_of(check_board(state(), board(sections=(mine,)), START + 10 * S))
     assert found.is_learned is learned
     idle = board(own_out_of_section_timeout_ns=10 * S, is_out_of_section_calculated=learned)
-    found = check_board(state(), idle, START + 10 * S).verdict
-    assert found is not None
+    found = verdict_of(check_board(state(), idle, START + 10 * S))
     assert found.is_learned is learned
     watching = state()
     check_board(watching, board(sections=(mine,)), START + 10 * S)
-    verdict = check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS).verdict
-    assert verdict is not None
+    verdict = verdict_of(check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS))
     dismiss(watching, verdict)
     assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
 
@@ -367,8 +363,7 @@ def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() ->
     shown = board(sections=(armed(own=3.0, enforced=False),))
     watching = state(check_interval=100.0)
     assert check_board(watching, shown, START + 10 * S - 1).action is CheckAction.WATCH
-    verdict = judged(watching, shown, START + 10 * S).verdict
-    assert verdict is not None
+    verdict = verdict_of(judged(watching, shown, START + 10 * S))
     assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
 
 
@@ -380,15 +375,13 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
         sections=(armed(count=0),),
     )
     assert check_board(state(), shown, START + 60 * S - 1).action is CheckAction.WATCH
-    verdict = judged(state(at=START + 59 * S), shown, START + 60 * S).verdict
-    assert verdict is not None
+    verdict = verdict_of(judged(state(at=START + 59 * S), shown, START + 60 * S))
     assert verdict.timeout_ns == 60 * S
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
     watching = state(check_interval=100.0)
-    verdict = judged(watching, board(sections=(armed(),)), START + 10 * S).verdict
-    assert verdict is not None
+    verdict = verdict_of(judged(watching, board(sections=(armed(),)), START + 10 * S))
     extend_timeout(watching, verdict, 15 * S)
     for timeout_s, at_s, action in (
         (5, 14.9, CheckAction.WATCH),
@@ -403,6 +396,5 @@ def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> Non
 def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
     """The check of a report takes seconds, and must not delay a verdict on a configured timeout."""
     shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
-    verdict = judged(state(at=START + 14 * S), shown, START + 15 * S).verdict
-    assert verdict is not None
+    verdict = verdict_of(judged(state(at=START + 14 * S), shown, START + 15 * S))
     assert (verdict.section, verdict.enforced) == ("save", True)

@@ -94,135 +94,132 @@ def test_names_numbers_and_booleans_of_yaml_are_stored_as_the_options_value(name
     assert (type(value), value) == (type(stored), stored)
 
 
-class TestSections:
-    @pytest.mark.parametrize("bad", ["", " step", "a\nb", "x" * 64, "ä" * 32, 1, None, True, "\ud800"])
-    def test_bad_section_name_is_refused_in_one_line(self, bad: Any) -> None:
-        with pytest.raises(ConfigError, match="section name") as caught:
-            FaultToleranceConfig(rank_section_timeouts={bad: 1})
-        assert "\n" not in str(caught.value)
-
-    def test_changes_in_place_are_validated_and_change_nothing_if_refused(self) -> None:
-        cfg = FaultToleranceConfig(rank_section_timeouts={"step": 1})
-        timeouts: Any = cfg.rank_section_timeouts
-        for change in (
-            lambda: timeouts.__setitem__("step", -1),
-            lambda: timeouts.update(setup=2, step="x"),
-            lambda: timeouts.update([("setup", 2), ("", 1)]),
-            lambda: timeouts.setdefault("setup", 0),
-            lambda: timeouts.__ior__({"setup": math.nan}),
-        ):
-            with pytest.raises(ConfigError):
-                change()
-            assert timeouts == {"step": 1.0}
-        timeouts |= {"setup": 5}
-        timeouts.setdefault("save")
-        assert cfg.rank_section_timeouts == {"step": 1.0, "setup": 5.0, "save": None}
+@pytest.mark.parametrize("bad", ["", " step", "a\nb", "x" * 64, "ä" * 32, 1, None, True, "\ud800"])
+def test_bad_section_name_is_refused_in_one_line(bad: Any) -> None:
+    with pytest.raises(ConfigError, match="section name") as caught:
+        FaultToleranceConfig(rank_section_timeouts={bad: 1})
+    assert "\n" not in str(caught.value)
 
 
-class TestUnknownNames:
-    def test_from_kwargs_ignores_unknown_names_unless_it_is_told_not_to(self) -> None:
-        assert FaultToleranceConfig.from_kwargs(nonsense=1, safety_factor=2).safety_factor == 2
-        with pytest.raises(ConfigError, match="nonsense"):
-            FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, nonsense=1)
-        with pytest.raises(ConfigError, match="safety_factor"):
-            FaultToleranceConfig.from_kwargs(safety_factor=-1)
+def test_changes_in_place_are_validated_and_change_nothing_if_refused() -> None:
+    cfg = FaultToleranceConfig(rank_section_timeouts={"step": 1})
+    timeouts: Any = cfg.rank_section_timeouts
+    for change in (
+        lambda: timeouts.__setitem__("step", -1),
+        lambda: timeouts.update(setup=2, step="x"),
+        lambda: timeouts.update([("setup", 2), ("", 1)]),
+        lambda: timeouts.setdefault("setup", 0),
+        lambda: timeouts.__ior__({"setup": math.nan}),
+    ):
+        with pytest.raises(ConfigError):
+            change()
+        assert timeouts == {"step": 1.0}
+    timeouts |= {"setup": 5}
+    timeouts.setdefault("save")
+    assert cfg.rank_section_timeouts == {"step": 1.0, "setup": 5.0, "save": None}
 
-    def test_options_that_only_the_reference_knows_are_ignored_with_one_warning(self) -> None:
-        given: dict[str, Any] = {"enable_nic_monitor": False, "pci_topo_file": "x", "safety_factor": 2}
-        names = r"ignored: enable_nic_monitor, pci_topo_file \(.*links"
-        for construct in (
-            FaultToleranceConfig,
-            FaultToleranceConfig.from_kwargs,
-            lambda **values: FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, **values),
-        ):
-            with pytest.warns(UserWarning, match=names) as told:
-                cfg: Any = construct(**given)
-            assert len(told) == 1
-            assert cfg.to_dict() == {"safety_factor": 2.0}
-        with pytest.warns(UserWarning, match="enable_nic_monitor "):
-            cfg.enable_nic_monitor = True
+
+def test_from_kwargs_ignores_unknown_names_unless_it_is_told_not_to() -> None:
+    assert FaultToleranceConfig.from_kwargs(nonsense=1, safety_factor=2).safety_factor == 2
+    with pytest.raises(ConfigError, match="nonsense"):
+        FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, nonsense=1)
+    with pytest.raises(ConfigError, match="safety_factor"):
+        FaultToleranceConfig.from_kwargs(safety_factor=-1)
+
+
+def test_options_that_only_the_reference_knows_are_ignored_with_one_warning() -> None:
+    given: dict[str, Any] = {"enable_nic_monitor": False, "pci_topo_file": "x", "safety_factor": 2}
+    names = r"ignored: enable_nic_monitor, pci_topo_file \(.*links"
+    for construct in (
+        FaultToleranceConfig,
+        FaultToleranceConfig.from_kwargs,
+        lambda **values: FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, **values),
+    ):
+        with pytest.warns(UserWarning, match=names) as told:
+            cfg: Any = construct(**given)
+        assert len(told) == 1
         assert cfg.to_dict() == {"safety_factor": 2.0}
-
-    def test_deleting_puts_the_default_back(self) -> None:
-        cfg = FaultToleranceConfig(safety_factor=2, rank_section_timeouts={"a": 1})
-        del cfg.safety_factor, cfg.rank_section_timeouts
-        assert cfg == FaultToleranceConfig()
-        assert cfg.to_dict() == {}
-        with pytest.raises(AttributeError):
-            del cfg.nonsense  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="enable_nic_monitor "):
+        cfg.enable_nic_monitor = True
+    assert cfg.to_dict() == {"safety_factor": 2.0}
 
 
-class TestCopies:
-    @given(values=CONFIG_VALUES)
-    def test_every_way_of_copying_keeps_values_and_what_was_set(self, values: dict[str, Any]) -> None:
-        cfg = FaultToleranceConfig(**values)
-        for other in (
-            cfg.copy(),
-            copy.copy(cfg),
-            copy.deepcopy(cfg),
-            pickle.loads(pickle.dumps(cfg)),
-            FaultToleranceConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))),
-            FaultToleranceConfig.from_kwargs(**values),
-        ):
-            assert type(other) is FaultToleranceConfig
-            assert other == cfg
-            assert other.to_dict().keys() == cfg.to_dict().keys() == set(values)
+def test_deleting_puts_the_default_back() -> None:
+    cfg = FaultToleranceConfig(safety_factor=2, rank_section_timeouts={"a": 1})
+    del cfg.safety_factor, cfg.rank_section_timeouts
+    assert cfg == FaultToleranceConfig()
+    assert cfg.to_dict() == {}
+    with pytest.raises(AttributeError):
+        del cfg.nonsense  # type: ignore[attr-defined]
 
 
-class TestResolve:
-    def test_value_of_a_later_layer_wins_and_its_source_is_known(self) -> None:
-        yaml = {"safety_factor": 2.0, "rank_section_timeouts": {"setup": 1, "step": 2}, "log_level": 10}
-        command_line = {"safety_factor": 3.0, "rank_section_timeouts": {"step": 9}}
-        cfg, sources = FaultToleranceConfig.resolve(
-            (yaml, lambda name: f"ft.yaml ({name})"), (command_line, lambda _: "command line")
-        )
-        assert type(cfg) is FaultToleranceConfig
-        assert cfg.rank_section_timeouts == {"step": 9.0}  # replaced whole
-        assert set(cfg.to_dict()) == {"safety_factor", "rank_section_timeouts", "log_level"}
-        assert sources["safety_factor"] == (3.0, "command line")
-        assert sources["rank_section_timeouts"] == ({"step": 9.0}, "command line")
-        assert sources["log_level"] == ("DEBUG", "ft.yaml (log_level)")
-        assert sources["rank_heartbeat_timeout"] == (2700.0, "default")
-        assert set(sources) == set(FIELDS)
-        json.dumps(sources)
+@given(values=CONFIG_VALUES)
+def test_every_way_of_copying_keeps_values_and_what_was_set(values: dict[str, Any]) -> None:
+    cfg = FaultToleranceConfig(**values)
+    for other in (
+        cfg.copy(),
+        copy.copy(cfg),
+        copy.deepcopy(cfg),
+        pickle.loads(pickle.dumps(cfg)),
+        FaultToleranceConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))),
+        FaultToleranceConfig.from_kwargs(**values),
+    ):
+        assert type(other) is FaultToleranceConfig
+        assert other == cfg
+        assert other.to_dict().keys() == cfg.to_dict().keys() == set(values)
 
 
-class TestStrict:
-    @pytest.mark.parametrize(
-        ("mapping", "message"),
-        [
-            ({"rank_hearbeat_timeout": 1}, "here: unknown key.*did you mean 'rank_heartbeat_timeout'"),
-            ({"rank-section-timeouts": {}}, "did you mean 'rank_section_timeouts'"),
-            ({"ft_safety_factor": 1}, "did you mean 'safety_factor'"),
-            ({"zzz": 1}, "known: initial_rank_heartbeat_timeout, "),
-            ({3: 1}, "here: unknown key 3"),
-            ({"safety_factor": "x" * 1000}, r"here: safety_factor = 'x+\.\.\.: must be a finite number above 0$"),
-            ({"rank_heartbeat_timeout": "1e3"}, "write the number as 1000.0"),
-            ({"rank_section_timeouts": {"a": -1}}, r"here: rank_section_timeouts\['a'\] = -1: must be"),
-        ],
+def test_value_of_a_later_layer_wins_and_its_source_is_known() -> None:
+    yaml = {"safety_factor": 2.0, "rank_section_timeouts": {"setup": 1, "step": 2}, "log_level": 10}
+    command_line = {"safety_factor": 3.0, "rank_section_timeouts": {"step": 9}}
+    cfg, sources = FaultToleranceConfig.resolve(
+        (yaml, lambda name: f"ft.yaml ({name})"), (command_line, lambda _: "command line")
     )
-    def test_message_names_the_place_and_the_nearest_key(self, mapping: dict[Any, Any], message: str) -> None:
-        with pytest.raises(ConfigError, match=message) as caught:
-            check_all(FIELDS, mapping, lambda _: "here")
-        assert "\n" not in str(caught.value)
+    assert type(cfg) is FaultToleranceConfig
+    assert cfg.rank_section_timeouts == {"step": 9.0}  # replaced whole
+    assert set(cfg.to_dict()) == {"safety_factor", "rank_section_timeouts", "log_level"}
+    assert sources["safety_factor"] == (3.0, "command line")
+    assert sources["rank_section_timeouts"] == ({"step": 9.0}, "command line")
+    assert sources["log_level"] == ("DEBUG", "ft.yaml (log_level)")
+    assert sources["rank_heartbeat_timeout"] == (2700.0, "default")
+    assert set(sources) == set(FIELDS)
+    json.dumps(sources)
 
 
-class TestTexts:
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("setup:abc", r"rank_section_timeouts\['setup'\] = 'abc'"),
-            ("setup:-1", r"rank_section_timeouts\['setup'\] = -1.0"),
-            ("setup:", r"rank_section_timeouts\['setup'\] = ''"),
-            ("setup", "NAME:SECONDS"),
-            (":5", "NAME:SECONDS"),
-            ("setup:1,,step:2", "NAME:SECONDS"),
-            ("setup:1,", "NAME:SECONDS"),
-            ("setup:1,setup:2", "twice"),
-            ("{setup: 1}", "rank_section_timeouts"),
-        ],
-    )
-    def test_text_that_is_no_section_timeouts_is_refused(self, text: str, message: str) -> None:
-        with pytest.raises(ConfigError, match=message) as caught:
-            FIELDS["rank_section_timeouts"].parse(text)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"rank_hearbeat_timeout": 1}, "here: unknown key.*did you mean 'rank_heartbeat_timeout'"),
+        ({"rank-section-timeouts": {}}, "did you mean 'rank_section_timeouts'"),
+        ({"ft_safety_factor": 1}, "did you mean 'safety_factor'"),
+        ({"zzz": 1}, "known: initial_rank_heartbeat_timeout, "),
+        ({3: 1}, "here: unknown key 3"),
+        ({"safety_factor": "x" * 1000}, r"here: safety_factor = 'x+\.\.\.: must be a finite number above 0$"),
+        ({"rank_heartbeat_timeout": "1e3"}, "write the number as 1000.0"),
+        ({"rank_section_timeouts": {"a": -1}}, r"here: rank_section_timeouts\['a'\] = -1: must be"),
+    ],
+)
+def test_message_names_the_place_and_the_nearest_key(mapping: dict[Any, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_all(FIELDS, mapping, lambda _: "here")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("setup:abc", r"rank_section_timeouts\['setup'\] = 'abc'"),
+        ("setup:-1", r"rank_section_timeouts\['setup'\] = -1.0"),
+        ("setup:", r"rank_section_timeouts\['setup'\] = ''"),
+        ("setup", "NAME:SECONDS"),
+        (":5", "NAME:SECONDS"),
+        ("setup:1,,step:2", "NAME:SECONDS"),
+        ("setup:1,", "NAME:SECONDS"),
+        ("setup:1,setup:2", "twice"),
+        ("{setup: 1}", "rank_section_timeouts"),
+    ],
+)
+def test_text_that_is_no_section_timeouts_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        FIELDS["rank_section_timeouts"].parse(text)
+    assert "\n" not in str(caught.value)

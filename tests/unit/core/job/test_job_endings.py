@@ -256,18 +256,6 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_c
     assert code(b) == code(a) == 1
 
 
-def test_excluded_node_does_not_count_among_the_nodes_that_are_left() -> None:
-    job = Job(min_nodes=2, max_nodes=3, launchers=3)
-    a, b, c = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(2.0)
-    c.leaves("rank 2 asked for it", excluded=True)
-    job.run(2.0)
-    assert c.left == (1, "1 node left, at least 2 required")
-    assert a.left is not None
-    assert a.left[0] == 1
-
-
 def test_end_of_an_excluded_launcher_is_no_loss_of_a_node() -> None:
     job = Job(min_nodes=2, max_nodes=3, launchers=3)
     a, b, c = job.start("abc")

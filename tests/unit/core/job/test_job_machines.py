@@ -21,7 +21,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionRecord
-from megatron_ft.core.job.member import CUT_OFF_S, Member
+from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
 from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Saved, SnapshotKey
 from tests.support.agents import hung
@@ -247,22 +247,6 @@ def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None
     assert machine.heard(held, 0.0) == [actions.Begin(held)]
     assert machine.heard(held, 0.0) == []  # again: it runs already
     assert led(member()).heard(Assignment(decision()), 0.0) == [actions.StandBy()]
-
-
-def test_ranks_train_on_without_a_coordinator_and_are_ended_when_others_must_be_taken_to_go_on() -> None:
-    machine = led(member())
-    machine.heard(Assignment(decision(), 2), 0.0)
-    machine.broken(1.0)
-    ended_s = None
-    for tenth in range(10, 400):
-        effects = machine.tick(tenth / 10)
-        if any(isinstance(effect, actions.Connect) for effect in effects):
-            effects += machine.failed(tenth / 10)
-        if any(isinstance(effect, m.End) for effect in effects):
-            ended_s = tenth / 10
-            break
-    assert ended_s is not None
-    assert CUT_OFF_S <= ended_s <= CUT_OFF_S + 10
 
 
 def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:

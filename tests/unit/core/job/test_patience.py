@@ -50,12 +50,6 @@ def test_launcher_whose_leader_is_lost_gives_up_at_once_only_where_none_is_start
     assert "first:1: the connection was closed there" in left.text
 
 
-def test_a_launcher_that_has_had_no_part_in_the_job_yet_waits_for_the_join_timeout() -> None:
-    at_s, left = _given_up(member(), 0.0)
-    assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
-    assert left.code == RULES.try_again_code
-
-
 def _unowned(*, has_known_host: bool = False) -> Member:
     machine = member()
     machine.identity = replace(machine.identity, has_known_host=has_known_host)

@@ -115,24 +115,17 @@ def hold(processes: Processes, reactor: Reactor, number: int) -> int:
     return reader
 
 
-def test_segments_of_a_keeper_that_is_given_up_are_freed_in_the_background(
-    processes: Processes, reactor: Reactor, closing: Callable[[int], str]
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_segments_that_a_dead_keeper_has_dropped_or_left_are_freed_in_the_background(
+    processes: Processes, reactor: Reactor, closing: Callable[[int], str], is_dropped: bool
 ) -> None:
     reader = hold(processes, reactor, 0)
-    for _ in range(5):
+    if is_dropped:
+        processes.ends[-1].send(DropSegment(0))
+    for _ in range(1 if is_dropped else 5):
         processes.die()
         reactor.run_once(BOUND_S)
-    assert processes.keeper.is_given_up
-    assert "close_segments" in closing(reader)
-
-
-def test_segment_that_a_dead_keeper_has_dropped_is_freed_in_the_background(
-    processes: Processes, reactor: Reactor, closing: Callable[[int], str]
-) -> None:
-    reader = hold(processes, reactor, 0)
-    processes.ends[-1].send(DropSegment(0))
-    processes.die()
-    reactor.run_once(BOUND_S)
+    assert processes.keeper.is_given_up is not is_dropped
     assert "close_segments" in closing(reader)
 
 
