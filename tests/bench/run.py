@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import collectives, control, costs, goodput, hangs, memory_checkpoints, restarts, rules
+from tests.bench import collectives, control, costs, goodput, memory_checkpoints, restarts, rules
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -69,7 +69,6 @@ PARTS = {
         lambda s: restarts.measure(s.launchers, s.reference, s.runs, s.plain_runs),
         restarts.rows,
     ),
-    "hangs": Part("hang to the first step", lambda s: hangs.measure(s.launchers, s.reference, s.runs), hangs.rows),
     "goodput": Part(
         "goodput of a training with faults", lambda s: goodput.measure(s.launchers, s.reference), goodput.rows
     ),
@@ -97,7 +96,9 @@ def parse_args() -> argparse.Namespace:
         epilog="parts:\n" + "\n".join(f"  {name:10} {part.what}" for name, part in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PARTS", help="for example hooks,hangs")
+    parser.add_argument(
+        "--only", type=part_names, default=list(PARTS), metavar="PARTS", help="for example hooks,goodput"
+    )
     parser.add_argument("--runs", type=int, default=7, help="of everything that is a median over runs")
     parser.add_argument("--quick", action="store_true", help="two runs")
     parser.add_argument("--reference", default=".venv/nvrx", help="folder with nvidia-resiliency-ext 0.4.1")

@@ -79,7 +79,7 @@ class StandIn:
 
 
 class StandIns:
-    """Those with ``numbers``, of ``total``, in a ``job`` with ``rules``; by the default ones, one of all is a spare."""
+    """Those with ``numbers``, of ``total``; one of all is a spare."""
 
     def __init__(
         self,
@@ -87,8 +87,6 @@ class StandIns:
         numbers: range,
         total: int,
         *,
-        job: str = "bench",
-        rules: m.Rules | None = None,
         secret: bytes | None = None,
     ) -> None:
         self._address = tcp.parse_address(address)
@@ -122,12 +120,6 @@ class StandIns:
             self._epoll.register(each.sock, select.EPOLLIN | select.EPOLLOUT)
             if count % _CONNECTED_AT_ONCE == 0:
                 self._serve(0.0)
-
-    def close(self) -> None:
-        """All connections."""
-        for number in list(self._all):
-            self.lose(number)
-        self._epoll.close()
 
     def lose(self, number: int) -> None:
         """Its process is killed."""

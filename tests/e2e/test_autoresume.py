@@ -162,19 +162,19 @@ def test_loop_ends_with_the_code_and_line_of_its_last_job(
     assert loop.says()[-1] == last.format(flag=loop.flag)
 
 
-def test_jobs_stopped_on_purpose_are_no_failures(loop: Loop, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        (0, "job 1 ended well; there is more to train"),
+        (94, "job 1 ended with exit code 94: the job couldn't go on, and can be started again"),
+    ],
+)
+def test_job_that_was_stopped_or_asks_to_be_started_again_is_no_failure(
+    loop: Loop, tmp_path: Path, code: int, ended: str
+) -> None:
     count = tmp_path / "count"
-    script = f'echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] || echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
-    assert loop.run("bash", "-c", script, MAX_FAILURES="1") == 0
-    assert loop.says()[1:3] == ["job 1 ended well; there is more to train", "job 2 starts"]
-    assert len(count.read_text().splitlines()) == 6
-
-
-def test_a_job_that_asks_to_be_started_again_is_no_failure(loop: Loop, tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    script = f'echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] && exit 94; echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
-    assert loop.run("bash", "-c", script, MAX_FAILURES="1") == 0
-    ended = "job 1 ended with exit code 94: the job couldn't go on, and can be started again"
+    more = f"echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] && exit {code}"
+    assert loop.run("bash", "-c", f'{more}; echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"', MAX_FAILURES="1") == 0
     assert loop.says()[1:3] == [ended, "job 2 starts"]
     assert len(count.read_text().splitlines()) == 6
 

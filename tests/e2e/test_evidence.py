@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,30 +214,35 @@ print(json.dumps([{{{{"os_thread_id": {{pid}}, "thread_name": None, "frames": fr
 """
 
 
+@pytest.fixture
+def install_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a program in py-spy's place."""
+
+    def install(text: str) -> None:
+        (tmp_path / "py-spy").write_text(text)
+        (tmp_path / "py-spy").chmod(0o755)
+        monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+
+    return install
+
+
 @pytest.mark.parametrize("passive", [False, True])
 def test_py_spy_reads_what_the_rank_can_t_write(
-    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passive: bool
+    subjects: Subjects, install_py_spy: Callable[[str], None], passive: bool
 ) -> None:
     subject = subjects.start("ready(); sleeping()")
-    program = tmp_path / "py-spy"
     text = PY_SPY.format(python=sys.executable, options=["--nonblocking"] if passive else [])
-    program.write_text(text.format(pid=subject.attached.pid))
-    program.chmod(0o755)
-    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    install_py_spy(text.format(pid=subject.attached.pid))
     note, document = subject.collect(passive=passive)
     assert note.frame == "loader.py:88 next_batch"
     assert document["stacks"]["source"] == "py-spy"
 
 
-@pytest.mark.parametrize("body", ["exit 3", "sleep 60", "echo no json", "echo '{}'"])
+@pytest.mark.parametrize("body", ["exit 3", "exec sleep 60", "echo no json", "echo '{}'"])
 def test_py_spy_that_fails_or_is_slow_leaves_a_note_without_a_stack(
-    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+    subjects: Subjects, install_py_spy: Callable[[str], None], body: str
 ) -> None:
-    (tmp_path / "py-spy").write_text(
-        f"#!/bin/sh\nexec {body}\n" if body.startswith("sleep") else f"#!/bin/sh\n{body}\n"
-    )
-    (tmp_path / "py-spy").chmod(0o755)
-    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    install_py_spy(f"#!/bin/sh\n{body}\n")
     began = time.monotonic()
     note, _ = subjects.start("ready(); sleeping()").collect(bound_s=0.5)
     assert not note.has_stack
@@ -245,7 +250,7 @@ def test_py_spy_that_fails_or_is_slow_leaves_a_note_without_a_stack(
 
 
 def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
-    subjects: Subjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subjects: Subjects, install_py_spy: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it reads a process that is stuck there; then not even SIGKILL ends it soon."""
 
@@ -257,9 +262,7 @@ def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
         raise subprocess.TimeoutExpired(process.args, timeout)
 
     subject = subjects.start("ready(); sleeping()")
-    (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "py-spy").chmod(0o755)
-    monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
+    install_py_spy("#!/bin/sh\nexec sleep 60\n")
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", wait)
         note, _ = subject.collect(bound_s=1.5)  # half of it goes by until it is asked

@@ -342,19 +342,6 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     assert f"the fork server exited ({why}); ranks are not affected; starting a new one" in finished.lines
 
 
-def test_a_server_that_waits_hears_no_signal(launcher: Launcher) -> None:
-    """What is sent to it, or to all processes of a user, isn't for it; the handlers that it has are the script's."""
-    launched = launcher.start(RESTARTS, *TWO, "--max-restarts=2")
-    launched.wait_for("^ready", count=2)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        os.kill(states(launched, "started")[0]["pid"], number)
-    for cycle in range(3):
-        (launched.directory / f"go.{cycle}").touch()
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    assert len(states(launched, "started")) == 1
-
-
 def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path: Path) -> None:
     """Chaos seed 156: the server ignores SIGINT, and so did a rank for a moment; then it waited for the others."""
     script = tmp_path / "script.py"
@@ -379,9 +366,12 @@ def test_a_server_says_that_it_was_asked_for_something_else(tmp_path: Path) -> N
         server.end(set)
 
 
-def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
+def test_server_that_waits_hears_no_signal_and_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
+    """What is sent to it, or to all processes of a user, isn't for it; the handlers that it has are the script's."""
     launched = launcher.start(RESTARTS, *TWO, "--max-restarts=2")
     launched.wait_for("^ready", count=2)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(states(launched, "started")[0]["pid"], number)
     for count in range(1, 6):
         wait_until(lambda count=count: len(states(launched, "started")) >= count, 30)
         os.kill(states(launched, "started")[-1]["pid"], signal.SIGKILL)
@@ -390,6 +380,7 @@ def test_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:
         (launched.directory / f"go.{cycle}").touch()
     finished = launched.wait()
     assert finished.code == 0, finished.err
+    assert [event["exit_code"] for event in states(launched, "ended")] == [-signal.SIGKILL] * 5
     assert "the fork server died 5 times (SIGKILL): every rank starts its own Python" in finished.lines
     assert "ready 1 2" in finished.out
 

@@ -136,29 +136,6 @@ def test_run_with_faults_restarts_and_the_next_run_uses_its_timeouts(launcher: L
     assert third.events("timeouts", role="monitor")[0]["sections"] == configured
 
 
-def test_a_simulated_fault_hits_one_rank(launcher: Launcher, tmp_path: Path) -> None:
-    script = """
-from megatron_ft import fault_tolerance as ft
-settings = ft.FaultToleranceSettings(
-    simulate_fault=CYCLE == 0, simulated_fault_type="rank_killed", simulated_fault_base_delay=0.2
-)
-state = ft.GlobalState.create(save=sys.argv[1], ft=settings)
-ft.setup(state.cfg, state)
-ft.maybe_setup_simulated_fault(settings)
-if CYCLE == 0:
-    forever()
-ft.shutdown(state)
-"""
-    launched = launcher.start(script, *TWO, "--max-restarts=1", script_args=[str(tmp_path / "save")])
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    (event,) = launched.events("fault_injected", role="rank")
-    assert (event["type"], event["cycle"]) == ("rank_killed", 0)
-    (killed,) = [e for e in launched.events("rank_exited") if e["cycle"] == 0 and not e["by_us"]]
-    assert killed["rank"] == event["rank"]
-    assert 0.0 < (killed["t"] - event["t"]) / 1e9 < 5.0
-
-
 WITHIN = """
 import subprocess
 from megatron_ft import fault_tolerance as ft

@@ -264,3 +264,16 @@ def test_a_process_that_has_ended_is_not_alive_before_it_is_waited_for() -> None
     finally:
         child.communicate()
     assert not is_process_alive(child.pid)
+
+
+def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:
+    """A rank that was forked a moment ago: to end its group would end nothing, and it would run on."""
+    process = subprocess.Popen(SLEEPS)
+    worker = Worker(
+        0, process.pid, os.pidfd_open(process.pid), print, lambda code: setattr(process, "returncode", code)
+    )
+    worker.signal(signal.SIGKILL, whole_group=True)
+    wait_until(worker.poll_end, 10)
+    assert worker.exitcode == -signal.SIGKILL
+    worker.signal(signal.SIGTERM, whole_group=True)  # nothing of it is left, and nobody minds
+    worker.reap()

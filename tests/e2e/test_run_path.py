@@ -38,19 +38,6 @@ def test_rank_searches_for_modules_where_its_launcher_does(fresh_launcher: Launc
     assert lines(finished) == ["file True False"]
 
 
-def test_process_that_a_rank_has_left_behind_is_not_waited_for(launcher: Launcher) -> None:
-    script = """
-if os.fork() == 0:
-    os.setsid()
-    while not os.path.exists("over"): time.sleep(0.1)
-    os._exit(0)
-"""
-    launched = launcher.start(script, *TWO)
-    assert launched.wait().code == 0
-    (launched.directory / "over").touch()
-    launched.assert_nothing_left()
-
-
 def test_descriptors_that_took_the_place_of_closed_ones_stay_the_users(launcher: Launcher) -> None:
     script = """
     import atexit
@@ -63,8 +50,14 @@ def test_descriptors_that_took_the_place_of_closed_ones_stay_the_users(launcher:
     assert lines(finished) == ["files 100", "files 100"]
 
 
-def test_rank_that_waits_for_the_others_is_not_hung(launcher: Launcher) -> None:
+def test_rank_that_waits_for_the_others_is_not_hung_and_a_process_left_behind_is_not_waited_for(
+    launcher: Launcher,
+) -> None:
     script = """
+if RANK == 0 and os.fork() == 0:
+    os.setsid()
+    while not os.path.exists("over"): time.sleep(0.1)
+    os._exit(0)
 from megatron_ft import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
@@ -73,4 +66,7 @@ for _ in range(1 + RANK * 50):
     with client.section("step"): time.sleep(0.1)
 """
     timeouts = ("--ft-rank_section_timeouts=step:60", "--ft-rank_out_of_section_timeout=2")
-    assert launcher.run(script, *TWO, *timeouts).code == 0
+    launched = launcher.start(script, *TWO, *timeouts)
+    assert launched.wait().code == 0
+    (launched.directory / "over").touch()
+    launched.assert_nothing_left()
