@@ -156,11 +156,6 @@ def test_rank_in_another_collective_than_all_others_is_the_cause(odd: int) -> No
     assert find(notes, elapsed_s=10.0).rank == odd
 
 
-def test_rank_in_another_operation_under_the_same_number_is_the_cause() -> None:
-    notes = [inside(rank, op="barrier" if rank == 2 else "all_reduce") for rank in WORLD]
-    assert find(notes, elapsed_s=10.0).rank == 2
-
-
 def test_two_ranks_that_wait_for_each_other_are_both_candidates() -> None:
     notes = [inside(0, ranks=(0, 1)), inside(1, group="9", seq=1, ranks=(0, 1), enqueued={"/0": 5}, found_hung=True)]
     finding = find(notes, elapsed_s=10.0)

@@ -129,6 +129,7 @@ def test_too_few_new_launchers_begin_no_run_and_end_with_too_few_nodes() -> None
     leader = Leader()
     leader.meet(hello("a"), hello("b", standing=m.NodeStatus(m.NodePhase.EXCLUDED)))
     leader.wait(FORMER_S + 1.0)
+    assert leader.lives() == 0
     leader = Leader()
     leader.meet(hello("a"))
     leader.wait(RULES.join_timeout_s - 1.0)

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server import WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -293,35 +289,3 @@ def test_a_store_that_cannot_be_reached_is_torchs_error(monkeypatch: pytest.Monk
     decided.begun = cycle(0, place=1, world=2, store=f"{HERE}:{free_port()}")
     with pytest.raises(RendezvousConnectionError, match="can't be reached"):
         handler.next_rendezvous()
-
-
-class Agent(LocalElasticAgent):
-    """torch's, which is only asked to meet."""
-
-    def meet(self) -> Any:
-        self._rendezvous(self._worker_group)
-        return self._worker_group
-
-
-def test_torchs_agent_takes_ranks_and_store_from_it() -> None:
-    named = launchers(local_addr="nobody.invalid")
-    decided, handlers = handlers_of(named, launchers())
-    address = named.open()
-    groups: dict[int, Any] = {}
-
-    def meet(place: int) -> None:
-        spec = WorkerSpec("role", 3, handlers[place], entrypoint="true")
-        groups[place] = Agent(spec, DefaultLogsSpecs()).meet()
-
-    decided[0].begun = cycle(0, place=0, world=2, store=address)
-    decided[1].begun = cycle(0, place=1, world=2, store=f"{HERE}:{port_of(address)}")
-    threads = [threading.Thread(target=meet, args=(place,), daemon=True) for place in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [worker.global_rank for worker in groups[1].workers] == [3, 4, 5]
-    assert groups[0].workers[0].world_size == 6
-    assert (groups[0].master_addr, groups[0].master_port) == ("nobody.invalid", port_of(address))
-    assert isinstance(groups[1].store, TCPStore)
-    named.close()
