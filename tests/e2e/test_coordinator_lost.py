@@ -26,8 +26,6 @@ while not (WHERE / "finish").exists():
         sys.exit(7)
     time.sleep(0.02)
 """
-TRAINS_AGAIN_S = 10.0
-"""After a launcher was killed. It is less than 1 s where nothing else runs."""
 NOTICED_S = 16.0
 """So long a silent host isn't missed."""
 CUT_OFF_S = 30.0

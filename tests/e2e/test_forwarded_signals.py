@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
-
 from megatron_ft.ipc.linux.processes import would_end_by
 from tests.e2e.test_launcher_signals import QUICK_S, ended_after
 from tests.support.launching import Launcher, launcher, wait_until
@@ -81,25 +79,6 @@ def test_forwarded_signal_during_the_rendezvous_is_dropped_and_sigterm_ends_at_o
     assert ended_after(launched, signal.SIGTERM) < QUICK_S
     finished = launched.wait()
     assert (finished.code, finished.lines[1:]) == (1, ["received SIGTERM"])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("SIGUSR3", "'SIGUSR3': must be names of signals, for example SIGUSR1,SIGUSR2 (did you mean 'SIGUSR2'"),
-        ("SIGUSR1,", "--ft-forward-signals 'SIGUSR1,': must be names of signals"),
-        ("SIGCHLD", "; SIGCHLD can't be forwarded"),
-        ("SIGUSR1,SIGTERM", "--ft-forward-signals: SIGTERM ends the job (it is one of --signals-to-handle)"),
-        ("SIGUSR2", "--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"),
-    ],
-)
-def test_signals_that_cannot_be_forwarded_are_refused(launcher: Launcher, given: str, words: str) -> None:
-    options = ["--signals-to-handle=SIGTERM,SIGUSR2"] if given == "SIGUSR2" else []
-    ended = launcher.run("pass", f"--ft-forward-signals={given}", *options)
-    assert ended.code == 2
-    assert ended.err.startswith("ft_launcher: error: ")
-    assert words in ended.err
-    assert ended.err.count("\n") == 1
 
 
 def test_process_with_the_default_action_alone_would_end_by_a_signal() -> None:

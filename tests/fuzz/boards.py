@@ -32,7 +32,6 @@ __all__ = ["fuzz_boards"]
 
 _SECTIONS = ("step", "outer", "save")
 _TIMEOUT_S = 600.0
-_WORDS_READ = layout.RING
 _JUDGED = layout.slot(len(_SECTIONS))
 """The words behind these are nobody's."""
 _STAMPS = (

@@ -97,7 +97,6 @@ _LARGE, _HUGE = 0.005, 0.0005
 """Part of the plans with 110 and with 500 nodes."""
 _LOST_PEERS = 0.1
 _AGAIN = 0.04
-_SOONER_S = 6.0
 _WITH_SNAPSHOTS = 0.3
 _DIRECTED = 0.4
 """Part of the plans whose faults are not independent of each other."""

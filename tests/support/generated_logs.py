@@ -30,9 +30,7 @@ __all__ = [
     "Fault",
     "GeneratedJob",
     "minute_records",
-    "records_of_node",
     "write_job",
-    "write_node",
 ]
 
 S = 1_000_000_000
@@ -256,19 +254,6 @@ def _events(job: GeneratedJob, rank: int, boot: int, cycle: _Cycle) -> Iterator[
             yield at + int(long * chance.uniform(0.7, 0.9)), END, SHARDS
             yield at + int(long * 0.95), END, CHECKPOINT
             at += long
-
-
-def records_of_node(job: GeneratedJob) -> tuple[list[dict[str, Any]], float]:
-    """The records of a job of one node, by time, and the seconds it takes."""
-    plan = list(_cycles(job))
-    of_ranks = [_monitor_records(job, rank, _BOOT, plan) for rank in range(job.ranks)]
-    records = itertools.chain(_launcher_records(job, job.host(0), _BOOT, plan), *of_ranks)
-    return sorted(records, key=lambda record: record["t"]), plan[-1].ends
-
-
-def write_node(directory: Path, host: str, records: Iterable[dict[str, Any]]) -> None:
-    """Write the log of one node."""
-    _write(directory, host, _BOOT, records)
 
 
 def _write(directory: Path, host: str, boot: int, records: Iterable[dict[str, Any]]) -> None:

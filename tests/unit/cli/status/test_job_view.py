@@ -13,7 +13,6 @@ from megatron_ft.core.facts.shared import LogOpened
 from megatron_ft.core.job.lives import Ending, Life
 
 S = 1_000_000_000
-BEGAN = records.CycleStarted(cycle=0, group_rank=0, world_size=16, max_restarts=3, restarts_left=3)
 CRASH = records.Cause(rank=3, kind=records.CauseKind.CRASH, text="rank 3 exited with code 7")
 FAILED = records.CycleEnded(cycle=0, outcome="failed", cause=CRASH, action="restart", iteration=40, restarts_left=2)
 FINISHED = records.CycleEnded(cycle=0, outcome="succeeded", action="finish", iteration=90, restarts_left=3)

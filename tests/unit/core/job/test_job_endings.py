@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
-
-DECISION = Decision(9, "other.1", DecisionKind.START, 9, 2)
 
 
 def cycles(*launchers: Launcher) -> list[int | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.memory.rules.retention import Limit
 
@@ -41,24 +43,6 @@ def test_limits_of_version_2_are_read_up_the_tree(tmp_path: Path) -> None:
     assert found.limits == (Limit("memory.max of cgroup /a", 5000, 700, 42),)
 
 
-def test_memory_high_of_version_2_is_a_second_limit(tmp_path: Path) -> None:
-    top = tmp_path / "cgroup"
-    group(top, memory__max="5000\n", memory__high="4000\n", memory__current="700\n", memory__stat="")
-    mounts = f"30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n"
-    assert node_memory(proc(tmp_path, "0::/\n", mounts)).limits == (
-        Limit("memory.max of cgroup /", 5000, 700, 0),
-        Limit("memory.high of cgroup /", 4000, 700, 0),
-    )
-
-
-def test_mount_with_an_empty_source_hides_no_limit(tmp_path: Path) -> None:
-    top = tmp_path / "cgroup"
-    group(top, memory__max="4000\n", memory__current="1\n", memory__stat="")
-    mounts = f"29 20 0:25 / /tmp rw - tmpfs  rw\n30 20 0:26 / {top} rw - cgroup2  rw\n"
-    found = node_memory(proc(tmp_path, "0::/\n", mounts))
-    assert found.limits == (Limit("memory.max of cgroup /", 4000, 1, 0),)
-
-
 def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
     top = tmp_path / "memory"
     stat = "inactive_file 1\ntotal_inactive_file 5\ntotal_active_file 6\n"
@@ -69,8 +53,22 @@ def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
     assert found.limits == (Limit("memory.limit_in_bytes of cgroup /job", 3000, 100, 11),)
 
 
-def test_limit_of_a_container_is_found_where_its_own_group_is_the_root(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "limits"),
+    [
+        ("30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n", "0::/\n", {"max": 5000}),
+        ("30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n", "0::/\n", {"max": 5000, "high": 4000}),
+        # a mount with an empty source hides none
+        ("29 20 0:25 / /tmp rw - tmpfs  rw\n30 20 0:26 / {top} rw - cgroup2  rw\n", "0::/\n", {"max": 5000}),
+        # in a container its own group is the root
+        ("30 20 0:26 /pod/7 {top} rw - cgroup2 cgroup2 rw\n", "0::/pod/7\n", {"max": 5000}),
+    ],
+)
+def test_limits_of_the_root_of_version_2_are_read(
+    tmp_path: Path, mounts: str, cgroup: str, limits: dict[str, int]
+) -> None:
     top = tmp_path / "cgroup"
-    group(top, memory__max="4000\n", memory__current="1\n", memory__stat="")
-    mounts = f"30 20 0:26 /pod/7 {top} rw - cgroup2 cgroup2 rw\n"
-    assert node_memory(proc(tmp_path, "0::/pod/7\n", mounts)).limits == (Limit("memory.max of cgroup /", 4000, 1, 0),)
+    files = {f"memory__{name}": f"{limit}\n" for name, limit in limits.items()}
+    group(top, **files, memory__current="700\n", memory__stat="")
+    found = node_memory(proc(tmp_path, cgroup, mounts.format(top=top)))
+    assert found.limits == tuple(Limit(f"memory.{name} of cgroup /", limit, 700, 0) for name, limit in limits.items())
