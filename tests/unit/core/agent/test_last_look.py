@@ -182,6 +182,3 @@ def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None
     assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.SignalRanks((1,), 9)]
     driven.exits(1, -9, sent=(9,))
     assert driven.record.cause().text.startswith("rank 10 hung in 'step' for 60.1 s")
-
-
-# -- the coordinator's ------------------------------------------------------------------------------------------

@@ -34,14 +34,10 @@ def test_a_lost_node_is_bad_until_it_is_back() -> None:
     assert bad_nodes(back_again(faults, {"a"})) == {"b": "cycle 0"}
 
 
-def test_node_that_is_lost_again_stays_bad() -> None:
+def test_node_that_is_lost_again_or_was_left_out_stays_bad_when_it_is_back() -> None:
     faults = [a_fault("a", back=True), a_fault("a", cycle=3, back=True)]
     assert bad_nodes(faults) == {"a": "2 failures: cycle 0; cycle 3"}
-
-
-def test_node_that_was_left_out_stays_bad_when_it_is_back() -> None:
-    faults = back_again([a_fault("a", FaultKind.LEFT)], {"a"})
-    assert bad_nodes(faults) == {"a": "cycle 0"}
+    assert bad_nodes(back_again([a_fault("a", FaultKind.LEFT)], {"a"})) == {"a": "cycle 0"}
 
 
 @pytest.mark.parametrize(("advanced", "bad"), [(True, {"a": "2 failures: cycle 0; cycle 1"}), (False, {})])

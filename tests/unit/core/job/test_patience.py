@@ -101,25 +101,21 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
     assert left == [actions.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
 
 
-def test_a_port_that_closes_connections_is_named() -> None:
+@pytest.mark.parametrize(
+    ("closes", "problem"),
+    [(True, "the connection was closed there"), (False, "no answer, from it or from a name server")],
+)
+def test_port_that_closes_connections_or_never_answers_is_named(closes: bool, problem: str) -> None:
     machine, lines, now_s = member(), [], 0.0
     while not lines:
+        now_s = max(now_s, machine.alarm_s) + 0.001
         effects = machine.tick(now_s)
-        for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
+        for _ in [effect for effect in effects if closes and isinstance(effect, actions.Connect)]:
             machine.opened(now_s)
             effects += machine.broken(now_s)
         lines += [effect.text for effect in effects if isinstance(effect, actions.Say)]
-        now_s = max(now_s, machine.alarm_s) + 0.001
-    assert "(first:1: the connection was closed there)" in lines[0]
+    assert f"(first:1: {problem})" in lines[0]
     assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
-
-
-def test_a_connection_that_stays_open_without_an_answer_is_named_too() -> None:
-    machine, lines, now_s = member(), [], 0.0
-    while not lines:  # nothing ever happens on a connection
-        now_s = max(now_s, machine.alarm_s) + 0.001
-        lines = [effect.text for effect in machine.tick(now_s) if isinstance(effect, actions.Say)]
-    assert "first:1: no answer, from it or from a name server" in lines[0]
 
 
 def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:

@@ -234,28 +234,28 @@ def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[
 
 
 @pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
-def test_a_start_that_fails_twice_in_the_same_way_is_not_tried_again(policy: type[AnyFailed | MinHealthy]) -> None:
-    for count, action in ((1, Action.RESTART), (2, Action.GIVE_UP)):
-        policies = [policy(9, min_nodes=1, max_failed_starts=bound) for bound in (2, 0)]
-        decision, unbounded = (
-            each.decide(F, restarts_before=1, advance=JobProgress(starts=count)) for each in policies
-        )
+@pytest.mark.parametrize(
+    ("option", "counted", "bound", "reason"),
+    [
+        ("max_failed_starts", "starts", 2, "3 starts in a row failed in this way before the first step, giving up"),
+        (
+            "max_stalled",
+            "stalled",
+            3,
+            "no progress in 4 cycles, giving up "
+            "(none began an iteration after 25, resumed after 20 or completed a save)",
+        ),
+    ],
+)
+def test_a_job_without_progress_gives_up_though_restarts_are_left(
+    policy: type[AnyFailed | MinHealthy], option: str, counted: str, bound: int, reason: str
+) -> None:
+    for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
+        advance = JobProgress(20, 25, **{counted: count})
+        decision, unbounded = (policy(9, 1, **{option: most}).decide(F, advance=advance) for most in (bound, 0))
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
-    assert decision.reason == "2 starts in a row failed in this way before the first step, giving up"
-
-
-@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
-def test_a_job_without_progress_gives_up_though_restarts_are_left(policy: type[AnyFailed | MinHealthy]) -> None:
-    for count, action in ((2, Action.RESTART), (3, Action.GIVE_UP), (4, Action.GIVE_UP)):
-        policies = [policy(100, min_nodes=1, max_stalled=bound) for bound in (3, 0)]
-        decision, unbounded = (
-            each.decide(F, restarts_before=4, advance=JobProgress(20, 25, stalled=count)) for each in policies
-        )
-        assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
-        assert unbounded.action is Action.RESTART
-    compared = "none began an iteration after 25, resumed after 20 or completed a save"
-    assert decision.reason == f"no progress in 4 cycles, giving up ({compared})"
+    assert decision.reason == reason
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
