@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -42,6 +43,7 @@ class Full(socket.socket):
 
 
 DEFINED = m.JobDefinition("job", m.Rules(min_nodes=1, max_nodes=4))
+HELLO = m.Hello("job", DEFINED.rules, "i0", 1, "host")
 
 
 def turns_until(service: Service, condition: Callable[[], bool]) -> int:
@@ -93,64 +95,46 @@ def test_challenge_and_welcome_of_which_only_the_digits_are_written_anew_are_wha
         assert frame(message) == encode(message)
 
 
-def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
-    heard: list[m.FromMember] = []
-    machine = Coordinator("c", DEFINED, now_s=time.monotonic())
-    handle = machine.handle
+@contextlib.contextmanager
+def served(
+    handle: Callable[[CoordinatorEvent, float], list[CoordinatorEffect]] | None = None,
+) -> Iterator[tuple[Service, Any, list[CoordinatorEvent]]]:
+    """A service, its address, and the events of its machine, which ``handle`` may handle in the machine's place."""
+    machine, events = Coordinator("c", DEFINED, now_s=time.monotonic()), list[CoordinatorEvent]()
+    handle = handle or machine.handle
 
     def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
-        if isinstance(event, Heard):
-            heard.append(event.message)
+        events.append(event)
         return handle(event, now_s)
 
     machine.handle = noted  # type: ignore[method-assign]
     listener = tcp.listen("127.0.0.1", 0)
     service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
-    other = m.Hello("another", m.Rules(min_nodes=1, max_nodes=4), "i0", 1, "host")
-    with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
-        client.sendall(encode(other) + encode(m.Beat()))
-        try:
-            turns_until(service, lambda: bool(heard) and not service.links)
-            assert heard == [other]
-        finally:
-            service.close()
-
-
-def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
-    heard: list[m.FromMember] = []
-
-    def fail(event: Heard, _now_s: float) -> NoReturn:
-        heard.append(event.message)
-        raise ProtocolError("ours")
-
-    machine = Coordinator("c", DEFINED)
-    machine.handle = fail  # type: ignore[method-assign, assignment]
-    listener = tcp.listen("127.0.0.1", 0)
-    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
     try:
-        with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as launcher:
-            launcher.sendall(encode(m.Hello("job", DEFINED.rules, "i0", 1, "host")))
-            with pytest.raises(ProtocolError, match="ours"):
-                turns_until(service, lambda: bool(heard))
+        yield service, listener.getsockname(), events
     finally:
         service.close()
 
 
+def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
+    other = m.Hello("another", DEFINED.rules, "i0", 1, "host")
+    with served() as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as client:
+        client.sendall(encode(other) + encode(m.Beat()))
+        turns_until(service, lambda: bool(events) and not service.links)
+        assert [event.message for event in events if isinstance(event, Heard)] == [other]
+
+
+def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
+    def fail(_event: CoordinatorEvent, _now_s: float) -> NoReturn:
+        raise ProtocolError("ours")
+
+    with served(fail) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as launcher:
+        launcher.sendall(encode(HELLO))
+        with pytest.raises(ProtocolError, match="ours"):
+            turns_until(service, lambda: bool(events))
+
+
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here() -> None:
-    ends: list[Broken] = []
-    machine = Coordinator("c", DEFINED, now_s=time.monotonic())
-    handle = machine.handle
-
-    def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
-        if isinstance(event, Broken):
-            ends.append(event)
-        return handle(event, now_s)
-
-    machine.handle = noted  # type: ignore[method-assign]
-    listener = tcp.listen("127.0.0.1", 0)
-    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
-    hello = encode(m.Hello("job", m.Rules(min_nodes=1, max_nodes=4), "i0", 1, "host"))
-
     def closes(client: socket.socket) -> None:
         client.shutdown(socket.SHUT_WR)
 
@@ -159,16 +143,18 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
         client.close()
 
     def breaks_the_protocol(client: socket.socket) -> None:
-        client.sendall(hello)
+        client.sendall(encode(HELLO))
 
-    try:
+    with served() as (service, address, events):
         for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
-            with socket.create_connection(listener.getsockname(), timeout=BOUND_S) as client:
-                client.sendall(hello)
+            with socket.create_connection(address, timeout=BOUND_S) as client:
+                client.sendall(encode(HELLO))
                 turns_until(service, lambda: any(link.greeted for link in service.links.values()))
                 end(client)
-                turns_until(service, lambda number=number: len(ends) == number)  # type: ignore[misc]
-        assert [end.reset for end in ends] == [False, True, True]
-        assert not any(end.silent for end in ends)
-    finally:
-        service.close()
+                turns_until(service, lambda number=number: len(broken(events)) == number)  # type: ignore[misc]
+        assert [end.reset for end in broken(events)] == [False, True, True]
+        assert not any(end.silent for end in broken(events))
+
+
+def broken(events: list[CoordinatorEvent]) -> list[Broken]:
+    return [event for event in events if isinstance(event, Broken)]
