@@ -190,13 +190,22 @@ def test_leader_ends_with_its_launcher() -> None:
         os.close(pidfd)
 
 
-def test_job_of_the_launcher_is_defined_before_another_jobs_launcher_comes(reactor: Reactor) -> None:
+def test_job_of_the_launcher_is_defined_before_another_comes_and_signals_do_not_end_its_coordinator(
+    reactor: Reactor,
+) -> None:
     stray = replace(hello(owns=False), job="old", instance="stray")
     with hosted(reactor) as one, sockets(reactor) as (transport, ear), sockets(reactor) as (other, its_ear):
         refusal = ask(reactor, its_ear, other, one.address, stray)
         assert isinstance(refusal, m.Dismiss)
         assert (refusal.code, "(job; this launcher's job is old)" in refusal.text) == (2, True)
         assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
+        # signals to the whole group, or to all processes of a step, don't end it
+        pid = one.pid()
+        assert os.getsid(pid) == pid
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+        assert isinstance(ask(reactor, ear, transport, one.address, hello(session=2)), m.Admitted)
+        assert one.pid() == pid
 
 
 def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
@@ -215,17 +224,6 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
     with hosted(reactor, secret=SECRET) as one, sockets(reactor) as (transport, ear):
         connect(transport, ear, one.address)
         until(reactor, lambda: "asks for the job's secret" in str(ear.told))
-
-
-def test_signals_to_the_whole_group_do_not_end_it(reactor: Reactor) -> None:
-    with hosted(reactor) as one, sockets(reactor) as (transport, ear):
-        assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
-        pid = one.pid()
-        assert os.getsid(pid) == pid
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(pid, number)
-        assert isinstance(ask(reactor, ear, transport, one.address, hello(session=2)), m.Admitted)
-        assert one.pid() == pid
 
 
 def test_coordinator_without_a_free_descriptor_still_says_which_options_differ(reactor: Reactor) -> None:

@@ -78,14 +78,6 @@ def test_a_monitor_that_cannot_read_its_launcher_ends_and_its_rank_does_not(tmp_
         assert both.hang()["section"] == "step"
 
 
-def test_a_stranger_cannot_take_the_place_of_the_launchers_rank(tmp_path: Path) -> None:
-    with watched(tmp_path, timeout_s=3.0) as both:
-        for cycle in (CYCLE, CYCLE + 1, 2**62):
-            answer = exchange(both.path, {"type": "hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
-            assert b'"refused"' in answer, answer
-        both.hang()
-
-
 def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
     """The launcher has started another process since: that one may come, but not in silence."""
     with watched(tmp_path, timeout_s=3.0) as both:
@@ -101,22 +93,8 @@ def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
         assert both.rank.poll() is None
 
 
-def test_descriptors_that_nobody_asked_for_are_not_kept(tmp_path: Path) -> None:
-    with watched(tmp_path, timeout_s=3.0) as both:
-        before, sent = figures(both.monitor.pid, both.log_dir)["fds"], tmp_path / "sent"
-        for _ in range(20):
-            with socket.socket(socket.AF_UNIX) as sock, sent.open("w") as file:
-                sock.connect(both.path)
-                hello = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
-                socket.send_fds(sock, [encode(hello, 3)], 3 * [file.fileno()])
-                sock.recv(1000)
-        wait_until(lambda: str(sent) not in open_files(both.monitor.pid))
-        # nor the 20 connections; it may open its event log and the like meanwhile
-        wait_until(lambda: figures(both.monitor.pid, both.log_dir)["fds"] < before + 10)
-
-
-def test_a_peer_that_never_pauses_does_not_keep_the_monitor_from_its_rank(tmp_path: Path) -> None:
-    """Its messages are valid as far as the wire goes, and there is always one more."""
+def test_strangers_neither_take_the_place_of_the_launchers_rank_nor_keep_the_monitor_from_it(tmp_path: Path) -> None:
+    """Their descriptors aren't kept; one's messages are valid as far as the wire goes, and there is always one more."""
     flood = """
 import socket, sys
 from megatron_ft.ipc.wire import encode
@@ -131,6 +109,19 @@ while True:
         pass
 """
     with watched(tmp_path, timeout_s=2.0) as both:
+        for cycle in (CYCLE, CYCLE + 1, 2**62):
+            answer = exchange(both.path, {"type": "hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
+            assert b'"refused"' in answer, answer
+        before, sent = figures(both.monitor.pid, both.log_dir)["fds"], tmp_path / "sent"
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as sock, sent.open("w") as file:
+                sock.connect(both.path)
+                hello = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
+                socket.send_fds(sock, [encode(hello, 3)], 3 * [file.fileno()])
+                sock.recv(1000)
+        wait_until(lambda: str(sent) not in open_files(both.monitor.pid))
+        # nor the 20 connections; it may open its event log and the like meanwhile
+        wait_until(lambda: figures(both.monitor.pid, both.log_dir)["fds"] < before + 10)
         flooder = subprocess.Popen([sys.executable, "-c", flood, both.path])
         try:
             time.sleep(0.3)

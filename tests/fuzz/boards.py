@@ -22,8 +22,7 @@ from megatron_ft.diagnosis.evidence import board_facts, with_board
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.learning.timeouts import SectionTimeouts
-from megatron_ft.monitor import watched_rank
-from megatron_ft.monitor.reports import last_events
+from megatron_ft.monitor import collect_evidence, watched_rank
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts
@@ -169,7 +168,7 @@ class _Healthy:
             assert check.action is CheckAction.WATCH, (told, check, snapshot)
             assert list(running_intervals(snapshot)) == honest, (told, honest, snapshot)
         for record in (
-            last_events(self._watched.board, snapshot, time.monotonic_ns()),
+            collect_evidence._last_events(self._watched.board, snapshot, time.monotonic_ns()),
             self._watched.take_minute(at_once=True),
         ):
             json.dumps(to_builtins(record), allow_nan=False)

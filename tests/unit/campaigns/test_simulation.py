@@ -223,10 +223,6 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert one.events == other.events
 
 
-def _never_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobCycle, "restarts_used", property(lambda self: self.decision.restarts))
-
-
 def _changes(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Return a bug: what the function of this name returns is changed."""
 
@@ -235,6 +231,23 @@ def _changes(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[pyt
         monkeypatch.setattr(owner, name, lambda *args, **more: change(real(*args, **more)))
 
     return plant
+
+
+def _sets(*patches: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a bug: attributes that have these values."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for patch in patches:
+            monkeypatch.setattr(*patch)
+
+    return plant
+
+
+_never_counts = _sets((JobCycle, "restarts_used", property(lambda self: self.decision.restarts)))
+_misses_silence_for_long = _sets((coordinator, "lost_s", lambda _nodes: 40.0))
+_ends_for_nothing = _sets((coordinator, "lost_s", lambda _nodes: 0.5), (JobCycle, "excused_s", lambda *_: 0.5))
+_is_never_cut_off = _sets((member, "CUT_OFF_S", 500.0), (member, "STALLED_S", 500.0))
+_judges_nothing = _sets((JobCycle, "judge", lambda *_, **__: None))
 
 
 def _leaves_one_out(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any] = next_cycle.choose) -> None:
@@ -266,26 +279,12 @@ def _given_up(verdict: Any) -> Any:
     return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
 
 
-def _misses_silence_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "lost_s", lambda _nodes: 40.0)
-
-
 def _does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     def stay(self: Member, stay: Callable[..., None] = Member._stay) -> None:
         stay(self)
         self._leave(0, "")
 
     monkeypatch.setattr(Member, "_stay", stay)
-
-
-def _ends_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "lost_s", lambda _nodes: 0.5)
-    monkeypatch.setattr(JobCycle, "excused_s", lambda *_: 0.5)
-
-
-def _is_never_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "CUT_OFF_S", 500.0)
-    monkeypatch.setattr(member, "STALLED_S", 500.0)
 
 
 def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +294,6 @@ def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
         leave(self, code + int(self.identity.instance[1:]) % 2, text, **more)
 
     monkeypatch.setattr(Member, "_leave", leaves)
-
-
-def _judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobCycle, "judge", lambda *_, **__: None)
 
 
 def _forgets_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
