@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -125,8 +125,10 @@ def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
 
 
 def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
-    def fail(_event: CoordinatorEvent, _now_s: float) -> NoReturn:
-        raise ProtocolError("ours")
+    def fail(event: CoordinatorEvent, _now_s: float) -> list[CoordinatorEffect]:
+        if isinstance(event, Heard):
+            raise ProtocolError("ours")
+        return []
 
     with served(fail) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as launcher:
         launcher.sendall(encode(HELLO))
