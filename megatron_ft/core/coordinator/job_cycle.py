@@ -29,7 +29,7 @@ from megatron_ft.core.job.messages import (
 )
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.times import earliest
-from megatron_ft.diagnosis.cycle_cause import describe_hang
+from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
@@ -526,6 +526,8 @@ class JobCycle:
                 return
         cycle, first = self.decision.cycle, diagnosis.first
         cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
+        if found is None and not first.stopped:  # without evidence it may only have waited for another rank
+            cause = undetermined_hang(first, detail="root cause undetermined")
         hung = Report(cycle, NodeState.UNHEALTHY, cause)
         self.seats[diagnosis.asker].change(hung)
 

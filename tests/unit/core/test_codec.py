@@ -27,7 +27,7 @@ from megatron_ft.core.facts import launcher, monitor
 from megatron_ft.core.facts.all_kinds import RECORDS
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankStarted
 from megatron_ft.core.facts.shared import RankHung, Warning_
-from megatron_ft.core.messages import keeper_messages
+from megatron_ft.memory.base import keeper_messages
 from tests.support.arrived import logged
 
 

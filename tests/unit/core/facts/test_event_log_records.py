@@ -30,7 +30,6 @@ SAMPLES: tuple[Any, ...] = (
     launcher.CycleEnded(cycle=3, cause=Cause(rank=1, kind=CauseKind.HANG)),
     launcher.Config(values={"nnodes": launcher.Setting(value=[1], source="default")}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
-    monitor.Progress(rank=0, cycle=0, names=("a",), from_ns=5, dt_us=[1], code=[257], iterations=[], skipped=0),
     monitor.Minute(cycle=1, at_ns=60, ranks=(RankMinute(0, 0.0, 60.0),)),
     monitor.LauncherGone(),
 )
