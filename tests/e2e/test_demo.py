@@ -32,7 +32,8 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     killed = "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25"
     assert f"cycle 0 ended: {killed}; restarting as cycle 1" in said
     assert re.search(r"cycle 1 ended: rank 0 hung in 'step' for 3\.\d s \(timeout 3\.0 s, process stopped\)", said)
-    restored = re.findall(r"restored iteration \d+ from memory(?:, newer than the \d+ on disk)?, \d+ iterations? redone", said)
+    from_memory = r"restored iteration \d+ from memory(?:, newer than the \d+ on disk)?, \d+ iterations? redone"
+    restored = re.findall(from_memory, said)
     explained = re.findall(r"cycle \d restores nothing from memory: ", said)  # on a machine with too much to do
     # there, too, the file may be as new as the newest snapshot of all ranks: the cycle begins with the file's iteration
     (log,) = (tmp_path / "out" / "disturbed" / "logs").glob("launcher-*.jsonl")

@@ -319,3 +319,18 @@ def test_rank_that_was_killed_while_another_one_hung_is_named_as_its_node_has_re
         machine.handle(actions.Heard(link, m.RankSnapshots(0, (note,))), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.kind, judged.cause.text) == (1, CauseKind.CRASH, "rank 1 killed by SIGKILL")
+
+
+@pytest.mark.parametrize(("state", "rank"), [(None, None), ("T", 0)])
+def test_rank_found_hung_first_is_accused_without_any_evidence_only_if_it_is_stopped(
+    state: str | None, rank: int | None
+) -> None:
+    machine = begun(RULES, HOSTS)
+    hung = replace(FIRST, kind="section", section="step", error="", state=state)
+    machine.handle(actions.Heard(1, m.Hang(0, hung)), 0.0)
+    judged: list[m.Verdict] = []
+    for at_s in (1.0, 2.0, 3.0, 4.0):
+        for link in range(5):
+            machine.handle(actions.Heard(link, m.Beat()), at_s)
+        judged += verdicts(machine, at_s)
+    assert [each.cause.rank for each in judged] == [rank]
