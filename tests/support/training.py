@@ -172,6 +172,7 @@ class Bench:
         self.hellos: list[dict[str, Any]] = []
         monkeypatch.setenv("FT_RANK_MONITOR_IPC_SOCKET", str(tmp_path / "socket"))
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
+        monkeypatch.setattr("megatron_ft.rank.hooks.hook_order.order", HookOrder())  # as in a new process
 
     def _welcome(self, path: str, info: Any, warmup_iterations: int, **hello: Any) -> MonitorWelcome:
         fd = create_memory()
