@@ -153,7 +153,7 @@ def test_process_that_has_cuda_is_no_fork_server(
     if is_known_to_torch:
         monkeypatch.setitem(sys.modules, "torch.cuda", Mock(is_initialized=lambda: True))
     else:
-        held.update({"98": "keeps /dev/nvidia0 open", "99": "keeps /dev/nvidia-uvm open"})
+        held.update({"99998": "keeps /dev/nvidia0 open", "99999": "keeps /dev/nvidia-uvm open"})
     assert library.watch.remains() == acts.CUDA
 
 
