@@ -13,19 +13,10 @@ from collections.abc import Sequence
 
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.netns import Hosts, four_hosts, hosts
-from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
+from tests.support.nodes import TRAINS_UNTIL_TOLD, coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["four_hosts", "hosts", "launcher"]
 
-SCRIPT = """
-import pathlib
-WHERE = pathlib.Path(sys.argv[1])
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "at", time.monotonic())
-while not (WHERE / "finish").exists():
-    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
-        sys.exit(7)
-    time.sleep(0.02)
-"""
 NOTICED_S = 16.0
 """So long a silent host isn't missed."""
 CUT_OFF_S = 30.0
@@ -50,7 +41,7 @@ class Job:
             host = None if self._hosts is None else self._hosts.inhabitant(on or number + 1)
             options = [*self._options, f"--node-rank={number}"]
             where = [str(self._launcher.directory)]
-            self.nodes.append(self._launcher.start(SCRIPT, *options, script_args=where, host=host))
+            self.nodes.append(self._launcher.start(TRAINS_UNTIL_TOLD, *options, script_args=where, host=host))
 
     def start_with_spare(self) -> None:
         """Three that train, and one that stands by."""

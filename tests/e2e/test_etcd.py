@@ -12,19 +12,9 @@ from pathlib import Path
 
 from tests.support.etcd_server import EtcdServer, etcd, start_etcd
 from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import coordinator_of
+from tests.support.nodes import TRAINS_UNTIL_TOLD, coordinator_of
 
 __all__ = ["etcd", "launcher", "start_etcd"]
-
-SCRIPT = """
-import pathlib
-WHERE = pathlib.Path(sys.argv[1])
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "at", time.monotonic())
-while not (WHERE / "finish").exists():
-    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
-        sys.exit(7)
-    time.sleep(0.02)
-"""
 
 
 class Job:
@@ -41,7 +31,7 @@ class Job:
         for _ in range(count):
             options = [*self._options, f"--node-rank={len(self.nodes)}"]
             where = [str(self._launcher.directory)]
-            self.nodes.append(self._launcher.start(SCRIPT, *options, script_args=where))
+            self.nodes.append(self._launcher.start(TRAINS_UNTIL_TOLD, *options, script_args=where))
 
     def leader(self) -> Launched:
         """Wait for the launcher that has the leader's process, and return it."""
@@ -139,7 +129,7 @@ def test_two_of_four_nodes_are_lost_with_the_leader_and_the_others_go_on(launche
     assert ended(job, left) == [0, 0]
 
 
-def test_one_of_two_nodes_is_lost_with_the_leader_and_the_other_goes_on(launcher: Launcher, etcd: EtcdServer) -> None:
+def test_node_goes_on_alone_after_the_other_is_lost_with_the_leader(launcher: Launcher, etcd: EtcdServer) -> None:
     job = Job(launcher, etcd, "--nnodes=1:2")
     job.start(2)
     job.all_train(0)

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from tests.support.launching import Finished, Launched, command_line
 
-__all__ = ["coordinator_of", "meeting_place", "rendezvous_settings", "wait_for_all"]
+__all__ = ["TRAINS_UNTIL_TOLD", "coordinator_of", "meeting_place", "rendezvous_settings", "wait_for_all"]
+
+TRAINS_UNTIL_TOLD = """
+import pathlib
+WHERE = pathlib.Path(sys.argv[1])
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "at", time.monotonic())
+while not (WHERE / "finish").exists():
+    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
+        sys.exit(7)
+    time.sleep(0.02)
+"""
+"""Script of a rank that runs until its directory has a file ``finish``, or ``fail-CYCLE-RANK`` for this rank."""
 
 
 def meeting_place(*more: str) -> list[str]:

@@ -79,3 +79,4 @@ def test_learning_before_setup_does_nothing() -> None:
     for state in (ft.GlobalState(), SimpleNamespace()):
         ft._load_state_if_exists(state)
         ft._update_timeouts(selected_sections=["step"], calc_out_of_section=True, global_state=state)
+        assert getattr(state, "rank_monitor_client", None) is None

@@ -48,7 +48,7 @@ class NodeCycle:
         self._collectives: NodeCollectiveWatch | None = None
         self.waits: NodeWaits | None = None
         self._parts: list[Deadlines | NodeCollectiveWatch | NodeWaits] = []
-        """Those of these that there are, from the start of the ranks."""
+        """Watches in use, from the start of the ranks."""
         self._unread: set[int] = set()
         """Ranks that have exited, and whose error files can't be read yet."""
         self._reported: set[tuple[str, int | None]] = set()

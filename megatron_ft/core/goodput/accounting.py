@@ -55,7 +55,7 @@ Span = tuple[int, int]
 """Beginning and end, ns."""
 _OfRanks = Attached | FirstIteration | FirstStep | Minute | RankGone | RankExited
 COLLECTIVES = "collectives"
-"""What is overdue in a job whose script calls no hooks."""
+"""Name of the overdue interval in a job whose script calls no hooks."""
 
 
 class TimeClass(enum.Enum):
@@ -156,7 +156,7 @@ class CycleSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """What became of a job's time. ``goodput`` is None if no iteration has begun, as in a script without hooks."""
+    """Classes of a job's time. ``goodput`` is None if no iteration has begun, as in a script without hooks."""
 
     goodput: Goodput | None = None
     cycles: tuple[CycleSummary, ...] = ()
@@ -245,7 +245,7 @@ class _Overdue:
 
 @dataclass
 class _Cycle:
-    """What the records of one cycle tell, wall ns; None is unknown."""
+    """Facts in the records of one cycle; times are wall ns, None if unknown."""
 
     number: int
     newest_ns: int
@@ -280,7 +280,7 @@ class _Cycle:
     started: CycleStarted | None = None
     restored: SnapshotRestored | None = None
     again: tuple[bool, TrainingAgain] | None = None
-    """That of the node at place 0 (True), or of another one."""
+    """Record of the node at place 0 (True), or of another node."""
     speaker: str | None = None
     """Host at place 0."""
 

@@ -68,7 +68,7 @@ class Assignment(Message, frozen=True):
 
 
 class DecisionRecord(Message, frozen=True):
-    """What the next leader is handed. ``instances`` and ``names`` are those of the cycle's launchers, by place."""
+    """Last decision, for the next leader. ``instances`` and ``names`` are those of the cycle's launchers, by place."""
 
     decision: Decision
     store: str = ""

@@ -48,7 +48,7 @@ class Member:
         self.owns = False
         """This launcher holds the lock: every leader at the endpoint is its own."""
         self._address, self._epoch = "" if identity.is_in_etcd else identity.endpoint, 0
-        """Where the leader is, and the highest epoch that this launcher has heard of; empty: no leader is known yet."""
+        """Address of the leader, empty while none is known; and the highest epoch that this launcher has heard of."""
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[actions.MemberEffect] = []

@@ -264,7 +264,7 @@ class JobDefinition(Message, frozen=True):
 
 
 class EtcdSettings(Message, frozen=True):
-    """Where etcd is, and how to be let in."""
+    """Address of etcd, and the credentials for it."""
 
     host: str
     port: Int
@@ -284,7 +284,7 @@ class LeaseHeld(Message, frozen=True):
 
 
 class LeaderStart(Message, frozen=True):
-    """What the launcher that holds the lock gives to a leader. ``record``: that of the last decision; None: none.
+    """Start of a leader, from the launcher that holds the lock. ``record``: that of the last decision; None: none.
 
     ``etcd``, ``held``: if the lock, and all decisions, are in etcd.
     """

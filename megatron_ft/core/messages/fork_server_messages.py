@@ -1,4 +1,4 @@
-"""What a launcher and its fork server, which imports what ranks share, tell each other."""
+"""Messages between a launcher and its fork server, which imports what ranks share."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ImportActs(Message, frozen=True):
 
 
 class FilesChanged(Message, frozen=True):
-    """Nothing was forked: this file of the user has changed since it was imported or read."""
+    """Refusal to fork: this file of the user has changed since it was imported or read."""
 
     path: str
 

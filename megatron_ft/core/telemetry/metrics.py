@@ -172,7 +172,7 @@ class GaugeValues:
 
 
 class JobMetrics:
-    """What the metrics of one job need beside its accounting: lost nodes, and the times of sections."""
+    """Values for the metrics of one job beside its accounting: lost nodes, and the times of sections."""
 
     def __init__(self) -> None:
         self._lost: set[str] = set()

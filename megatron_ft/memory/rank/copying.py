@@ -272,7 +272,7 @@ def _arrived(event: Any, moves: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _batches(sources: Sequence[tuple[Any, int, int]], most: int) -> list[list[tuple[Any, int]]]:
-    """Return parts of flat tensors, with their places in the segment, in batches of at most so many bytes."""
+    """Return parts of flat tensors, with their places in the segment, in batches of at most ``most`` bytes."""
     import torch
 
     batches: list[list[tuple[Any, int]]] = [[]]

@@ -58,7 +58,7 @@ _SHARE = 0.01
 
 
 def is_aligned(number: int, skipped: int) -> bool:
-    """Return True if a snapshot may be taken after so many that were skipped: a multiple of a power of 2."""
+    """Return True if this snapshot may be taken: its number is a multiple of the least power of 2 above ``skipped``."""
     return number % (1 << skipped.bit_length()) == 0
 
 

@@ -135,7 +135,7 @@ def test_member_that_comes_back_is_in_the_run_again() -> None:
     assert job.results[-1].ended
 
 
-def test_what_is_learned_before_the_end_of_all_is_no_end() -> None:
+def test_intervals_learned_before_all_ranks_have_ended_are_no_end() -> None:
     job = Job()
     job.hear(1, ended=True)
     job.hear(0, saves=1)

@@ -204,7 +204,7 @@ def test_value_of_each_kind_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_kept_is_refused_with_its_path(name: str) -> None:
+def test_value_that_cannot_be_kept_is_refused_with_its_path(name: str) -> None:
     value, message = REFUSED[name]
     with pytest.raises(SnapshotError, match=r"^state\['v'\]") as raised:
         _, tensors = take_apart({"v": value})

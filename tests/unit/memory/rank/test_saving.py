@@ -245,7 +245,7 @@ def test_values_that_grow_get_a_larger_segment(keeper: RealKeeper, growth: list[
 # -- what can't be kept -------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_kept_is_an_error_at_first_and_a_warning_later(
+def test_value_that_cannot_be_kept_is_an_error_at_first_and_a_warning_later(
     keeper: RealKeeper, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SnapshotError, match=r"state\['best'\]\[1\] is of type object"):
