@@ -241,6 +241,11 @@ def test_a_single_nodes_ranks_meet_where_the_user_said() -> None:
     assert place("--rdzv-endpoint=localhost:0").ranks_store == ""
 
 
+@pytest.mark.parametrize("options", [(), ("--standalone",), ("--rdzv-backend=c10d", "--rdzv-endpoint=a:1")])
+def test_job_of_one_node_has_the_name_that_the_user_gave_it(options: tuple[str, ...]) -> None:
+    assert command_line(*options, "--rdzv-id=night").run_id == "night"
+
+
 def test_jobs_with_one_endpoint_are_told_apart() -> None:
     def job(*options: str, script: str = __file__, rest: tuple[str, ...] = ()) -> str:
         line = command_line("--nnodes=2", *options, script=script, rest=rest)
