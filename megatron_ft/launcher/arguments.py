@@ -225,8 +225,7 @@ def _fill_in_rendezvous(namespace: argparse.Namespace, given: Collection[str], m
     if namespace.standalone or names_no_place:
         namespace.rdzv_backend = "c10d"
         namespace.rdzv_endpoint = "localhost:0"
-        if namespace.rdzv_id in ("", "none"):
-            namespace.rdzv_id = str(uuid.uuid4())
+        namespace.rdzv_id = ("rdzv_id" in given and namespace.rdzv_id) or str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = DEFAULT_PORT
     if namespace.rdzv_backend == "c10d":
