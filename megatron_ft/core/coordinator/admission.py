@@ -12,7 +12,7 @@ from megatron_ft.core.job.messages import REFUSED, Dismiss, Hello, JobDefinition
 from megatron_ft.core.wording import printable
 
 _LONGEST_NAME = 160
-"""Characters of a job's name, with the arguments of its script, in a line for a user."""
+"""Characters of a job's name in a line for a user."""
 
 
 def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_revision: int = 0) -> bool:
@@ -24,7 +24,7 @@ def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_rev
     ``end_revision``: of etcd's store, if an earlier leader has ended the job.
     """
     is_later = hello.since > end_revision if end_revision else hello.up_s < since_end_s
-    return hello.is_fresh and (is_another(hello, defined) or (not hello.names_life and is_later))
+    return hello.is_fresh and (hello.job != defined.job or (not hello.names_life and is_later))
 
 
 def knows(hello: Hello, former: FormerDecision) -> bool:
@@ -38,20 +38,15 @@ def knows(hello: Hello, former: FormerDecision) -> bool:
 
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """Return the answer to a launcher of another job, or with other options; None if it is let in."""
-    if is_another(hello, defined):
+    if hello.job != defined.job:
         return Dismiss(REFUSED, job_lines.another_job(_name(defined), _name(hello.definition)))
     if hello.rules != defined.rules:
         return Dismiss(REFUSED, job_lines.other_options(differences(hello.rules, defined.rules)))
     return None
 
 
-def is_another(hello: Hello, defined: JobDefinition) -> bool:
-    """Return True if a launcher is of another job."""
-    return hello.job != defined.job or not hello.arguments.match(defined.arguments)
-
-
 def _name(job: JobDefinition) -> str:
-    name = printable(" ".join([job.job, *job.arguments.words]))
+    name = printable(job.job)
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 

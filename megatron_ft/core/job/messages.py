@@ -233,34 +233,11 @@ class Rules(Message, frozen=True):
         )
 
 
-class Arguments(Message, frozen=True):
-    """Arguments of the script: they tell a job without a name from another one of the same script.
-
-    Args:
-        own: rank and names of the launcher's node, which the same argument may give on each node of the job.
-    """
-
-    words: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
-
-    def match(self, others: Arguments) -> bool:
-        """Return True if both launchers can be of one job."""
-        return len(self.words) == len(others.words) and all(
-            word == other or self._is_own(word, others, other)
-            for word, other in zip(self.words, others.words, strict=True)
-        )
-
-    def _is_own(self, word: str, others: Arguments, other: str) -> bool:
-        (option, _, value), (same, _, theirs) = word.rpartition("="), other.rpartition("=")
-        return option == same and value in self.own and theirs in others.own
-
-
 class JobDefinition(Message, frozen=True):
     """Which job a leader is for, by the launcher that starts it; launchers of others are refused."""
 
     job: str
     rules: Rules
-    arguments: Arguments = Arguments()
 
 
 class EtcdSettings(Message, frozen=True):
@@ -332,7 +309,6 @@ class Hello(Message, frozen=True):
     standing: NodeStatus = NodeStatus()
     up_s: Finite = 0.0
     names_life: bool = False
-    arguments: Arguments = Arguments()
     since: Int = 0
 
     @property
@@ -343,7 +319,7 @@ class Hello(Message, frozen=True):
     @property
     def definition(self) -> JobDefinition:
         """The launcher's job."""
-        return JobDefinition(self.job, self.rules, self.arguments)
+        return JobDefinition(self.job, self.rules)
 
     @property
     def is_fresh(self) -> bool:
@@ -367,7 +343,6 @@ class Identity(Message, frozen=True):
     """Why earlier lives of the job call this host a bad node."""
     started_s: Finite = 0.0
     """When the launcher was started, by the clock of its `Member`."""
-    arguments: Arguments = Arguments()
     is_named: bool = True
     """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     has_known_host: bool = True

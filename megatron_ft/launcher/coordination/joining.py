@@ -94,7 +94,7 @@ def joined(
     """
     here = launcher.stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
     store = RankStore(here, address=place.ranks_store)
-    defined = JobDefinition(place.job, place.rules, place.arguments)
+    defined = JobDefinition(place.job, place.rules)
     coordinated = functools.partial(
         Coordination,
         open_store=store.open,
@@ -187,5 +187,4 @@ def _identity(place: MeetingPlace, host: str, endpoint: str, past: Past) -> Iden
         is_named=place.is_named,
         has_known_host=place.has_known_host,
         is_in_etcd=place.etcd is not None,
-        arguments=place.arguments,
     )

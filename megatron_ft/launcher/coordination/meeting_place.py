@@ -5,7 +5,6 @@ that are looked up in `is_this_machine`, and the driver that `nvlink_domain` ask
 from __future__ import annotations
 
 import enum
-import hashlib
 import os
 import re
 import shutil
@@ -20,14 +19,12 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.messages import Arguments, EtcdSettings, Rules
+from megatron_ft.core.job.messages import EtcdSettings, Rules
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address, refuse_loopback_name
 from megatron_ft.launcher.scheduler import environment
 
-_MOST_WORDS, _LONGEST_WORD = 200, 200
-"""Arguments of the script that other launchers are told; of more, or longer ones, they are told the hash."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password")
@@ -58,8 +55,6 @@ class MeetingPlace:
     """``job`` contains the scheduler's identifier of this life of the job."""
     is_named: bool = False
     """The user (``--rdzv-id``) or the scheduler has named the job."""
-    arguments: Arguments = Arguments()  # noqa: RUF009 - frozen
-    """Arguments of the script, which tell jobs without a name apart."""
     endpoint: str = ""
     """``host:port`` where the leader of a coordinated job listens, or of etcd."""
     etcd: EtcdSettings | None = None
@@ -128,8 +123,7 @@ def meeting_place(
         kind=kind,
         job=job,
         names_life=bool(line.where.run_id),
-        is_named=_is_named(line),
-        arguments=_arguments(line, environ),
+        is_named=line.is_named or bool(line.where.run_id),
         rules=rules,
         endpoint=format_address(host, port),
         etcd=etcd,
@@ -206,35 +200,11 @@ def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, st
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 
-def _is_named(line: CommandLine) -> bool:
-    return line.is_named or bool(line.where.run_id)
-
-
 def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
     """Directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
     script = os.path.basename(str(line.namespace.training_script))
     start = line.where.life or environ.get("SLURM_JOB_ID", "")
     return "/".join([line.run_id, str(os.getuid()), start, script])
-
-
-def _arguments(line: CommandLine, environ: Mapping[str, str]) -> Arguments:
-    """Return the script's arguments where nothing else tells the job from another one with the same script."""
-    if _is_named(line):
-        return Arguments()
-    words = [_short(word) for word in line.namespace.training_script_args]
-    if len(words) > _MOST_WORDS:
-        words[_MOST_WORDS:] = [_hash("\0".join(words[_MOST_WORDS:]))]
-    rank, _ = _rank(line, environ)
-    names = {*environment.own_names(environ, socket.gethostname()), line.namespace.local_addr, rank}
-    return Arguments(tuple(words), tuple(sorted(str(name) for name in names if name not in (None, ""))))
-
-
-def _short(word: str) -> str:
-    return word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...{_hash(word)}"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
 
 def _rules(line: CommandLine) -> Rules:

@@ -10,7 +10,7 @@ import pytest
 from megatron_ft.core.coordinator import admission
 from megatron_ft.core.coordinator.admission import differences, refusal
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.messages import Arguments, Dismiss, Hello, JobDefinition, Rules
+from megatron_ft.core.job.messages import Dismiss, Hello, JobDefinition, Rules
 
 RULES = Rules(min_nodes=2, max_nodes=3, max_restarts=3)
 JOB = JobDefinition("job", RULES)
@@ -47,32 +47,6 @@ def test_every_rule_that_differs_has_a_name(name: str) -> None:
     ((option, own, others),) = differences(RULES, other)
     assert option
     assert own != others
-
-
-@pytest.mark.parametrize(
-    ("words", "others", "are_of_one_job"),
-    [
-        ("--lr 1", "--lr 1", True),
-        ("--lr 1", "--lr 2", False),
-        ("--lr 1", "--lr 1 --resume", False),
-        ("", "--resume", False),
-        ("--machine-rank 0 --lr 1", "--machine-rank 3 --lr 1", True),
-        ("--machine-rank=0", "--machine-rank=3", True),
-        ("--machine-rank=0", "--another=3", False),
-        ("--machine-rank 0", "--machine-rank 2", False),
-        ("--local-addr node0 --workers 0", "--local-addr node3 --workers 0", True),
-    ],
-)
-def test_arguments_tell_jobs_without_a_name_apart_but_for_what_is_each_nodes_own(
-    words: str, others: str, are_of_one_job: bool
-) -> None:
-    here, there = Arguments(tuple(words.split()), ("0", "node0")), Arguments(tuple(others.split()), ("3", "node3"))
-    defined = msgspec.structs.replace(JOB, arguments=here)
-    answer = refusal(msgspec.structs.replace(hello(), arguments=there), defined)
-    assert (answer is None) is are_of_one_job
-    if answer is not None:
-        assert answer.code == 2
-        assert f"(job {words}; this launcher's job is job {others})".replace("job ;", "job;") in answer.text
 
 
 def test_launcher_started_after_an_end_that_etcd_has_is_of_the_next_life_whatever_its_age() -> None:

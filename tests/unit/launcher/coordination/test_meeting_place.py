@@ -13,7 +13,6 @@ import pytest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.job.messages import EtcdSettings, Rules
-from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
@@ -320,42 +319,6 @@ def test_address_of_a_network_card_is_this_machine() -> None:
 def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
     line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
     assert meeting_place(line, {}, is_local=lambda host: False).names_life is is_named
-
-
-@pytest.mark.parametrize(
-    ("options", "run_id", "words"),
-    [
-        ([], "", ("--lr", "1")),
-        (["--rdzv-id=none"], "", ("--lr", "1")),
-        (["--rdzv-id=sweep"], "", ()),
-        ([], "7.0.0", ()),
-    ],
-)
-def test_arguments_of_the_script_count_where_the_job_has_no_name(
-    options: list[str], run_id: str, words: tuple[str, ...]
-) -> None:
-    line = command_line("--nnodes=2", "--node-rank=3", "--rdzv-endpoint=a:1", *options, rest=("--lr", "1"))
-    line = replace(line, where=SchedulerEnvironment(run_id=run_id))
-    found = meeting_place(line, {}, is_local=lambda _host: False)
-    assert found.arguments.words == words
-    assert found.is_named is not bool(words)
-    assert set(found.arguments.own) == ({"3", socket.gethostname()} if words else set())
-
-
-def test_long_arguments_are_told_by_their_hashes() -> None:
-    def words(*rest: str) -> tuple[str, ...]:
-        line = command_line("--nnodes=2", "--rdzv-endpoint=a:1", rest=rest)
-        return meeting_place(line, {}, is_local=lambda _host: False).arguments.words
-
-    (word,), (other,) = words("x" * 1000 + "1"), words("x" * 1000 + "2")
-    assert len(word) < 300
-    assert word != other
-    many = [str(number) for number in range(1000)]
-    assert len(words(*many)) == 201
-    assert words(*many)[:200] == words(*many[:-1])[:200]
-    assert words(*many) != words(*many[:-1])
-    assert words("\udcff") != words("\udcfe")  # bytes that are no text
-    encode({"type": "x", "words": words("\udcff")})
 
 
 ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")
