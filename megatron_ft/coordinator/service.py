@@ -26,7 +26,7 @@ from megatron_ft.ipc.log import COORDINATOR
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, CoordinatorHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
-from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
 
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
@@ -249,7 +249,7 @@ class Service:
             if answer is not None:
                 self._write(link, frame(answer))
             if link.handshake.session is not None:
-                link.peer.secure(link.handshake.session.channel(Role.LISTENS, MAX_MESSAGE_BYTES))
+                link.peer.secure(link.handshake.session.channel(Role.LISTENS))
             return None
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:

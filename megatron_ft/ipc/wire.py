@@ -74,21 +74,16 @@ def encode(message: Message | Fact | Mapping[str, Any], fd_count: int = 0) -> by
 
 
 class Decoder:
-    """Splits a stream of bytes into messages."""
+    """Splits a stream of bytes into messages of at most ``max_bytes``."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an incomplete message."""
         return len(self._buffer)
-
-    def take_rest(self) -> bytes:
-        """Return and drop the bytes after the last message, which another reader takes."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
-        return rest
 
     def feed(self, data: bytes) -> Iterator[tuple[Raw, int]]:
         """Yield the messages that are complete now, each with the number of its descriptors.
@@ -105,18 +100,18 @@ class Decoder:
             ProtocolError: a message is too long.
         """
         if not self._buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
-            if len(data) <= MAX_MESSAGE_BYTES:  # fast path: exactly one message
+            if len(data) <= self._max_bytes:  # fast path: exactly one message
                 yield data[_LENGTH.size :]
                 return
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"message of {length} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+            if length > self._max_bytes:
+                raise ProtocolError(f"message of {length} bytes, at most {self._max_bytes} are allowed")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
+            body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
             del self._buffer[:end]
             yield body
 

@@ -21,7 +21,7 @@ from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
-from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
+from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 
 __all__ = ["TO_MEMBER", "StandIns"]
 
@@ -51,7 +51,8 @@ class StandIn:
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
         """Messages of the coordinator that are whole now."""
-        return self._decoder.bodies(data) if self._channel is None else self._channel.feed(data)
+        bodies = self._decoder.bodies(data)
+        return bodies if self._channel is None else map(self._channel.open, bodies)
 
     @property
     def shakes_hands(self) -> bool:
@@ -64,7 +65,7 @@ class StandIn:
         if answer is not None:
             self.send(encode(answer))
         if self._handshake.session is not None:
-            self._channel = self._handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES)
+            self._channel = self._handshake.session.channel(Role.CONNECTS)
             self.send(self.hello)
         return self._channel is not None
 

@@ -18,8 +18,8 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session
-from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, decode, encode
+from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
+from megatron_ft.ipc.wire import Decoder, decode, encode
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
 
@@ -47,7 +47,7 @@ def attack_frames(seed: int, say: Say, *, messages: int) -> None:
     rng, sent, read, refused, longest = random.Random(seed), 0, 0, 0, 0
     while sent < messages:
         session = Session(rng.randbytes(16), "fuzz", connects=rng.randbytes(NONCE_BYTES), listens=bytes(NONCE_BYTES))
-        sends, receives = session.channel(Role.CONNECTS, 4096), session.channel(Role.LISTENS, 4096)
+        sends, receives, decoder = session.channel(Role.CONNECTS), session.channel(Role.LISTENS), Decoder(5000)
         bodies = [rng.randbytes(rng.choice((0, 1, 30, 300, 4096))) for _ in range(rng.choice((1, 3, 20)))]
         whole = b"".join(sends.seal(body) + body for body in bodies)
         stream = _changed(rng, whole, sends, receives) if rng.random() < 0.9 else whole
@@ -57,14 +57,13 @@ def attack_frames(seed: int, say: Say, *, messages: int) -> None:
         try:
             while rest:
                 size = rng.choice((1, 3, 100, 10_000))
-                got += receives.feed(rest[:size])
+                got += map(receives.open, decoder.bodies(rest[:size]))
                 rest = rest[size:]
-                assert receives.buffered_bytes <= 5000
-            receives.end()
-        except FrameError as error:
+                assert decoder.buffered_bytes <= 5004
+        except ProtocolError as error:
             refused, longest = refused + 1, max(longest, len(str(error)))
         else:
-            assert stream == whole or whole.startswith(stream)
+            assert decoder.buffered_bytes or whole.startswith(stream)
         read += len(got)
         assert got == bodies[: len(got)]
     assert longest < _LONGEST_REASON
@@ -154,7 +153,7 @@ class Honest:
             if answer is not None:
                 self._sock.sendall(encode(answer))
             if handshake.session is not None:
-                self._peer.secure(handshake.session.channel(Role.CONNECTS, MAX_MESSAGE_BYTES))
+                self._peer.secure(handshake.session.channel(Role.CONNECTS))
                 return
 
     def _bodies(self) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_ft.core.job import messages as m
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
-from megatron_ft.launcher.coordination.transport import Transport
+from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor
 
 __all__ = ["BOUND_S", "Ear", "connect", "sockets", "until"]
@@ -40,9 +40,6 @@ class Ear:
     def broken(self) -> None:
         self._note("broken")
 
-    def refused(self, text: str) -> None:
-        self._note(text)
-
     def heard(self, message: m.ToMember) -> None:
         self._note(message)
         self.heard_messages.append(message)
@@ -63,7 +60,7 @@ def until(reactor: Reactor, condition: Any) -> None:
     assert reactor.run_until(condition, time.monotonic() + BOUND_S)
 
 
-def connect(transport: Transport, ear: Ear, address: str) -> None:
+def connect(transport: CoordinatorConnection | InProcess, ear: Ear, address: str) -> None:
     """And see that it says nothing meanwhile."""
     ear.is_inside = True
     transport.connect(address)

@@ -18,7 +18,6 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Iterable, Iterator
 
 from megatron_ft.core.errors import ProtocolError
 
@@ -28,7 +27,6 @@ _LENGTH = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
 SEAL_BYTES = _COUNTER.size + _MAC_BYTES
 """Bytes that a seal adds to a frame."""
-_BODY_AT = _LENGTH.size + SEAL_BYTES
 
 
 class FrameError(ProtocolError):
@@ -68,10 +66,9 @@ class Session:
         """Return True if the end with that role knows the secret. Takes the same time for every wrong proof."""
         return hmac.compare_digest(proof, self.proof(role))
 
-    def channel(self, role: Role, max_body_bytes: int) -> SecureChannel:
+    def channel(self, role: Role) -> SecureChannel:
         """Return the channel of the end with that role, for everything that follows the proofs."""
-        sends, receives = self._derive("frames", role), self._derive("frames", role.other)
-        return SecureChannel(sends, receives, max_body_bytes)
+        return SecureChannel(self._derive("frames", role), self._derive("frames", role.other))
 
     def _derive(self, use: str, role: Role) -> bytes:
         # HKDF's only round: the label tells one derived value from another
@@ -82,107 +79,56 @@ class Session:
 class SecureChannel:
     """Seals the frames of one direction and opens those of the other.
 
-    A frame is the length of the rest (4 bytes), a counter from 0 (8 bytes), a MAC (16 bytes) and the body. The MAC is
-    keyed BLAKE2b over counter and body, under the key of the direction. It authenticates:
+    The body of a frame is a counter from 0 (8 bytes), a MAC (16 bytes) and the message. The MAC is keyed BLAKE2b over
+    counter and message, under the key of the direction. It authenticates:
 
-    * the body, and with it the length: bytes that were changed, added or left out fail;
+    * the message, and with it the frame's length: bytes that were changed, added or left out fail;
     * the place in the stream: a frame that is missing, repeated or in another order has the wrong counter;
     * the sender and the connection: a frame of another connection, or one sent back, is under another key.
 
-    The end of the stream isn't authenticated: a process on the way can cut the connection between two frames. A length
-    is believed before its MAC is seen, but no more than ``max_body_bytes`` are ever kept for it.
-
-    After the first wrong frame nothing more is read: ``feed`` raises the same error again.
+    The end of the stream isn't authenticated: a process on the way can cut the connection between two frames. After a
+    wrong frame nothing more may be read: the owner closes the connection.
     """
 
-    __slots__ = ("_buffer", "_error", "_max_bytes", "_opened", "_opens", "_sealed", "_seals")
+    __slots__ = ("_opened", "_opens", "_sealed", "_seals")
 
-    def __init__(self, sends: bytes, receives: bytes, max_body_bytes: int) -> None:
+    def __init__(self, sends: bytes, receives: bytes) -> None:
         """``sends``, ``receives``: keys of 32 bytes, as `Session.channel` derives them."""
         # keyed once: copying the state is cheaper than keying it for each frame
         self._seals = hashlib.blake2b(key=sends, digest_size=_MAC_BYTES)
         self._opens = hashlib.blake2b(key=receives, digest_size=_MAC_BYTES)
         self._sealed = self._opened = 0
-        self._max_bytes = max_body_bytes + SEAL_BYTES
-        self._buffer = bytearray()
-        self._error: FrameError | None = None
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
-        return len(self._buffer)
-
-    def seal(self, body: bytes | memoryview) -> bytes:
-        """Return the bytes that precede ``body`` on the wire. The body is sent unchanged, so one body serves many
-        links."""
+    def seal(self, message: bytes | memoryview) -> bytes:
+        """Return the bytes that precede ``message`` on the wire, which is sent unchanged: one serves many links."""
         counter = _COUNTER.pack(self._sealed)
         self._sealed += 1
-        return _LENGTH.pack(SEAL_BYTES + len(body)) + counter + _mac(self._seals, counter, body)
+        return _LENGTH.pack(SEAL_BYTES + len(message)) + counter + _mac(self._seals, counter, message)
 
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        """Return the bodies of the frames that are whole now, each authentic. Read them all before the next call.
-
-        Raises:
-            FrameError: the next frame isn't what the other end sent next; the connection must be closed.
-        """
-        if self._error is not None:
-            raise self._error
-        size = len(data)
-        if not self._buffer and _BODY_AT <= size <= _LENGTH.size + self._max_bytes:
-            if data[: _LENGTH.size] == _LENGTH.pack(size - _LENGTH.size):  # one frame, and no more: nearly always
-                body = data[_BODY_AT:]
-                self._check(data[_LENGTH.size : _BODY_AT], body)
-                return (body,)
-        return self._frames(data)
-
-    def _frames(self, data: bytes) -> Iterator[bytes]:
-        buffer = self._buffer
-        buffer += data
-        while len(buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer)
-            if not SEAL_BYTES <= length <= self._max_bytes:
-                self._fail(f"a frame of {length} bytes, {SEAL_BYTES} to {self._max_bytes} are allowed")
-            end = _LENGTH.size + length
-            if len(buffer) < end:
-                return
-            seal = bytes(buffer[_LENGTH.size : _BODY_AT])
-            body = bytes(memoryview(buffer)[_BODY_AT:end])
-            del buffer[:end]
-            self._check(seal, body)
-            yield body
-
-    def end(self) -> None:
-        """Check that the stream has ended between two frames.
+    def open(self, body: bytes) -> bytes:
+        """Return the message in the body of a frame.
 
         Raises:
-            FrameError: it ended within one.
+            FrameError: the other end didn't send that in this place; the connection must be closed.
         """
-        if self._buffer and self._error is None:
-            self._fail(f"the connection ended within frame {self._opened}")
-
-    def _check(self, seal: bytes, body: bytes) -> None:
-        counter = seal[: _COUNTER.size]
-        if not hmac.compare_digest(seal[_COUNTER.size :], _mac(self._opens, counter, body)):
+        counter, message = body[: _COUNTER.size], body[SEAL_BYTES:]
+        if not hmac.compare_digest(body[_COUNTER.size : SEAL_BYTES], _mac(self._opens, counter, message)):
             why = "it was changed on its way, or its sender doesn't know the secret"
-            self._fail(f"frame {self._opened} isn't authentic: {why}")
+            raise FrameError(f"frame {self._opened} isn't authentic: {why}")
         (number,) = _COUNTER.unpack(counter)
         if number != self._opened:
             what = "was sent twice or late" if number < self._opened else "came too early, others are missing"
-            self._fail(f"frame {number} {what}: frame {self._opened} was expected")
+            raise FrameError(f"frame {number} {what}: frame {self._opened} was expected")
         self._opened += 1
-
-    def _fail(self, text: str) -> None:
-        self._buffer = bytearray()
-        self._error = FrameError(text)
-        raise self._error
+        return message
 
 
 def new_nonce() -> bytes:
     return os.urandom(NONCE_BYTES)
 
 
-def _mac(keyed: hashlib.blake2b, counter: bytes, body: bytes | memoryview) -> bytes:
+def _mac(keyed: hashlib.blake2b, counter: bytes, message: bytes | memoryview) -> bytes:
     state = keyed.copy()
     state.update(counter)
-    state.update(body)
+    state.update(message)
     return state.digest()

@@ -5,19 +5,20 @@ Bytes that a peer doesn't take at once are kept, up to a limit; a slower peer is
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.net.secure_channel import SecureChannel
-from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode
+from megatron_ft.ipc.net.secure_channel import SEAL_BYTES, FrameError, SecureChannel
+from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode
 
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20
+_CONNECT_S = 3.0
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -52,13 +53,8 @@ class Peer:
         self.is_reset = False
         """True if the connection was reset on the way, or given up here: the other side hasn't closed it."""
         self._allowance = allowance
-        self._decoder = Decoder()
+        self._decoder = Decoder(MAX_MESSAGE_BYTES + SEAL_BYTES)
         self._channel: SecureChannel | None = None
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
-        return self._decoder.buffered_bytes if self._channel is None else self._channel.buffered_bytes
 
     def secure(self, channel: SecureChannel) -> None:
         """Seal all frames written from now on, and open those that follow the last one read."""
@@ -106,8 +102,8 @@ class Peer:
         """
         return [decode(body) for body in self.read_bodies()]
 
-    def read_bodies(self) -> Iterable[bytes]:
-        """Like `read`, but returns undecoded bodies, to be read at once. `secure` may be called between two of them.
+    def read_bodies(self) -> Iterator[bytes]:
+        """Like `read`, but yields undecoded bodies. `secure` may be called between two of them.
 
         Raises:
             FrameError: a sealed frame isn't what the peer sent in this place.
@@ -116,29 +112,23 @@ class Peer:
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
-            return ()
+            return
         except OSError as error:
             self._failed(error)
-            return ()
+            return
         if not data:
             self.is_open = False
-            if self._channel is not None:
-                self._channel.end()
-            return ()
-        if self._channel is not None:
-            return self._channel.feed(data)
-        return self._before_secure(data)
-
-    def _before_secure(self, data: bytes) -> Iterator[bytes]:
+            if self._channel is not None and self._decoder.buffered_bytes:
+                raise FrameError("the connection ended within a frame")
         if self._allowance is not None:
             self._allowance -= len(data)
             if self._allowance < 0:
                 raise ProtocolError("too many bytes before the proof of the secret")
-        for body in self._decoder.bodies(data):
-            yield body
-            if self._channel is not None:
-                yield from self._channel.feed(self._decoder.take_rest())
-                return
+        try:
+            for body in self._decoder.bodies(data):
+                yield body if self._channel is None else self._channel.open(body)
+        except ProtocolError as error:
+            raise error if self._channel is None else FrameError(str(error)) from None
 
     def _failed(self, error: OSError) -> None:
         self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
@@ -182,46 +172,55 @@ def _set_options(sock: socket.socket) -> None:
         sock.setsockopt(level, option, value)
 
 
-def look_up(host: str, port: int, *, is_number: bool = False) -> list[Target]:
-    """Return all addresses of a host. Waits for name servers unless ``is_number``: an address needs no look-up.
+def look_up(host: str, port: int) -> list[Target]:
+    """Return all addresses of a host. Waits for name servers, unless it is an address.
 
     Raises:
         OSError: there are none.
     """
-    flags = socket.AI_NUMERICHOST if is_number else 0
     try:
-        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no name of a host: {error}") from None
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no name of a host: {error}") from None
 
 
-def begin(target: Target, *, allowance: int | None = None) -> Peer:
-    """Begin to connect to one address; the connection is made when it is writable. ``allowance``: as in `Peer`.
+def connect(host: str, port: int, first: Sequence[Target] = ()) -> socket.socket:
+    """Return a connection to a host. Waits for a name server, and 3 s for each address that is silent.
+
+    Args:
+        first: addresses to try before the name is looked up.
 
     Raises:
-        OSError: no process listens there.
+        OSError: no process listens there; a ``socket.gaierror`` if the host isn't known.
     """
-    family, kind, protocol, _, address = target
-    sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
-    try:
-        _set_options(sock)
-        with contextlib.suppress(BlockingIOError):
-            sock.connect(address)
-        return Peer(sock, allowance=allowance)
-    except OSError:
-        sock.close()
-        raise
+    problem = OSError("the host name has no address")
+    for looks_up in (False, True):
+        for family, kind, protocol, _, address in look_up(host, port) if looks_up else first:
+            sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+            try:
+                _set_options(sock)
+                sock.settimeout(_CONNECT_S)
+                sock.connect(address)
+                if (
+                    sock.getpeername() == sock.getsockname()
+                ):  # by chance the port that it connects to: it reaches itself
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                return sock
+            except OSError as error:
+                sock.close()
+                problem = error
+    raise problem
 
 
-def parse_address(text: str, *, default_port: int = 0) -> tuple[str, int]:
-    """Return host and port of ``host:port``, ``[host]:port`` or ``host``.
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``, ``[host]:port`` or ``host``, whose port is 0.
 
     Raises:
         ProtocolError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
-        host, port = text, str(default_port)
+        host, port = text, "0"
     if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
         raise ProtocolError(f"{text!r} is no host:port")
     return host.strip("[]"), int(port)

@@ -14,7 +14,8 @@ from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.launcher.coordination.transport import Listener, Transport
+from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection, Listener
+from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor, Timer
 
 CoordinatorDecision = actions.Begin | actions.StandBy | actions.LeftOut | actions.Leave | m.PrintJobLines | m.OfCycle
@@ -37,7 +38,7 @@ class Coordination:
         self,
         identity: m.Identity,
         *,
-        transport: Callable[[Listener], Transport],
+        transport: Callable[[Listener], CoordinatorConnection | InProcess],
         open_store: Callable[[], str],
         close_store: Callable[[], None] = lambda: None,
         reactor: Reactor,
@@ -93,9 +94,6 @@ class Coordination:
 
     def broken(self) -> None:
         self._do(self.member.broken(time.monotonic()))
-
-    def refused(self, text: str) -> None:
-        self.heard(m.Dismiss(m.REFUSED, text))
 
     def heard(self, message: m.ToMember) -> None:
         self._do(self.member.heard(message, time.monotonic()))

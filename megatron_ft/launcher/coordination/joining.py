@@ -30,9 +30,9 @@ from megatron_ft.launcher.coordination.coordinator_connection import Coordinator
 from megatron_ft.launcher.coordination.endpoint import check_names_one_host, take_again, take_endpoint
 from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
 from megatron_ft.launcher.coordination.etcd_lock import EtcdLock
+from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
-from megatron_ft.launcher.coordination.transport import InProcess
 from megatron_ft.link.reactor import Reactor
 
 

@@ -9,8 +9,16 @@ from collections import deque
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, SecureChannel, Session, new_nonce
-from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
+from megatron_ft.ipc.net.secure_channel import (
+    NONCE_BYTES,
+    SEAL_BYTES,
+    FrameError,
+    Role,
+    SecureChannel,
+    Session,
+    new_nonce,
+)
+from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode, encode
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 
@@ -27,6 +35,7 @@ class Link:
     def __init__(self, sock: socket.socket, channel: SecureChannel) -> None:
         self._sock = sock
         self._channel = channel
+        self._decoder = Decoder(PIECE_BYTES + SEAL_BYTES)
         self._bodies: deque[bytes] = deque()
         sock.settimeout(STALL_S)
 
@@ -90,7 +99,7 @@ class Link:
             data = self._sock.recv(_RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("the connection has ended")
-            self._bodies.extend(self._channel.feed(data))
+            self._bodies.extend(map(self._channel.open, self._decoder.bodies(data)))
         return self._bodies.popleft()
 
 
@@ -127,7 +136,7 @@ def _prove(sock: socket.socket, key: bytes, role: Role) -> Link:
     except BaseException:
         sock.close()
         raise
-    return Link(sock, session.channel(role, PIECE_BYTES))
+    return Link(sock, session.channel(role))
 
 
 def _exactly(sock: socket.socket, count: int, until_s: float) -> bytes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, SEAL_BYTES, FrameError, Role, SecureChannel, Session
+from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, SEAL_BYTES, Role, SecureChannel, Session
+from megatron_ft.ipc.wire import Decoder
 
 SECRET, CONNECTS, LISTENS = b"s" * 16, b"c" * NONCE_BYTES, b"l" * NONCE_BYTES
-MOST = 1000
+MOST = 1000 + SEAL_BYTES
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=6)
 
 
@@ -24,7 +23,7 @@ def session(
 
 def ends() -> tuple[SecureChannel, SecureChannel]:
     """Channels of the end that connects and of the one that listens."""
-    return session().channel(Role.CONNECTS, MOST), session().channel(Role.LISTENS, MOST)
+    return session().channel(Role.CONNECTS), session().channel(Role.LISTENS)
 
 
 def frames(channel: SecureChannel, bodies: list[bytes]) -> list[bytes]:
@@ -34,25 +33,13 @@ def frames(channel: SecureChannel, bodies: list[bytes]) -> list[bytes]:
 def read(channel: SecureChannel, data: bytes) -> tuple[list[bytes], str]:
     """Bodies that are read, and why no more are; empty if all is well at the end of the stream."""
     got: list[bytes] = []
+    decoder = Decoder(MOST)
     try:
-        for body in channel.feed(data):
-            got.append(body)
-        channel.end()
-    except FrameError as error:
+        for body in decoder.bodies(data):
+            got.append(channel.open(body))
+    except ProtocolError as error:
         return got, str(error)
-    return got, ""
-
-
-@given(BODIES, st.lists(st.integers(1, 50), max_size=20))
-def test_frames_are_read_as_they_were_sent_however_the_stream_is_cut(bodies: list[bytes], sizes: list[int]) -> None:
-    sends, receives = ends()
-    data, got = b"".join(frames(sends, bodies)), []
-    for size in [*sizes, len(data)]:
-        got += list(receives.feed(data[:size]))
-        data = data[size:]
-    receives.end()
-    assert got == bodies
-    assert receives.buffered_bytes == 0
+    return got, "it ends within a frame" * bool(decoder.buffered_bytes)
 
 
 @given(BODIES, st.data())
@@ -88,7 +75,6 @@ def test_every_change_of_the_stream_is_refused_after_an_unchanged_beginning(
     assert why
     assert "\n" not in why
     assert got == [*bodies, b"last"][: len(got)]
-    assert read(receives, whole) == ([], why)  # nothing is read after it
 
 
 def test_a_frame_sent_back_to_its_sender_is_not_authentic() -> None:
@@ -111,7 +97,7 @@ def test_proofs_and_frames_are_worth_nothing_in_another_session(other: dict[str,
     here, there = session(), session(**other)  # type: ignore[arg-type]
     for role in Role:
         assert not here.is_proof(there.proof(role), role)
-    sends, receives = there.channel(Role.CONNECTS, MOST), here.channel(Role.LISTENS, MOST)
+    sends, receives = there.channel(Role.CONNECTS), here.channel(Role.LISTENS)
     assert "isn't authentic" in read(receives, sends.seal(b"a") + b"a")[1]
 
 
@@ -121,14 +107,6 @@ def test_a_proof_is_that_of_one_role() -> None:
     assert not session().is_proof(b"", Role.LISTENS)
     with pytest.raises(ProtocolError):
         session(connects=b"short")
-
-
-@pytest.mark.parametrize("length", [0, SEAL_BYTES - 1, SEAL_BYTES + MOST + 1, 2**32 - 1])
-def test_a_length_that_no_frame_has_is_refused_at_once(length: int) -> None:
-    _, receives = ends()
-    with pytest.raises(FrameError, match=f"a frame of {length} bytes"):
-        list(receives.feed(struct.pack(">I", length)))
-    assert receives.buffered_bytes == 0
 
 
 def test_secret_and_key_are_not_shown_by_repr() -> None:

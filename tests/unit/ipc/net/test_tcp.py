@@ -12,7 +12,7 @@ from megatron_ft.ipc.net import tcp
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_both_ends_of_a_connection_send_at_once_and_notice_a_host_that_is_off_within_5_seconds(host: str) -> None:
     with tcp.listen(host, 0) as listener:
-        there = tcp.begin(tcp.look_up("127.0.0.1", listener.getsockname()[1])[0]).sock
+        there = tcp.connect("127.0.0.1", listener.getsockname()[1])
         listener.settimeout(20.0)
         accepted, _ = listener.accept()
         with there, accepted:

@@ -26,7 +26,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc import wire
 from megatron_ft.ipc.net import tcp
-from megatron_ft.launcher.coordination.transport import InProcess, Transport
+from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -116,8 +116,9 @@ def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
         if ours is None and ear.told[0] == "opened":
             ear.told.pop(0)  # it couldn't know yet that it would be asked
         assert len(ear.told) == 1
-        assert ear.told[0].startswith(f"the coordinator at {service.address} {words}")
-        assert "\n" not in ear.told[0]
+        assert ear.told[0].code == m.REFUSED
+        assert ear.told[0].text.startswith(f"the coordinator at {service.address} {words}")
+        assert "\n" not in ear.told[0].text
         transport.transmit(HELLO)  # has no effect
         reactor.run_once(0.05)
         assert len(ear.told) == 1
@@ -205,7 +206,7 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
         with listener.accept()[0] as other:
             other.sendall(of_version(8, {"type": "dismiss"}))
             until(reactor, lambda: len(ear.told) == 2)
-        assert ear.told[1] == (
+        assert ear.told[1].text == (
             f"the coordinator at {address} speaks version 8 of the protocol, "
             f"this launcher version {wire.PROTOCOL_VERSION}: all nodes need the same megatron_ft"
         )
@@ -281,9 +282,9 @@ def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     """Every name has these addresses; the names that were looked up."""
     real, looked_up = socket.getaddrinfo, list[str]()
 
-    def stand_in(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if flags & socket.AI_NUMERICHOST:
-            return real(host, port, *args, flags=flags, **more)
+    def stand_in(host: str, port: int, *args: Any, **more: Any) -> Any:
+        if host[0].isdigit():
+            return real(host, port, *args, **more)
         looked_up.append(host)
         return [target for address in addresses for target in real(address, port, *args, **more)]
 
@@ -301,11 +302,11 @@ def test_addresses_of_a_name_are_all_tried(reactor: Reactor, monkeypatch: pytest
 
 def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, "127.0.0.2", "127.0.0.1")
+    monkeypatch.setattr(tcp, "_CONNECT_S", 0.5)
     with served() as service, sockets(reactor) as (transport, ear):
         port = int(service.address.rpartition(":")[2])
         with full_listener(("127.0.0.2", port)):
             connect(transport, ear, f"some.host:{port}")
-            until(reactor, lambda: transport.peer is not None)
             reactor.run_once(0.05)
             assert ear.told == []
             connect(transport, ear, f"some.host:{port}")  # as a member does that waits no longer
@@ -355,12 +356,12 @@ def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
     real, go = socket.getaddrinfo, threading.Event()
     asked_in: list[threading.Thread] = []
 
-    def slow(host: str, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if not flags & socket.AI_NUMERICHOST and host == "slow.host":
+    def slow(host: str, *args: Any, **more: Any) -> Any:
+        if host == "slow.host":
             asked_in.append(threading.current_thread())
             go.wait(BOUND_S)
             raise OSError("no answer")
-        return real(host, *args, flags=flags, **more)
+        return real(host, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     with served() as service, sockets(reactor) as (transport, ear):
@@ -381,18 +382,16 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
 ) -> None:
     real, go = socket.getaddrinfo, threading.Event()
 
-    def slow(host: str, port: int, *args: Any, flags: int = 0, **more: Any) -> Any:
-        if not flags & socket.AI_NUMERICHOST:
-            go.wait(BOUND_S)
-            host = "127.0.0.1"
-        return real(host, port, *args, flags=flags, **more)
+    def slow(host: str, port: int, *args: Any, **more: Any) -> Any:
+        go.wait(BOUND_S)
+        return real("127.0.0.1", port, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     with served() as service, sockets(reactor) as (transport, ear):
         connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
         transport.disconnect()
         go.set()
-        until(reactor, lambda: not transport.looking_up)
+        until(reactor, lambda: not transport.connecting)
         reactor.run_once(0.05)
         assert ear.told == []
         assert transport.peer is None
@@ -500,7 +499,7 @@ class Node:
 
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
-        self.transport: Transport = InProcess(reactor, self, DEFINED)
+        self.transport = InProcess(reactor, self, DEFINED)
         who = m.Identity("job", RULES, "i0", "host", "in-process", ("in-process",), 0)
         self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
         self.member.owns = True
@@ -515,9 +514,6 @@ class Node:
 
     def broken(self) -> None:
         self.do(self.member.broken(time.monotonic()))
-
-    def refused(self, text: str) -> None:
-        raise AssertionError(text)
 
     def heard(self, message: m.ToMember) -> None:
         self.do(self.member.heard(message, time.monotonic()))
