@@ -15,9 +15,9 @@ from megatron_ft.core.job.messages import EtcdSettings
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take
-from tests.e2e.test_etcd import SCRIPT
 from tests.support.etcd_server import EtcdServer, etcd, start_etcd
 from tests.support.launching import Launcher, launcher
+from tests.support.nodes import TRAINS_UNTIL_TOLD
 
 __all__ = ["etcd", "launcher", "start_etcd"]
 
@@ -113,7 +113,7 @@ def test_nodes_meet_by_an_etcd_that_asks_for_certificates(
     conf = ",".join(f"{name}={value}" for name, value in given.items())
     words = ["--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint={server.endpoint}", f"--rdzv-conf={conf}"]
     (launcher.directory / "finish").touch()
-    nodes = [launcher.start(SCRIPT, *words, script_args=[str(launcher.directory)]) for _ in range(2)]
+    nodes = [launcher.start(TRAINS_UNTIL_TOLD, *words, script_args=[str(launcher.directory)]) for _ in range(2)]
     assert [node.wait().code for node in nodes] == [0, 0]
 
 
