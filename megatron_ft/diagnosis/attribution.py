@@ -31,12 +31,18 @@ _NETWORK, _STORAGE, _CASCADE = FailureClass.NETWORK, FailureClass.STORAGE, Failu
 _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     # hardware, and a node whose driver isn't in order
     (_HARDWARE, "ECC error of the GPU", r"(uncorrectable|double bit) ecc error|ecc_?uncorrectable|contained ecc"),
-    (_HARDWARE, "NVLink error", r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable"),
+    (
+        _HARDWARE,
+        "NVLink error",
+        r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable|nvlink sharp|\bnvls\.cc\b|\bsxid\b"
+        r"|nvswitch.{0,60}(error|fatal)",
+    ),
     (
         _HARDWARE,
         "lost GPU",
         r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle|cuda_?error_?device_?unavailable"
-        r"|device\(s\) is/are busy or unavailable",
+        r"|device\(s\) is/are busy or unavailable|gpu requires reset|row[ -]remap\w* (failure|failed|pending)"
+        r"|nvidia-smi has failed|communicate with the nvidia driver|rminitadapter failed",
     ),
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
     (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
@@ -45,8 +51,18 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         "driver mismatch",
         r"driver/library version mismatch|unsupported display driver|failed to initialize nvml",
     ),
-    (_HARDWARE, "GPU hardware error", r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)"),
-    (_HARDWARE, "machine check", r"machine check exception|hardware error.*mce|\bmce: .*hardware error"),
+    (
+        _HARDWARE,
+        "GPU hardware error",
+        r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)|\bgpu hang|hw exception by gpu"
+        r"|amdgpu.{0,60}(\bras\b|gpu reset|poison|uncorrect)",
+    ),
+    (
+        _HARDWARE,
+        "machine error",
+        r"machine check exception|hardware error.*mce|\bmce: .*hardware error|pcie bus error|\baer: .*uncorrect"
+        r"|due to node failure|kernel panic",
+    ),
     # memory that is a file, and what reads alike
     (_WORKLOAD, "kernel too large for the GPU", r"outofresources|out of resources?: "),
     (
@@ -57,13 +73,24 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|unable to mmap \d+ bytes from file </torch_",
     ),
     # storage
-    (_STORAGE, "disk full", r"no space left on device|errno 28\b|\benospc\b"),
-    (_STORAGE, "disk quota", r"disk quota exceeded|errno 122\b|\bedquot\b"),
+    (_STORAGE, "disk full", r"no space left on device|errno 28\b|\benospc\b|\bdisk (is )?full\b"),
+    (_STORAGE, "disk quota", r"quota (is |was |has been )?exceeded|errno 122\b|\bedquot\b|over quota"),
     (_STORAGE, "stale file handle", r"stale (nfs )?file handle|errno 116\b|\bestale\b"),
-    (_STORAGE, "input/output error", r"input/output error|remote i/o error|disk i/o error|errno (5|121)\b"),
+    (
+        _STORAGE,
+        "input/output error",
+        r"input/output error|remote i/o error|disk i/o error|errno (5|121)\b|i/o error, dev",
+    ),
     (_STORAGE, "read-only file system", r"read-only file system|errno 30\b"),
-    (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108)\b"),
-    (_STORAGE, "failed write", r"pytorchstreamwriter failed writing|file write failed|unexpected pos \d+ vs \d+"),
+    (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108|112)\b"),
+    (_STORAGE, "damaged file system", r"structure needs cleaning|errno 117\b|database disk image is malformed"),
+    (_STORAGE, "no file lock", r"no locks available|errno 37\b|unable to lock file|database is locked"),
+    (
+        _STORAGE,
+        "failed write",
+        r"pytorchstreamwriter failed|file write failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
+        r"|iostream error|inline_container\.cc|(failed|unable) to write (to )?(the )?(file|disk|checkpoint)|short write",
+    ),
     (
         _STORAGE,
         "damaged file",
@@ -71,12 +98,19 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|error while deserializing header|invalid_?header_?(deserialization|length|start)\b|invalid load key"
         r"|pickle data was truncated|unexpected eof, expected|ran out of input|unexpected end of (file|data)"
         r"|not a (zip|gzipped) file|file signature not found|truncated file|file read failed"
-        r"|parquet magic bytes not found|corrupt footer|end-of-stream marker|incomplete or truncated",
+        r"|parquet magic bytes not found|end-of-stream marker|incomplete or truncated|(badzipfile|zlib\.error|lzmaerror)"
+        r"|\bcorrupt(ed|ion)? (footer|file|checkpoint|data|archive|block|record)"
+        r"|(file|checkpoint|archive|data|record|image)( file)? (is |was |seems |may be |appears to be )?"
+        r"(corrupt|damaged|truncated|incomplete)|crc(32)? (mismatch|check|error)|checksum (mismatch|error|fail)"
+        r"|(bad|invalid|wrong) magic|safetensor_?error|unpicklingerror|tarfile\.readerror|cannot identify image file"
+        r"|unable to (synchronously )?open (file|object|dataset)",
     ),
     (
         _STORAGE,
         "object store",
-        r"an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)"
+        r"an error occurred \(\w+\) when calling the \w+ operation|reduce your request rate|nosuchkey|nosuchbucket"
+        r"|an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)|aws error [a-z_]+ "
+        r"|unable to read s3|s3 (error|request|client).{0,40}(fail|error|time)|transport_?error.{0,40}s3|blobnotfound"
         r"|google\.api_core\.exceptions\.(serviceunavailable|gatewaytimeout|internalservererror)"
         r"|azure\.core\.exceptions\.service(request|response)error|serverbusy.*azure",
     ),
@@ -85,13 +119,20 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _NETWORK,
         "InfiniBand error",
         r"got completion .*(status|error)[ =]*\d|ibv_\w+ failed|transport retry count"
-        r"|async (fatal )?event.{0,60} error|local qp op|\bqp[ _]fatal",
+        r"|async (fatal )?event.{0,60} error|local qp op|\bqp[ _]fatal|failed to modify qp|\brdma.{0,40}(fail|error)"
+        r"|\b(ib|port|link|mlx5_\d+)\b.{0,40}\b(is down|went down|not active|no active)|async event: port error",
     ),
-    (_NETWORK, "no route", r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable"),
+    (
+        _NETWORK,
+        "no route",
+        r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable|(no|find) network device",
+    ),
     (
         _NETWORK,
         "name resolution",
-        r"name or service not known|name resolution|nameresolution|gaierror|nodename nor|hostname .{0,40}cannot be",
+        r"name or service not known|name resolution|nameresolution|gaierror|nodename nor|hostname .{0,40}cannot be"
+        r"|(could not|couldn't|can't|cannot|unable to|failed to) resolve (the )?(host|name|address|endpoint)"
+        r"|getaddrinfo|no address associated|unknown host\b",
     ),
     (
         _NETWORK,
@@ -102,31 +143,41 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|https?connectionpool\(.*(max retries exceeded|timed out)"
         r"|couldn't (connect to|reach) .?(https?://|\S+ on the hub)|remote ?end closed connection"
         r"|(connect|read) ?timeout (error|on endpoint)|cannot connect to host|serverdisconnected|connecttimeout"
-        r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b",
+        r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b|\b50[234] (bad|service|gateway)\b"
+        r"|connection timed out|etimedout|errno 110\b|localentrynotfound|too many requests|proxyerror|tunnel connection"
+        r"|ssl(error|eoferror|zeroreturn)|certificate[_ ]verify|run initialization has timed out|commerror"
+        r"|(hub|http|url|server|download).{0,60}(timed out|not reachable|unreachable)|offline ?mode is enabled",
     ),
-    (_NETWORK, "no interface", r"no socket interface found|bootstrap : no socket interface|unable to find address for"),
+    (
+        _NETWORK,
+        "no interface",
+        r"no socket interface found|bootstrap : no socket interface|unable to find address for|errno 99\b"
+        r"|cannot assign requested address|no (usable |suitable )?(network )?interface (was )?found|no such interface",
+    ),
     (
         _NETWORK,
         "UCX or OFI error",
         r"\bucx\b.*(endpoint|timeout|unreachable|connect)|transport error: endpoint|ucp_ep_create"
-        r"|net/ofi .*(error|failed)|efa .*error",
+        r"|net/ofi .*(error|fail)|\befa\b.*(error|fail)|libfabric.*(error|fail|no provider)|\bfi_[a-z]+\b.*(fail|error)"
+        r"|ofi.{0,60}(request completed with error|failed)",
     ),
     # the workload: memory, kernels, data
     (
         _WORKLOAD,
         "GPU out of memory",
         r"cuda out of memory|cuda error: out of memory|outofmemoryerror|cuda failure (\d+ )?'out of memory'"
-        r"|cublas_status_alloc_failed|cuda_error_out_of_memory|failed to cuda calloc",
+        r"|cublas_status_alloc_failed|cuda_error_out_of_memory|failed to cuda calloc|hip out of memory"
+        r"|hip error: out of memory|hiperroroutofmemory|failed to allocate .{0,60}(gpu|device|hbm)|resource_exhausted",
     ),
     (_WORKLOAD, "shared memory too small", r"bus error.*dataloader|dataloader worker.*bus error"),
     (
         _WORKLOAD,
         "host out of memory",
-        r"\bmemoryerror|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b|\boom[-_ ]kill"
+        r"\bmemoryerror|\bout of memory\b|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b|\boom[-_ ]kill"
         r"|out-of-memory handler",
     ),
     (_WORKLOAD, "dead data loader", r"dataloader worker .*(exited unexpectedly|is killed by signal)"),
-    (_WORKLOAD, "assertion on the device", r"device-side assert|assertion `.*` failed|cuda_error_assert"),
+    (_WORKLOAD, "assertion on the device", r"device-side assert|assertion [`'].*[`'] failed|cuda_error_assert"),
     (
         _WORKLOAD,
         "illegal memory access",
@@ -136,14 +187,26 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _WORKLOAD,
         "invalid kernel",
         r"illegal instruction was encountered|no kernel image is available|invalid device function"
-        r"|not supported (by|on) this (gpu|device)",
+        r"|not supported (by|on) this (gpu|device)|hiperrornobinary|ptxas|only supports .{0,40}gpus?\b"
+        r"|requested functionality is not supported|(cublas|cudnn|cusparse)_status_(not_supported|arch_mismatch)",
     ),
-    (_WORKLOAD, "incompatible library", r"undefined symbol: |version `?glibc\w*_[\d.]+'? not found"),
-    (_WORKLOAD, "too many open files", r"too many open files|errno 24\b"),
+    (
+        _WORKLOAD,
+        "failed compilation",
+        r"torch\._(dynamo|inductor)\.|triton\.compiler|passmanager::run failed|nvcc fatal",
+    ),
+    (
+        _WORKLOAD,
+        "incompatible library",
+        r"undefined symbol: |version `?glibc\w*_[\d.]+'? not found|cannot open shared object file|not compiled with"
+        r"|not built with|cuda driver version is insufficient",
+    ),
+    (_WORKLOAD, "too many open files", r"too many open files|errno 24\b|items of ancdata"),
+    (_WORKLOAD, "port in use", r"address already in use|errno 98\b|eaddrinuse|socket has failed to (bind|listen)"),
     (
         _WORKLOAD,
         "not a number",
-        r"\bfound (nan|inf)\b|became (infinite|nan)|non-?finite|unexpected result (nan|inf)"
+        r"\bfound (nan|inf)\b|loss scale already|minimum loss scale|\bnans?\b.{0,30}(detected|found|in )|became (infinite|nan)|non-?finite|unexpected result (nan|inf)"
         r"|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b",
     ),
     (
@@ -152,7 +215,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"size mismatch|shapes? .{0,80}(mismatch|cannot be multiplied|invalid for)|mat1 and mat2"
         r"|must match the size of tensor|expected scalar type|should have the same dtype|input type .{0,60}weight type"
         r"|given groups=|invalid device ordinal|sizes of tensors must match|error\(s\) in loading state_dict"
-        r"|missing key\(s\) in state_dict|expected all tensors to be on the same",
+        r"|missing keys?(\(s\))? in|shardedobjects? are missing|expected all tensors to be on the same",
     ),
     (
         _WORKLOAD,
@@ -163,7 +226,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "misused collectives",
-        r"ncclinvalidusage|duplicate gpu detected|mismatch(ed)? .*collective|detected mismatch between collectives",
+        r"ncclinvalid(usage|argument)|duplicate gpu detected|mismatch(ed)? .*collective|detected mismatch between collectives",
     ),
 )
 """Class, sign, and regular expression for the lower-case text. The first match counts: what names the broken part
@@ -184,10 +247,29 @@ _OF_A_PROGRAM = (
     *("JSONDecodeError", "argparse.ArgumentError", "StopIteration", "IsADirectoryError", "NotADirectoryError"),
 )
 """Exceptions of Python that come from the program, its arguments or its data."""
+_COMPLAINS = re.compile(
+    r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only|only supports?"
+    r"|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible|out of (range|bounds)"
+    r"|unexpected|missing|unknown|undefined|too (large|small|many|long|short)|exceeds?|requires?|required|cannot|can't"
+    r"|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)|incompatible|install|upgrade)\b",
+    re.DOTALL,
+)
+_OF_OTHERS = re.compile(
+    r"cuda|nccl|\bhip|rccl|gloo|socket|connect|time[d ]?-?out|network|\brdma|\bib\b|\bi/o\b|storage|disk|peer|remote"
+    r"|process|worker|actor|\bnode\b|host|errno|ioerror|https?:|driver|interrupt|signal|store\b"
+)
+"""An error, in lower case, that complains about a value or a version, and names no device, link, file system or process:
+the program's own, whatever its type."""
 _COMPILED = tuple((kind, sign, re.compile(pattern, re.DOTALL)) for kind, sign, pattern in _SIGNS)
 _LOST_PEER = re.compile(
     r"ncclremoteerror|remote process exit|watchdog caught collective|socket recv failed while polling"
-    r"|communicator was aborted|heartbeat monitor timed out",
+    r"|communicator was aborted|heartbeat monitor timed out|collective operation timeout|nccl operations have failed or timed"
+    r"|remote (task|peer|rank|worker|end|side)\b.{0,40}(fail|exit|clos|died|crash|lost)|heartbeat time|caused pair closure"
+    r"|actor (died|is dead|has died)|worker (process )?(has died|died|unexpectedly exits)|rendezvousclosed"
+    r"|(another|other|a different) (rank|worker|process|node)s? (has |have )?(failed|exited|died|crashed)"
+    r"|waiting \d+ms for (recv|send) operation|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes"
+    r"|processexitedexception|processraisedexception|childfailederror|broken pipe.{0,80}(store|rank)"
+    r"|(store|rank).{0,80}broken pipe|monitoredbarrier|taking the entire process down",
 )
 
 
@@ -215,7 +297,10 @@ def _attribute_error(error: str) -> Attribution | None:
     if _LOST_PEER.search(text) or is_peer_loss(error):
         return Attribution(kind=_CASCADE)  # the line says so in its own words
     names = (part.rpartition(" ")[2] for part in error.split(":")[:-1])  # a group's, and that of its first exception
-    return Attribution(kind=_WORKLOAD) if any(name.endswith(_OF_A_PROGRAM) for name in names) else None
+    is_own = any(name.endswith(_OF_A_PROGRAM) for name in names) or (
+        _COMPLAINS.search(text) is not None and not _OF_OTHERS.search(text)
+    )
+    return Attribution(kind=_WORKLOAD) if is_own else None
 
 
 def _attribute_kernel(lines: tuple[str, ...], pid: int | None) -> Attribution | None:
