@@ -49,7 +49,8 @@ import starts_thread
 import uses_cuda
 import raises_at_times
 from late import PID
-print(RANK, CYCLE, *(name for name in sys.argv[1:] if sys.modules[name].PID != os.getpid()), flush=True)
+shared = [name for name in sys.argv[1:] if sys.modules[name].PID != os.getpid()]
+sys.stdout.write(" ".join([RANK, CYCLE, *shared]) + "\n")  # as a whole beside that of the other rank
 """.replace("RANK, CYCLE", "os.environ['RANK'], os.environ['FT_CYCLE']")
 
 
