@@ -30,32 +30,40 @@ _NETWORK, _STORAGE, _CASCADE = FailureClass.NETWORK, FailureClass.STORAGE, Failu
 
 _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     # hardware, and a node whose driver isn't in order
-    (_HARDWARE, "ECC error of the GPU", r"(uncorrectable|double bit) ecc error|ecc_?uncorrectable|contained ecc"),
+    (
+        _HARDWARE,
+        "ECC error of the GPU",
+        r"uncorrect(able|ed) .{0,20}ecc|double[- ]bit ecc|uncorrectable ecc|ecc_?uncorrectable"
+        r"|contained ecc",
+    ),
     (
         _HARDWARE,
         "NVLink error",
-        r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable|nvlink sharp|\bnvls\.cc\b|\bsxid\b"
-        r"|nvswitch.{0,60}(error|fatal)",
+        r"nvlink (hardware )?error|(uncorrectable|fatal) nvlink|nvlink_?uncorrectable|nvlink sharp|\bnvls\.cc\b"
+        r"|\bsxid\b|nvswitch.{0,60}(error|fatal)",
     ),
     (
         _HARDWARE,
         "lost GPU",
         r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle|cuda_?error_?device_?unavailable"
         r"|device\(s\) is/are busy or unavailable|gpu requires reset|row[ -]remap\w* (failure|failed|pending)"
-        r"|nvidia-smi has failed|communicate with the nvidia driver|rminitadapter failed",
+        r"|nvidia-smi has failed|communicate with the nvidia driver|rminitadapter failed"
+        r"|all cuda-capable devices are busy|\bgsp (rpc|firmware)|from gsp\b|inforom is corrupt|fabric ?manager"
+        r"|fabric state",
     ),
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
     (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
     (
         _HARDWARE,
         "driver mismatch",
-        r"driver/library version mismatch|unsupported display driver|failed to initialize nvml",
+        r"driver/library version mismatch|unsupported display driver|failed to initialize nvml|driver not loaded"
+        r"|nvml error",
     ),
     (
         _HARDWARE,
         "GPU hardware error",
         r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)|\bgpu hang|hw exception by gpu"
-        r"|amdgpu.{0,60}(\bras\b|gpu reset|poison|uncorrect)",
+        r"|amdgpu.{0,60}(\bras\b|gpu reset|poison|uncorrect)|hw slowdown|thermal (slowdown|violation)",
     ),
     (
         _HARDWARE,
@@ -72,6 +80,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|(no space left|insufficient|out of) .{0,60}(shared memory|/dev/shm)"
         r"|unable to mmap \d+ bytes from file </torch_",
     ),
+    (_WORKLOAD, "heap corruption", r"malloc\(|free\(\): |double-linked list|corrupted size|double free"),
     # storage
     (_STORAGE, "disk full", r"no space left on device|errno 28\b|\benospc\b|\bdisk (is )?full\b"),
     (_STORAGE, "disk quota", r"quota (is |was |has been )?exceeded|errno 122\b|\bedquot\b|over quota"),
@@ -83,13 +92,20 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     ),
     (_STORAGE, "read-only file system", r"read-only file system|errno 30\b"),
     (_STORAGE, "lost mount", r"transport endpoint is not connected|transport endpoint shutdown|errno (107|108|112)\b"),
+    (
+        _STORAGE,
+        "file system error",
+        r"lustreerror|ext4-fs error|nfs: server|\.nfs[\da-f]{4}|blk_update_request|buffer i/o error"
+        r"|\b(xfs|gpfs|mmfs|weka|ceph|beegfs|fuse)\b.{0,40}(error|fail|unmount|evict)",
+    ),
     (_STORAGE, "damaged file system", r"structure needs cleaning|errno 117\b|database disk image is malformed"),
-    (_STORAGE, "no file lock", r"no locks available|errno 37\b|unable to lock file|database is locked"),
+    (_STORAGE, "no file lock", r"no locks available|errno (37|38|524)\b|unable to lock file|database is locked"),
     (
         _STORAGE,
         "failed write",
         r"pytorchstreamwriter failed|file write failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
-        r"|iostream error|inline_container\.cc|(failed|unable) to write (to )?(the )?(file|disk|checkpoint)|short write",
+        r"|iostream error|inline_container\.cc|(failed|unable) to write (to )?(the )?(file|disk|checkpoint)"
+        r"|short write|file too large|errno 27\b",
     ),
     (
         _STORAGE,
@@ -98,8 +114,9 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|error while deserializing header|invalid_?header_?(deserialization|length|start)\b|invalid load key"
         r"|pickle data was truncated|unexpected eof, expected|ran out of input|unexpected end of (file|data)"
         r"|not a (zip|gzipped) file|file signature not found|truncated file|file read failed"
-        r"|parquet magic bytes not found|end-of-stream marker|incomplete or truncated|(badzipfile|zlib\.error|lzmaerror)"
-        r"|\bcorrupt(ed|ion)? (footer|file|checkpoint|data|archive|block|record)"
+        r"|parquet magic bytes not found|end-of-stream marker|incomplete or truncated"
+        r"|badzipfile|zlib\.error|lzmaerror|deserialize thrift|checksums? .{0,20}do(es)? not match"
+        r"|\bcorrupt(ed|ion)?\b|hash(es)? (mismatch|do not match)|consistency check failed|datalosserror|arrowinvalid"
         r"|(file|checkpoint|archive|data|record|image)( file)? (is |was |seems |may be |appears to be )?"
         r"(corrupt|damaged|truncated|incomplete)|crc(32)? (mismatch|check|error)|checksum (mismatch|error|fail)"
         r"|(bad|invalid|wrong) magic|safetensor_?error|unpicklingerror|tarfile\.readerror|cannot identify image file"
@@ -111,6 +128,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"an error occurred \(\w+\) when calling the \w+ operation|reduce your request rate|nosuchkey|nosuchbucket"
         r"|an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50\d)\)|aws error [a-z_]+ "
         r"|unable to read s3|s3 (error|request|client).{0,40}(fail|error|time)|transport_?error.{0,40}s3|blobnotfound"
+        r"|(50\d|429|closed|reset)\b.{0,200}(amazonaws\.com|googleapis\.com|blob\.core\.windows)"
         r"|google\.api_core\.exceptions\.(serviceunavailable|gatewaytimeout|internalservererror)"
         r"|azure\.core\.exceptions\.service(request|response)error|serverbusy.*azure",
     ),
@@ -125,7 +143,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _NETWORK,
         "no route",
-        r"no route to host|network is unreachable|errno (101|113)\b|host is unreachable|(no|find) network device",
+        r"no route to host|network is unreachable|network is down|no such host|errno (100|101|113)\b"
+        r"|host is unreachable|(no|find) network device",
     ),
     (
         _NETWORK,
@@ -144,7 +163,9 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|couldn't (connect to|reach) .?(https?://|\S+ on the hub)|remote ?end closed connection"
         r"|(connect|read) ?timeout (error|on endpoint)|cannot connect to host|serverdisconnected|connecttimeout"
         r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b|\b50[234] (bad|service|gateway)\b"
-        r"|connection timed out|etimedout|errno 110\b|localentrynotfound|too many requests|proxyerror|tunnel connection"
+        r"|(failed|unable|not|n't)( to)? connect( to|:)|urlopen error|dial tcp|handshake timeout|i/o timeout|\bcurl\b"
+        r"|violation of protocol|connection timed out|etimedout|errno 110\b|localentrynotfound|too many requests"
+        r"|proxyerror|tunnel connection"
         r"|ssl(error|eoferror|zeroreturn)|certificate[_ ]verify|run initialization has timed out|commerror"
         r"|(hub|http|url|server|download).{0,60}(timed out|not reachable|unreachable)|offline ?mode is enabled",
     ),
@@ -152,7 +173,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _NETWORK,
         "no interface",
         r"no socket interface found|bootstrap : no socket interface|unable to find address for|errno 99\b"
-        r"|cannot assign requested address|no (usable |suitable )?(network )?interface (was )?found|no such interface",
+        r"|cannot assign requested address|no (usable |suitable )?(network )?interface (was )?found|no such interface"
+        r"|address family not supported|errno 97\b|with family \d+|af_inet",
     ),
     (
         _NETWORK,
@@ -173,8 +195,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "host out of memory",
-        r"\bmemoryerror|\bout of memory\b|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b|\boom[-_ ]kill"
-        r"|out-of-memory handler",
+        r"\bmemoryerror|\bout of memory\b|cannot allocate memory|can't allocate memory|std::bad_alloc|errno 12\b"
+        r"|\boom[-_ ]kill|out-of-memory handler",
     ),
     (_WORKLOAD, "dead data loader", r"dataloader worker .*(exited unexpectedly|is killed by signal)"),
     (_WORKLOAD, "assertion on the device", r"device-side assert|assertion [`'].*[`'] failed|cuda_error_assert"),
@@ -187,13 +209,16 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _WORKLOAD,
         "invalid kernel",
         r"illegal instruction was encountered|no kernel image is available|invalid device function"
-        r"|not supported (by|on) this (gpu|device)|hiperrornobinary|ptxas|only supports .{0,40}gpus?\b"
+        r"|not supported (by|on) this (gpu|device)|hiperrornobinary|invalid configuration argument"
+        r"|too many resources requested"
+        r"|ptxas|only supports .{0,40}gpus?\b"
         r"|requested functionality is not supported|(cublas|cudnn|cusparse)_status_(not_supported|arch_mismatch)",
     ),
     (
         _WORKLOAD,
         "failed compilation",
-        r"torch\._(dynamo|inductor)\.|triton\.compiler|passmanager::run failed|nvcc fatal",
+        r"torch\._(dynamo|inductor)\.|triton\.compiler|passmanager::run failed|nvcc fatal"
+        r"|error building extension|ninja: build stopped|cuda_home|detected cuda version",
     ),
     (
         _WORKLOAD,
@@ -202,11 +227,18 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|not built with|cuda driver version is insufficient",
     ),
     (_WORKLOAD, "too many open files", r"too many open files|errno 24\b|items of ancdata"),
+    (
+        _WORKLOAD,
+        "no access",
+        r"\b40[134] client error|repositorynotfound|gatedrepo|not a valid model identifier|api[_ ]?key",
+    ),
+    (_WORKLOAD, "wrong arguments", r"error: (unrecognized arguments|argument -|the following arguments)"),
     (_WORKLOAD, "port in use", r"address already in use|errno 98\b|eaddrinuse|socket has failed to (bind|listen)"),
     (
         _WORKLOAD,
         "not a number",
-        r"\bfound (nan|inf)\b|loss scale already|minimum loss scale|\bnans?\b.{0,30}(detected|found|in )|became (infinite|nan)|non-?finite|unexpected result (nan|inf)"
+        r"\bfound (nan|inf)\b|loss scale already|minimum loss scale|\bnans?\b.{0,30}(detected|found|in )"
+        r"|became (infinite|nan)|non-?finite|unexpected result (nan|inf)"
         r"|\b(loss|grad\w*|norm)\b.{0,40}\b(is|=|:) ?(nan|inf)\b",
     ),
     (
@@ -226,7 +258,9 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "misused collectives",
-        r"ncclinvalid(usage|argument)|duplicate gpu detected|mismatch(ed)? .*collective|detected mismatch between collectives",
+        r"init_process_group|re-?initialize cuda in forked|ncclinvalid(usage|argument)|duplicate gpu detected"
+        r"|mismatch(ed)? .*collective"
+        r"|detected mismatch between collectives",
     ),
 )
 """Class, sign, and regular expression for the lower-case text. The first match counts: what names the broken part
@@ -248,28 +282,32 @@ _OF_A_PROGRAM = (
 )
 """Exceptions of Python that come from the program, its arguments or its data."""
 _COMPLAINS = re.compile(
-    r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only|only supports?"
-    r"|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible|out of (range|bounds)"
-    r"|unexpected|missing|unknown|undefined|too (large|small|many|long|short)|exceeds?|requires?|required|cannot|can't"
-    r"|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)|incompatible|install|upgrade)\b",
+    r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only"
+    r"|only supports?|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible"
+    r"|out of (range|bounds)|unexpected|missing|unknown|undefined|too (large|small|many|long|short)|exceeds?"
+    r"|requires?|required|cannot|can't|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)"
+    r"|incompatible|install|upgrade)\b",
     re.DOTALL,
 )
 _OF_OTHERS = re.compile(
     r"cuda|nccl|\bhip|rccl|gloo|socket|connect|time[d ]?-?out|network|\brdma|\bib\b|\bi/o\b|storage|disk|peer|remote"
     r"|process|worker|actor|\bnode\b|host|errno|ioerror|https?:|driver|interrupt|signal|store\b"
 )
-"""An error, in lower case, that complains about a value or a version, and names no device, link, file system or process:
-the program's own, whatever its type."""
+"""An error, in lower case, that complains about a value or a version, and names no device, link, file system or
+process: the program's own, whatever its type."""
 _COMPILED = tuple((kind, sign, re.compile(pattern, re.DOTALL)) for kind, sign, pattern in _SIGNS)
 _LOST_PEER = re.compile(
     r"ncclremoteerror|remote process exit|watchdog caught collective|socket recv failed while polling"
-    r"|communicator was aborted|heartbeat monitor timed out|collective operation timeout|nccl operations have failed or timed"
-    r"|remote (task|peer|rank|worker|end|side)\b.{0,40}(fail|exit|clos|died|crash|lost)|heartbeat time|caused pair closure"
+    r"|communicator was aborted|heartbeat monitor timed out|collective operation timeout"
+    r"|nccl operations have failed or timed|heartbeat time|caused pair closure|times? out.{0,40}remote rank"
+    r"|remote (task|peer|rank|worker|end|side)\b.{0,40}(fail|exit|clos|died|crash|lost|did not)"
     r"|actor (died|is dead|has died)|worker (process )?(has died|died|unexpectedly exits)|rendezvousclosed"
-    r"|(another|other|a different) (rank|worker|process|node)s? (has |have )?(failed|exited|died|crashed)"
-    r"|waiting \d+ms for (recv|send) operation|recvvalue failed|sendbytes failed|recvbytes failed|failed to recv, got 0 bytes"
+    r"|(another|other|a different) (rank|worker|process|node|task)s? (has |have )?(failed|exited|died|crashed)"
+    r"|waiting \d+ms for (recv|send) operation|recvvalue failed|sendbytes failed|recvbytes failed"
+    r"|failed to recv, got 0 bytes"
+    r"|srun: error: .{0,60}(exited with|killed|terminated)|mpi_abort was invoked|got signal: ?15"
     r"|processexitedexception|processraisedexception|childfailederror|broken pipe.{0,80}(store|rank)"
-    r"|(store|rank).{0,80}broken pipe|monitoredbarrier|taking the entire process down",
+    r"|(store|rank).{0,80}broken pipe|monitoredbarrier|exception on one of the ranks|taking the entire process down",
 )
 
 
