@@ -32,7 +32,7 @@ from megatron_ft.ipc.config.torchrun_options import (
 from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
-from megatron_ft.launcher.processes import ending_together, numa
+from megatron_ft.launcher.processes import ending_together
 from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
@@ -110,7 +110,6 @@ def parse(argv: Sequence[str]) -> CommandLine:
         is_named="rdzv_id" in given and namespace.rdzv_id not in ("", "none"),
         taken=taken,
     )
-    numa.check()
     meeting_place.check(line)
     return line
 
@@ -190,6 +189,8 @@ def _check_what_torch_finds_too_late(namespace: argparse.Namespace) -> None:
             vars(events)["get_logging_handler"](handler)
         except KeyError:
             raise ConfigError(f"--event-log-handler: torch knows no {handler!r}") from None
+    if "NVRX_GPUS_PER_NUMA" in os.environ:
+        raise ConfigError("NVRX_GPUS_PER_NUMA binds nothing here: unset it, and use --numa-binding node")
     if getattr(namespace, "numa_binding", None) is not None:
         if not torch.cuda.is_available():
             raise ConfigError("--numa-binding binds ranks to the CPUs of their GPUs, and torch finds no CUDA GPU here")

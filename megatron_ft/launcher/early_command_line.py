@@ -32,7 +32,7 @@ def find_script(argv: Sequence[str], environ: Mapping[str, str]) -> Orders | Non
             value = words.pop(0) if words else ""
         ranks = value if name == "nproc-per-node" else ranks
         module = ["-m"] if name in ("m", "module") else module
-    if not words or "${" in words[0] or "NVRX_GPUS_PER_NUMA" in environ or any(name[:4] == "PET_" for name in environ):
+    if not words or "${" in words[0] or any(name[:4] == "PET_" for name in environ):
         return None
     environment = rank_environment(environ, reference_names=True, watches=True)
     if ranks.strip() != "1":

@@ -35,7 +35,6 @@ from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.cycle.starting import RankStarter, shared_environment
 from megatron_ft.launcher.early_command_line import why_fresh
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
@@ -131,8 +130,7 @@ class LauncherNode(LauncherServices):
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
         options = self.line.options
-        # a rank bound to a NUMA node is started by a command, which starts interpreters
-        if options.preload is None or numa.variable() is not None:
+        if options.preload is None:
             if server is not None:
                 server.end(set)  # started by the early parse of the command line
             return None

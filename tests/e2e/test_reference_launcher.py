@@ -54,25 +54,6 @@ def test_progress_of_ranks_that_report_none_is_what_a_file_says(launcher: Launch
     assert len([line for line in finished.lines if " ended: " in line]) == 6
 
 
-def test_ranks_are_bound_to_numa_nodes(launcher: Launcher, tmp_path: Path) -> None:
-    numactl = tmp_path / "bin" / "numactl"
-    numactl.parent.mkdir()
-    numactl.write_text('#!/bin/sh\nexport BOUND="$1 $2"\nshift 2\nexec "$@"\n')
-    numactl.chmod(0o755)
-    env = {"NVRX_GPUS_PER_NUMA": "1", "PATH": f"{numactl.parent}:/usr/bin:/bin"}
-    for option, memory in (("true", "--membind=1"), ("false", "--localalloc")):
-        finished = launcher.run(
-            'say(RANK, os.environ["BOUND"])', "--nproc-per-node=2", f"--ft-numa-bind-strict={option}", env=env
-        )
-        assert finished.code == 0
-        assert f"1 --cpunodebind=1 {memory}" in finished.out.splitlines()
-    finished = launcher.run("pass", env={**env, "NVRX_GPUS_PER_NUMA": "many"})
-    assert (finished.code, finished.err) == (
-        2,
-        "ft_launcher: error: NVRX_GPUS_PER_NUMA='many': must be a whole number of GPUs, at least 1\n",
-    )
-
-
 def test_the_published_batch_line_without_a_backend(launcher: Launcher) -> None:
     _, *where = meeting_place("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0.2")
     options = [*where, "--ft-restart_policy=min-healthy", "--max-restarts=1", "--ft-use-infra-group-rank=true"]

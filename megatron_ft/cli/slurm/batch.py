@@ -71,8 +71,7 @@ class Batch:
             say(f"nothing to do: {flag} is there, the training is finished")
             return 0
         ours = [name for name in sorted(self._environ) if name.startswith(_OURS) and name not in commands.FOR_LAUNCHERS]
-        missing = commands.not_exported(commands.export_of(self._plan.srun_options), ours)
-        if missing:
+        if missing := commands.not_exported(commands.export_of(self._plan.srun_options), ours):
             say(f"warning: srun's --export keeps {', '.join(missing)} from the launchers; to pass all: --export=ALL")
         with self._taking_signals() as wake:
             nodes, steps = self._plan.nodes, 0
@@ -181,8 +180,7 @@ class Batch:
         if state not in ("", "RUNNING", "TIMEOUT", "NODE_FAIL"):
             say(f"{follows.why}; not requeueing: Slurm reports the job as {state}")
             return TRY_AGAIN_CODE
-        bad = sorted(lives.bad_nodes())
-        if bad and self._plan.excludes_bad_nodes:
+        if self._plan.excludes_bad_nodes and (bad := sorted(lives.bad_nodes())):
             self._command(commands.avoid(self._plan.job, bad))
         say(f"{follows.why}; requeueing job {self._plan.job}")
         if self._command(batch_script.requeue(self._plan.job)) is None:
@@ -226,7 +224,9 @@ class Batch:
             say(f"{words[0]} fails: {error}")
             return None
         if done.returncode:
-            say(f"{shlex.join(words)} ended with code {done.returncode}: {done.stderr.strip()}")
+            is_ending = "Invalid job id" in done.stderr  # also of a job that is cancelled, while its steps still save
+            problem = "Slurm is ending the job itself" if is_ending else done.stderr.strip()
+            say(f"{shlex.join(words)} ended with code {done.returncode}: {problem}")
             return None
         return done.stdout
 

@@ -234,12 +234,6 @@ class LauncherOptions:
         "consecutive GROUP_RANKs; a spare replaces a node of its own domain. The domain is nvidia-smi's ClusterUUID, "
         "or FT_NVLINK_DOMAIN. MIN must be a multiple of this number.",
     )
-    numa_bind_strict: bool = option(
-        True,
-        YES_OR_NO,
-        "What numactl binds: true binds CPUs and memory of each rank, false CPUs only. Only with NVRX_GPUS_PER_NUMA=N "
-        "in the environment, which binds each rank to NUMA node LOCAL_RANK // N.",
-    )
     per_cycle_applog_prefix: str | None = option(
         None,
         path("of a file, beginning with /", "FILE"),

@@ -82,7 +82,6 @@ GROUPS = {
     "how ranks are started": (
         "ft_preload",
         "ft_reference_names",
-        "ft_numa_bind_strict",
         "numa_binding",
         "start_method",
         "virtual_local_rank",

@@ -61,6 +61,7 @@ IGNORED: dict[str, str] = {
     "rdzv_impl": "nothing is lost: there is one way for nodes to meet, with spare nodes",
     "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
     "min_progress_iterations": "one iteration more counts as progress; use --ft-max-no-progress-cycles",
+    "numa_bind_strict": "ranks are bound by --numa-binding node, and take memory near their CPUs",
     "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
 }
 """Consequence of ignoring, by the option's name as a key of YAML."""
@@ -82,7 +83,7 @@ SERVED: dict[str, str] = {
         (
             *("cfg_path", "ignore_missing_cfg", "rank_section_timeouts", "restart_policy", "term_timeout"),
             *("workers_stop_timeout", "max_no_progress_cycles", "checkpoint_iteration_file"),
-            *("segment", "numa_bind_strict", "per_cycle_applog_prefix"),
+            *("segment", "per_cycle_applog_prefix"),
         ),
         "",
     ),

@@ -21,7 +21,6 @@ from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes import numa
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Spawn, Worker
@@ -133,7 +132,6 @@ class RankStarter:
             end=self.termination.end,
             on_start=on_start,
             on_exit=on_exit,
-            prefix=lambda local_rank: numa.prefix(local_rank, strict=self.line.options.numa_bind_strict),
             envs=envs,
             logs_specs=specs,
             **given,

@@ -21,8 +21,7 @@ class WorkerContext(PContext):
     """torch's group of ranks, with this package's way to start, watch and end them.
 
     Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with (workers,
-    signal, grace in seconds). ``environment`` is common to all ranks; torch adds each one's own. ``prefix`` returns the
-    words before the command of a local rank.
+    signal, grace in seconds). ``environment`` is common to all ranks; torch adds each one's own.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class WorkerContext(PContext):
         end: Callable[[list[Worker], int, float], None],
         on_start: Callable[[Worker], None],
         on_exit: Callable[[Worker], None],
-        prefix: Callable[[int], list[str]],
         numa_options: Any = None,
         logs_specs: CycleLogs,
         **torch_arguments: Any,
@@ -48,7 +46,6 @@ class WorkerContext(PContext):
         self._end = end
         self._on_start = on_start
         self._on_exit = on_exit
-        self._prefix = prefix
         self._numa_options = numa_options
         self.workers: dict[int, Worker] = {}
 
@@ -80,7 +77,7 @@ class WorkerContext(PContext):
 
     def _spec(self, local_rank: int) -> RankSpec:
         assert isinstance(self.entrypoint, str)
-        argv = [*self._prefix(local_rank), self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
         return RankSpec(
             local_rank=local_rank,
             argv=self._numa_bound(argv, local_rank),

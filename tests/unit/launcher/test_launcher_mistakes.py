@@ -138,6 +138,13 @@ def test_command_that_does_not_exist_is_one_line_and_code_2(
     assert "/no/python: no such command" in mistake(capfd, script, [str(script)])
 
 
+def test_binding_by_a_variable_of_the_reference_is_refused_with_the_option_to_use(
+    script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVRX_GPUS_PER_NUMA", "4")
+    assert "--numa-binding node" in mistake(capfd, script, [str(script)])
+
+
 def test_command_line_is_read_by_a_torch_without_signals_to_handle(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

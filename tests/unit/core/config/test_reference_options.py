@@ -17,7 +17,6 @@ WORKS = """
     --ft-ignore-missing-cfg --ft-initial-rank-heartbeat-timeout
     --ft-initial_rank_heartbeat_timeout --ft-log-level --ft-log_level --ft-max-no-progress-cycles
     --ft-max-no-progress-restarts --ft-max_no_progress_cycles --ft-max_no_progress_restarts
-    --ft-numa-bind-strict --ft-numa_bind_strict
     --ft-param-initial_rank_heartbeat_timeout --ft-param-log_level --ft-param-rank_heartbeat_timeout
     --ft-param-rank_out_of_section_timeout --ft-param-rank_section_timeouts --ft-param-rank_termination_signal
     --ft-param-safety_factor --ft-param-workload_check_interval --ft-rank-heartbeat-timeout
@@ -34,6 +33,7 @@ WORKS = """
     --restart-policy --restart_policy --term-timeout --term_timeout --workers-stop-timeout --workers_stop_timeout
 """
 IGNORED_WITH_A_LINE = """
+    --ft-numa-bind-strict --ft-numa_bind_strict
     --ft-attribution-analysis-backend --ft-attribution-compute-timeout --ft-attribution-endpoint
     --ft-attribution-export-url --ft-attribution-llm-api-key-file --ft-attribution-llm-base-url
     --ft-attribution-llm-model --ft-attribution-log-level --ft-attribution-startup-timeout
@@ -75,7 +75,7 @@ TORCHRUNS = """
 """
 FLAGS = ("--ignore-missing-fault-tol-cfg", "--ft-ignore-missing-cfg")
 VALUES = {"rank_section_timeouts": "step:7", "rank_termination_signal": "SIGTERM", "log_level": "INFO"}
-VALUES |= {"restart_policy": "min-healthy", "numa_bind_strict": "0", "enable_dist_storage_healthcheck": "true"}
+VALUES |= {"restart_policy": "min-healthy", "enable_dist_storage_healthcheck": "true"}
 
 
 def parser() -> argparse.ArgumentParser:
