@@ -78,7 +78,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         "shared memory too small",
         r"(</torch_\d|shared memory|\bshm\b|/dev/shm).{0,200}(no space left|insufficient|too small|size limit)"
         r"|(no space left|insufficient|out of) .{0,60}(shared memory|/dev/shm)"
-        r"|unable to mmap \d+ bytes from file </torch_",
+        r"|unable to mmap \d+ bytes from file </torch_|unable to open shared memory object",
     ),
     (_WORKLOAD, "heap corruption", r"malloc\(|free\(\): |double-linked list|corrupted size|double free"),
     # storage
@@ -164,7 +164,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|(connect|read) ?timeout (error|on endpoint)|cannot connect to host|serverdisconnected|connecttimeout"
         r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b|\b50[234] (bad|service|gateway)\b"
         r"|(failed|unable|not|n't)( to)? connect( to|:)|urlopen error|dial tcp|handshake timeout|i/o timeout|\bcurl\b"
-        r"|violation of protocol|connection timed out|etimedout|errno 110\b|localentrynotfound|too many requests"
+        r"|violation of protocol|\bconnect timeout\b|connection timed out|etimedout|errno 110\b|localentrynotfound"
+        r"|too many requests"
         r"|proxyerror|tunnel connection"
         r"|ssl(error|eoferror|zeroreturn)|certificate[_ ]verify|run initialization has timed out|commerror"
         r"|(hub|http|url|server|download).{0,60}(timed out|not reachable|unreachable)|offline ?mode is enabled",
@@ -230,7 +231,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _WORKLOAD,
         "no access",
-        r"\b40[134] client error|repositorynotfound|gatedrepo|not a valid model identifier|api[_ ]?key",
+        r"\b40[134] client error|repositorynotfound|gated ?repo|not a valid model identifier|api[_ ]?key",
     ),
     (_WORKLOAD, "wrong arguments", r"error: (unrecognized arguments|argument -|the following arguments)"),
     (_WORKLOAD, "port in use", r"address already in use|errno 98\b|eaddrinuse|socket has failed to (bind|listen)"),
@@ -281,11 +282,36 @@ _OF_A_PROGRAM = (
     *("JSONDecodeError", "argparse.ArgumentError", "StopIteration", "IsADirectoryError", "NotADirectoryError"),
 )
 """Exceptions of Python that come from the program, its arguments or its data."""
+_OF_A_SETUP = re.compile(
+    r"(config\w*|argument|validation|usage|schema|compil\w+|tokeniz\w+|template|pars\w+)(error|exception)$"
+)
+_TOPICS = (
+    (
+        _HARDWARE,
+        re.compile(r"\bedac\b|\b_?kgsp|\bgsp\b|\bnode fail(ure|ed)|\bmce\b|nvswitch|\becc\b|driver (hang|crash|reset)"),
+    ),
+    (
+        _NETWORK,
+        re.compile(
+            r"\bnet/(ib|ofi|socket|plugin)|\brocev?\d?\b|infiniband|libfabric|\befa\b|tcp connection"
+            r"|server disconnected"
+            r"|\bmlx\d|\bhca\b|\bibv_|\brdma|firewall|\bdns\b|unreachable|network interface"
+        ),
+    ),
+    (
+        _STORAGE,
+        re.compile(
+            r"\b(gs|s3|hdfs|az|abfs)://|\bfile ?system|\bmount (point|failed)|\blustre|\bgpfs|\bnfs\b|object storage"
+        ),
+    ),
+)
+"""What a text that fits no sign is about: it names a part and tells that it failed."""
 _COMPLAINS = re.compile(
     r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only"
     r"|only supports?|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible"
     r"|out of (range|bounds)|unexpected|missing|unknown|undefined|too (large|small|many|long|short)|exceeds?"
-    r"|requires?|required|cannot|can't|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)"
+    r"|requires?|required|cannot|can't|already|only works|have to|need to|make sure|please"
+    r"|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)"
     r"|incompatible|install|upgrade)\b",
     re.DOTALL,
 )
@@ -307,7 +333,9 @@ _LOST_PEER = re.compile(
     r"|failed to recv, got 0 bytes"
     r"|srun: error: .{0,60}(exited with|killed|terminated)|mpi_abort was invoked|got signal: ?15"
     r"|processexitedexception|processraisedexception|childfailederror|broken pipe.{0,80}(store|rank)"
-    r"|(store|rank).{0,80}broken pipe|monitoredbarrier|exception on one of the ranks|taking the entire process down",
+    r"|(store|rank).{0,80}broken pipe|monitoredbarrier|exception on one of the ranks|ownerdied"
+    r"|lost communication with|peer .{0,30}(gone|exited|disconnected|died|down)|closing signal sig"
+    r"|taking the entire process down",
 )
 
 
@@ -334,10 +362,13 @@ def _attribute_error(error: str) -> Attribution | None:
             return Attribution(kind=kind, sign=sign)
     if _LOST_PEER.search(text) or is_peer_loss(error):
         return Attribution(kind=_CASCADE)  # the line says so in its own words
-    names = (part.rpartition(" ")[2] for part in error.split(":")[:-1])  # a group's, and that of its first exception
-    is_own = any(name.endswith(_OF_A_PROGRAM) for name in names) or (
-        _COMPLAINS.search(text) is not None and not _OF_OTHERS.search(text)
-    )
+    names = [part.rpartition(" ")[2] for part in error.split(":")[:-1]]  # a group's, and that of its first exception
+    if any(name.endswith(_OF_A_PROGRAM) or _OF_A_SETUP.search(name.lower()) for name in names):
+        return Attribution(kind=_WORKLOAD)
+    for kind, topic in _TOPICS:
+        if topic.search(text):
+            return Attribution(kind=kind)
+    is_own = _COMPLAINS.search(text) is not None and not _OF_OTHERS.search(text)
     return Attribution(kind=_WORKLOAD) if is_own else None
 
 
