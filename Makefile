@@ -6,7 +6,7 @@
 # make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
 # make gpu      what only a GPU shows, on one GPU in 8 minutes
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
-# make mutate   bugs planted in megatron_ft/core: which no test finds     MUTATE_ARGS="--only places", "--known before.txt"
+# make mutate   bugs planted in what decides: which no test finds     MUTATE_ARGS="--only places", "--known before.txt"
 # make fuzz     hostile input to every socket, board and file     FUZZ_ARGS="--seed 7 --messages 1000000"
 # make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
 # make slurm    jobs on a real Slurm in namespaces of this machine, and what clusters do to them     SLURM_ARGS="--only scancel"

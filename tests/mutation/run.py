@@ -1,4 +1,4 @@
-"""Bugs planted in megatron_ft/core, one at a time: does a unit test or the simulation find each? `make mutate`.
+"""Bugs planted in the pure rooms, one at a time: does a unit test or the simulation find each? `make mutate`.
 
     python tests/mutation/run.py --mutants 350 --seed 0      # a sample
     python tests/mutation/run.py --only places               # all mutants whose name matches this
@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.mutation.mutants import Mutant, code_of, mutants_of
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "megatron_ft" / "core"
+PURE = tuple(ROOT / "megatron_ft" / room for room in ("core", "diagnosis", "job", "learning", "memory/rules"))
 UNIT = ROOT / "tests" / "unit"
-ROOMS = ("core", "coordinator", "monitor")  # of tests/unit: others reach core by way of much else
+ROOMS = ("core", "coordinator", "diagnosis", "job", "learning", "memory", "monitor")  # of tests/unit
 MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     campaign = Campaign(options)
     settings.register_profile("mutation", deadline=None, database=None, derandomize=True, max_examples=20)
     args = [
-        *(str(UNIT / room) for room in ROOMS),
+        *(str(UNIT / room) for room in ROOMS if (UNIT / room).is_dir()),
         "--hypothesis-profile=mutation",
         "-q",
         "-p",
@@ -105,7 +105,7 @@ class Campaign:
         importlib.import_module("tests.simulation.simulate")  # once, not in each fork
         functions = functions_of_core()
         gc.freeze()
-        say(f"{len(items)} tests execute {len(tests)} lines of core, {time.monotonic() - began_s:.0f} s")
+        say(f"{len(items)} tests execute {len(tests)} lines of them, {time.monotonic() - began_s:.0f} s")
         mutants = self._mutants(set(tests))
         known = self._known()
         counts: dict[str, int] = defaultdict(int)
@@ -135,7 +135,7 @@ class Campaign:
 
     def _mutants(self, executed: Lines) -> list[Mutant]:
         known = self._known()
-        every = [mutant for path in sorted(CORE.rglob("*.py")) for mutant in mutants_of(path)]
+        every = [mutant for room in PURE for path in sorted(room.rglob("*.py")) for mutant in mutants_of(path)]
         if known:
             return [mutant for mutant in every if known.get(mutant.name, "missed") not in UNFOUND]
         every = [m for m in every if (str(m.path), m.line) in executed and re.search(self.options.only, m.name)]
@@ -208,8 +208,8 @@ def needless(finders: Mapping[str, Sequence[str]], tests: Sequence[str]) -> list
 
 
 def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:
-    """Return a trace function that adds the lines of core that are executed, in the first calls of each function."""
-    core = str(CORE)
+    """Return a trace function that adds the lines of them that are executed, in the first calls of each function."""
+    pure = tuple(map(str, PURE))
     calls: Counter[CodeType] = Counter()
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
@@ -219,7 +219,7 @@ def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:
 
     def call(frame: FrameType, _event: str, _argument: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(core):
+        if not code.co_filename.startswith(pure):
             return None
         calls[code] += 1
         return line if calls[code] <= TRACED else None
@@ -231,7 +231,7 @@ def functions_of_core() -> Functions:
     """Return all functions of core by file, line and name."""
     found = defaultdict(list)
     for each in gc.get_objects():
-        if type(each) is FunctionType and each.__code__.co_filename.startswith(str(CORE)):
+        if type(each) is FunctionType and each.__code__.co_filename.startswith(tuple(map(str, PURE))):
             code = each.__code__
             found[code.co_filename, code.co_firstlineno, code.co_name].append(each)
     return found
