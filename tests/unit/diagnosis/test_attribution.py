@@ -21,7 +21,7 @@ def class_of(text: str) -> str:
     return "unknown" if found is None else found.kind.value
 
 
-@pytest.mark.parametrize("file", ["failures.yaml", "later_failures.yaml"])
+@pytest.mark.parametrize("file", ["failures.yaml", "later_failures.yaml", "unseen_failures.yaml"])
 def test_failures_of_public_issues_get_the_class_that_a_person_gave_them(file: str) -> None:
     labelled = yaml.safe_load((Path(__file__).parent / file).read_text())
     failures = [(label, each["issue"], each["text"]) for label, group in labelled.items() for each in group]
