@@ -252,6 +252,28 @@ def _two_jobs(run: Run, launcher: str) -> None:
     run.end()
 
 
+def rehearsal_beside_another_job(run: Run) -> None:
+    """A kill and a hang, as in docs/before-the-night-run.md; another job of the user on the same nodes is untouched."""
+    other = Run(run.cluster, run.directory / "other", run.undisturbed)
+    for each, timeouts in ((run, "--ft-rank-section-timeouts step:30"), (other, "")):
+        each.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=timeouts)
+        each.wait_at(HOLD)
+    on_its_node = f"srun --jobid {run.job} --overlap -N1 -n1 -w node{run.host(1)} {BIN}/megatron-ft"
+    refused = run.cluster.command(*f"{on_its_node} kill --rank 1".split(), check=False)
+    (run.save / f"at-{HOLD}").unlink()
+    done = [run.cluster.command(*f"{on_its_node} kill --rank 1 --job {run.job}.0.0".split())]
+    run.wait_at(HOLD)
+    done.append(run.cluster.command(*f"{on_its_node} kill --rank 1 --job {run.job}.0.0 --signal STOP".split()))
+    if refused or not all("to rank 1" in each for each in done):
+        run.problems.append(f"without a job's name: {refused!r}; with it: {done}")
+    for each in (run, other):
+        each.go(HOLD)
+        each.end()
+    run.expect("finished", restarts=2, told=["rank 1 killed by SIGKILL", r"rank 1 hung in 'step' .*process stopped"])
+    other.expect("finished", restarts=0)
+    run.problems += [f"the other job: {problem}" for problem in other.problems]
+
+
 def two_launchers_on_a_node(run: Run) -> None:
     """--ntasks-per-node=2."""
     run.submit_script(
@@ -367,6 +389,7 @@ ROWS: dict[str, Row] = {
         excluded_node,
         two_jobs_on_one_port,
         two_jobs_on_the_same_nodes,
+        rehearsal_beside_another_job,
         two_launchers_on_a_node,
         sbatch_exports_nothing,
         two_steps_of_a_job,
