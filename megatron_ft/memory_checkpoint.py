@@ -20,7 +20,7 @@ import operator
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.memory.rank import restoring, saving
-from megatron_ft.memory.rank.keeper_connection import find_hasher, find_place, is_child
+from megatron_ft.memory.rank.keeper_connection import find_place, is_child, usable_place
 from megatron_ft.rank.base import say
 
 __all__ = ["SnapshotError", "restore", "save", "wait"]
@@ -41,12 +41,10 @@ def save(iteration: int, state: object, *, every: int = 1) -> None:
     """
     if not isinstance(every, int) or every < 1 or iteration < 0:
         raise ValueError(f"iteration {iteration!r} or every={every!r} is out of range; every is a number of iterations")
-    place = find_place()
-    make_hasher = None if place is None else find_hasher(place)
-    if place is None:
+    if find_place() is None:
         say.warn("memory checkpoints are off: this job wasn't started with ft_launcher")
-    elif make_hasher is not None and not is_child():
-        saving.saver(place, make_hasher).save(operator.index(iteration), state, every)
+    elif (place := usable_place()) is not None:
+        saving.saver(place).save(operator.index(iteration), state, every)
 
 
 def restore(state: object, *, newer_than: int | None = None) -> int | None:
@@ -73,7 +71,7 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
     if newer_than is not None and key.iteration <= newer_than:
         restoring.begin_without(place, key, newer_than)
         return None
-    restoring.restore(place, key, state, find_hasher(place), newer_than)
+    restoring.restore(place, key, state, newer_than)
     return key.iteration
 
 

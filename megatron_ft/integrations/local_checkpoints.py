@@ -19,7 +19,7 @@ from megatron_ft.core.errors import SnapshotError
 from megatron_ft.integrations.replication import GroupWrapper, ReplicationStrategy
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
 from megatron_ft.memory.rank import objects
-from megatron_ft.memory.rank.keeper_connection import find_hasher, find_place
+from megatron_ft.memory.rank.keeper_connection import usable_place
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import agreement, say
 
@@ -202,8 +202,8 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self.root_local_ckpt_dir = root_local_ckpt_dir
         self._label = f"local checkpoint {root_local_ckpt_dir} {session_id}"
         self._keys: dict[int, SnapshotKey] = {}
-        place = find_place()
-        if place is not None and place.info.cycle == 0 and find_hasher(place) is not None:
+        place = usable_place()
+        if place is not None and place.info.cycle == 0:
             copies = "" if repl_strategy is None else "; the keepers make the copies, not the groups asked for here"
             say.note(f"local checkpoints are kept in the nodes' memory, not in files{copies}")
 

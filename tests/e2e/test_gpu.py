@@ -23,7 +23,7 @@ from tests.support.launching import Finished, Launched, Launcher, fresh_launcher
 skip_module_without("xxhash")
 torch = pytest.importorskip("torch")
 
-from tests.memory.flips import HASHER  # noqa: E402 - needs xxhash
+from tests.memory.flips import DIGEST  # noqa: E402 - needs xxhash
 from tests.support.keepers import RealKeeper  # noqa: E402
 
 __all__ = ["fresh_launcher"]
@@ -128,8 +128,8 @@ def test_state_on_the_device_is_what_it_was_at_the_moment_of_the_call(
     }
     path = tmp_path / "k"
     keeper = RealKeeper(path, answers=True)
-    place = Place(str(path), None, RankInfo(0, 0, "", 1))
-    saver = saving.Saver(place, HASHER)
+    place = Place(str(path), None, RankInfo(0, 0, "", 1), DIGEST)
+    saver = saving.Saver(place)
     saver.save(1, state, 1)
     saver.wait()
     torch.cuda._sleep(1 << 30)  # what is queued now takes a while to come
@@ -142,7 +142,7 @@ def test_state_on_the_device_is_what_it_was_at_the_moment_of_the_call(
     assert saver.verified == SnapshotKey(0, 0, 2)
     saver.disconnect()
     target: dict[str | int, Any] = {"large": torch.zeros_like(large), "strided": torch.zeros_like(state["strided"])}
-    restoring.restore(place, SnapshotKey(0, 0, 2), target, HASHER)
+    restoring.restore(place, SnapshotKey(0, 0, 2), target)
     assert target["large"].is_cuda
     assert target["large"].eq(3.0).all()
     assert {name: bits(target[name]) for name in wanted} == wanted

@@ -124,8 +124,8 @@ def test_every_failed_cycle_goes_on_from_the_newest_whole_iteration_with_equal_w
 ) -> None:
     """A rank is killed: by itself, while it copies, with the keeper, and after a snapshot that was damaged."""
     more = """
-from megatron_ft.memory.rank import copying
-copy, write_end, current = copying._write_together, segment.write_end, 0
+from megatron_ft.memory.rank import saving
+copy, write_end, current = saving.copy_tensors, segment.write_end, 0
 def ending_copy(*given):
     copy(*given)
     if (CYCLE, RANK, current) == (1, 1, 6):
@@ -134,7 +134,7 @@ def damaging_end(fd, *given):
     if (CYCLE, RANK, current) == (3, 1, 11):
         os.pwrite(fd, bytes([os.pread(fd, 1, 5)[0] ^ 4]), 5)
     return write_end(fd, *given)
-copying._write_together, segment.write_end = ending_copy, damaging_end
+saving.copy_tensors, segment.write_end = ending_copy, damaging_end
 def before(iteration):
     global current
     current = iteration

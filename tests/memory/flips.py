@@ -33,9 +33,9 @@ from tests.memory.in_flight import Peer, Way, between
 
 _MADE = digests.installed()
 assert _MADE is not None, "xxhash isn't installed"
-HASHER = _MADE
+DIGEST = _MADE
 KEY = SnapshotKey(1, 0, 1207)
-PLACE = Place("", None, RankInfo(0, 0, "", 0))
+PLACE = Place("", None, RankInfo(0, 0, "", 0), DIGEST)
 PLACES = ("tensor", "layout", "trailer")
 _LANES = 32
 
@@ -50,15 +50,13 @@ def filled(
     """The descriptor of a segment with these tensors of bytes, not sealed; ``flip``: one bit, in that part of it."""
     fd, found, end = segment.create(), [], 0
     for data in content.values():
-        hasher = HASHER()
-        hasher.update(data)
-        found.append(hasher.digest())
+        found.append(DIGEST(data))
         segment.write(fd, memoryview(data), end)
         end += len(data)
     rows = encode_rows(("uint8", (len(data),)) for data in content.values())
     tree = {name: ["tensor", at] for at, name in enumerate(content)}
     head = encode_head(key, 0, world, rows, {**tree, "iteration": 1207})
-    size = segment.write_end(fd, head, found, end, HASHER)
+    size = segment.write_end(fd, head, found, end, DIGEST)
     if flip is not None:
         place, draw = flip
         start, stop = {
@@ -83,9 +81,9 @@ def plant(runs: int, seed: int) -> Counter[str]:
         fd = filled(content, (place, draw))
         segment.seal(fd, os.fstat(fd).st_size)
         state = {name: torch.zeros(len(data), dtype=torch.uint8) for name, data in content.items()}
-        is_found = isinstance(work.check(fd, HASHER), str)
+        is_found = isinstance(work.check(fd, DIGEST), str)
         try:
-            fill_from(os.dup(fd), PLACE, KEY, state, HASHER)
+            fill_from(os.dup(fd), PLACE, KEY, state)
             is_refused = False
         except SnapshotError:
             is_refused = not any(tensor.any() for tensor in state.values())
@@ -153,11 +151,11 @@ def flip(path: Path, draw: random.Random) -> None:
 def is_found(directory: str, name: str) -> bool:
     """Whether a keeper refuses the file of rank 0."""
     try:
-        fd = segment_files.load(directory, name, 0, 1, HASHER)
+        fd = segment_files.load(directory, name, 0, 1, DIGEST)
     except (LayoutError, OSError):
         return True
     try:
-        return isinstance(work.check(fd, HASHER), str)
+        return isinstance(work.check(fd, DIGEST), str)
     finally:
         os.close(fd)
 

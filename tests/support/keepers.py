@@ -19,15 +19,15 @@ from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,
     DropSegment,
+    Granted,
     KeeperHello,
-    KeeperWelcome,
     Prepare,
 )
 from megatron_ft.memory.keeper.service import KeeperService
 from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rules.snapshots import Complete, Saved
 from megatron_ft.rank.base import say
-from tests.memory.flips import HASHER
+from tests.memory.flips import DIGEST
 
 
 class RealKeeper:
@@ -38,7 +38,7 @@ class RealKeeper:
         self.path = path
         self.launcher = Channel(here)
         self._listener = listen(str(path))
-        service = KeeperService(self._listener, Channel(there), HASHER)
+        service = KeeperService(self._listener, Channel(there), DIGEST)
         self._thread = threading.Thread(target=service.run, daemon=True)
         self._thread.start()
         self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
@@ -76,7 +76,7 @@ class ScriptedKeeper:
     """Answers requests by their type: those without an answer are only noted."""
 
     def __init__(self, path: Path, answers: dict[type, Any] | None = None) -> None:
-        self.answers = {KeeperHello: KeeperWelcome()} if answers is None else answers
+        self.answers = {KeeperHello: Granted()} if answers is None else answers
         self.requests: list[Any] = []
         self._listener = listen(str(path))
         self._listener.setblocking(True)

@@ -12,9 +12,8 @@ from typing import Any
 
 _NAME = "_xxhash"
 
-
-MakeHasher = Callable[[], Any]
-"""Makes a hash object, as those of ``hashlib``."""
+Digest = Callable[[Any], bytes]
+"""Returns the digest of a buffer. Other threads run meanwhile."""
 
 
 def find_module() -> str | None:
@@ -31,8 +30,8 @@ def find_module() -> str | None:
 
 
 @functools.cache
-def installed() -> MakeHasher | None:
-    """Return the hash function of the installed xxhash; None if it isn't installed.
+def installed() -> Digest | None:
+    """Return the digest function of the installed xxhash; None if it isn't installed.
 
     Raises:
         ImportError: it can't be loaded.
@@ -41,8 +40,8 @@ def installed() -> MakeHasher | None:
     return None if path is None else load(path)
 
 
-def load(path: str) -> MakeHasher:
-    """Return the hash function of the extension module at ``path``.
+def load(path: str) -> Digest:
+    """Return the digest function of the extension module at ``path``.
 
     Raises:
         ImportError: it can't be loaded.
@@ -52,5 +51,11 @@ def load(path: str) -> MakeHasher:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    make: MakeHasher = module.xxh3_128
-    return make
+
+    def digest(data: Any) -> bytes:
+        hasher = module.xxh3_128()
+        hasher.update(data)  # the function that does both holds the interpreter's lock
+        found: bytes = hasher.digest()
+        return found
+
+    return digest

@@ -11,25 +11,25 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
 
-# -- from a rank --------------------------------------------------------------------------------------------------
+# -- from a rank: `Granted` or `NotKept` answers the first four -----------------------------------------------------
 
 
 class KeeperHello(Message, frozen=True):
-    """A rank connects. The answer is `KeeperWelcome` or `NotKept`."""
+    """A rank connects."""
 
     cycle: Cycle
     rank: Rank
 
 
 class CommitSegment(Message, frozen=True):
-    """The segment is written up to ``nbytes``. The answer, once it is checked, is `Verified` or `NotKept`."""
+    """The segment is written up to ``nbytes``."""
 
     key: SnapshotKey
     nbytes: Count
 
 
 class Fetch(Message, frozen=True):
-    """Ask for the rank's verified segment of a snapshot. The answer is `Segment` or `NotKept`."""
+    """Ask for the rank's verified segment of a snapshot."""
 
     key: SnapshotKey
 
@@ -56,18 +56,13 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 # -- to a rank ----------------------------------------------------------------------------------------------------
 
 
-class KeeperWelcome(Message, frozen=True):
-    """The rank is known; requests are answered in their order. ``pickle_key``: as in `Prepare`."""
+class Granted(Message, frozen=True):
+    """The request is done: with a descriptor if it was for a segment, after all digests are compared if it commits one.
+
+    ``pickle_key``: in the answer to a hello, as in `Prepare`.
+    """
 
     pickle_key: str = ""
-
-
-class Segment(Message, frozen=True):
-    """The attached descriptor is that of the segment."""
-
-
-class Verified(Message, frozen=True):
-    """The committed segment is sealed, and its digests are those of the tensors."""
 
 
 class NotKept(Message, frozen=True):
@@ -76,7 +71,7 @@ class NotKept(Message, frozen=True):
     why: str
 
 
-KeeperToRank = KeeperWelcome | Segment | Verified | NotKept
+KeeperToRank = Granted | NotKept
 KEEPER_TO_RANK: Vocabulary[KeeperToRank] = Vocabulary(KeeperToRank)
 
 
@@ -188,8 +183,8 @@ KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)
 
 # | the one that connected | the other |
 # |---|---|
-# | `Offer` | `Accepted`, or `NotKept` |
-# | the segment, in frames of `PIECE_BYTES` | `Accepted` once it is verified, or `NotKept` |
+# | `Offer` | `Granted`, or `NotKept` |
+# | the segment, in frames of `PIECE_BYTES` | `Granted` once it is verified, or `NotKept` |
 # | `Want` | `Offer` and the segment, or `NotKept` |
 
 PIECE_BYTES = 4 << 20
@@ -217,9 +212,5 @@ class Want(Message, frozen=True):
     rank: Rank
 
 
-class Accepted(Message, frozen=True):
-    """The segment may come; or it has come, and is verified."""
-
-
-BetweenKeepers = Offer | Want | Accepted | NotKept
+BetweenKeepers = Offer | Want | Granted | NotKept
 BETWEEN_KEEPERS: Vocabulary[BetweenKeepers] = Vocabulary(BetweenKeepers)

@@ -1,131 +1,110 @@
-"""A segment as a memory file: how it is made, sealed, read and verified."""
+"""A segment as a memory file: how it is made, mapped, sealed, read and verified.
+
+All raise `LayoutError` for a segment that isn't sealed or is damaged, and `OSError` if there is no memory for it or it
+can't be read.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.memory.base.digests import MakeHasher
+from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.rules.segment_layout import TRAILER_BYTES, Layout, Trailer, decode, decode_trailer
 
-BLOCK_BYTES = 16 << 20
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+CHUNK_BYTES = 64 << 20
+"""Bytes that are allocated, mapped, or let go of, at a time: meanwhile the kernel lets no other thread allocate."""
 NAME = "ft_snapshot"
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_POPULATE_WRITE, _POPULATE_READ = 23, 22
+
+libc = ctypes.CDLL(None, use_errno=True)
+_word, _address = ctypes.c_size_t, ctypes.c_void_p
+libc.mmap.argtypes = (_address, _word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+libc.mmap.restype = _address
+libc.munmap.argtypes = (_address, _word)
+libc.madvise.argtypes = (_address, _word, ctypes.c_int)
+
+
+class Mapping:
+    """A segment in this process's address space. A fork doesn't get it: no process could seal the segment then."""
+
+    def __init__(self, fd: int, nbytes: int, *, writes: bool = False) -> None:
+        """Map and touch every page; ``fd`` stays the caller's."""
+        self.fd, self.nbytes = fd, nbytes
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+        kind = mmap.MAP_SHARED if writes else mmap.MAP_PRIVATE
+        found = libc.mmap(None, max(1, nbytes), protection, kind, fd, 0)
+        if found in (None, _word(-1).value):
+            raise OSError(ctypes.get_errno(), "a segment can't be mapped")
+        self.address: int = found
+        libc.madvise(found, nbytes, mmap.MADV_DONTFORK)
+        populate = _POPULATE_WRITE if writes else _POPULATE_READ
+        for at in range(0, nbytes, CHUNK_BYTES):  # a kernel that doesn't know this touches pages as they are used
+            libc.madvise(found + at, min(CHUNK_BYTES, nbytes - at), populate)
+
+    def bytes(self, offset: int, nbytes: int) -> memoryview:
+        """Return a part, which must not be used once this is closed."""
+        return memory_at(self.address + offset, nbytes)
+
+    def close(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            for at in range(0, max(1, self.nbytes), CHUNK_BYTES):
+                libc.munmap(address + at, min(CHUNK_BYTES, max(1, self.nbytes) - at))
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
 def create() -> int:
-    """Return the descriptor of an empty segment.
-
-    Raises:
-        OSError: no memory file can be made.
-    """
+    """Return the descriptor of an empty segment."""
     return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def seal(fd: int, nbytes: int) -> None:
-    """Cut the segment to ``nbytes``, and have the kernel refuse every later change.
-
-    Raises:
-        OSError: a process has it mapped.
-    """
+    """Cut the segment to ``nbytes``, and have the kernel refuse every later change. No process may have it mapped."""
     os.ftruncate(fd, nbytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
-def read_layout(fd: int, make_hasher: MakeHasher) -> Layout:
-    """Return the layout of a sealed segment.
-
-    Raises:
-        LayoutError: the segment isn't sealed, or its layout isn't sound.
-        OSError: it can't be read.
-    """
+def read_layout(fd: int, digest: Digest) -> Layout:
+    """Return the layout of a sealed segment."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
         raise LayoutError("the descriptor isn't that of a memory file") from None
     if seals & _SEALS != _SEALS:
         raise LayoutError("the segment isn't sealed")
-    trailer = read_trailer(fd)
-    raw = _read(fd, trailer.data_bytes, trailer.layout_bytes)
-    if _digest(raw, make_hasher) != trailer.digest:
+    size = os.fstat(fd).st_size
+    trailer = decode_trailer(os.pread(fd, TRAILER_BYTES, max(0, size - TRAILER_BYTES)), size)
+    raw = os.pread(fd, trailer.layout_bytes, trailer.data_bytes)
+    if digest(raw) != trailer.digest:
         raise LayoutError("the layout doesn't have the digest in the trailer")
     return decode(raw, trailer)
 
 
-def read_trailer(fd: int) -> Trailer:
-    """Return the trailer of a segment.
-
-    Raises:
-        LayoutError: there is none.
-        OSError: it can't be read.
-    """
-    size = os.fstat(fd).st_size
-    return decode_trailer(os.pread(fd, TRAILER_BYTES, max(0, size - TRAILER_BYTES)), size)
+def verify(mapping: Mapping, layout: Layout, index: int, digest: Digest) -> None:
+    """Compare the digest of a tensor."""
+    entry = layout.tensors[index]
+    if digest(mapping.bytes(entry.offset, entry.nbytes)) != entry.digest:
+        raise LayoutError(f"{layout.name_of(index)} has changed: its digest is another one")
 
 
-def verify(fd: int, layout: Layout, make_hasher: MakeHasher, pause: Callable[[], None] = lambda: None) -> None:
-    """Compare the digests of all tensors; ``pause`` is called after each read of up to `BLOCK_BYTES`.
-
-    Raises:
-        LayoutError: a tensor has another digest.
-        OSError: the segment can't be read.
-    """
-    # small tensors are read together: a system call for each would take longer than their digests
-    end = max((each.offset + each.nbytes for each in layout.tensors), default=0)
-    buffer, first, last = memoryview(bytearray(min(BLOCK_BYTES, end))), 0, 0
-    for index, entry in enumerate(layout.tensors):
-        hasher, at, stop = make_hasher(), entry.offset, entry.offset + entry.nbytes
-        while at < stop:
-            if not first <= at < last:
-                first, last = at, at + os.preadv(fd, [buffer], at)
-                pause()
-            if last == first:
-                raise LayoutError(f"{layout.name_of(index)} is cut off")
-            until = min(stop, last)
-            hasher.update(buffer[at - first : until - first])
-            at = until
-        if hasher.digest() != entry.digest:
-            raise LayoutError(f"{layout.name_of(index)} has changed: its digest is another one")
-
-
-def write_end(fd: int, head: bytes, digests: Sequence[bytes], data_bytes: int, make_hasher: MakeHasher) -> int:
-    """Write what follows the tensors. Return the length of the segment.
-
-    Raises:
-        OSError: there is no memory.
-    """
+def write_end(fd: int, head: bytes, digests: Sequence[bytes], data_bytes: int, digest: Digest) -> int:
+    """Write what follows the tensors. Return the length of the segment."""
     raw = b"".join((head, *digests))
-    trailer = Trailer(data_bytes, len(head), len(raw), _digest(raw, make_hasher))
-    write(fd, memoryview(raw + trailer.encode()), data_bytes)
+    write(fd, memoryview(raw + Trailer(data_bytes, len(head), len(raw), digest(raw)).encode()), data_bytes)
     return data_bytes + len(raw) + TRAILER_BYTES
 
 
 def write(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``.
-
-    Raises:
-        OSError: there is no memory, or the segment is sealed.
-    """
+    """Write all of ``data``."""
     while data:
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
-
-
-def _digest(raw: bytes, make_hasher: MakeHasher) -> bytes:
-    hasher = make_hasher()
-    hasher.update(raw)
-    found: bytes = hasher.digest()
-    return found
-
-
-def _read(fd: int, offset: int, count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.pread(fd, min(count, BLOCK_BYTES), offset)
-        if not part:
-            raise LayoutError("the segment is cut off")
-        parts.append(part)
-        offset, count = offset + len(part), count - len(part)
-    return b"".join(parts)

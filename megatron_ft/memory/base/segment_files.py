@@ -25,9 +25,10 @@ from megatron_ft.core.wording import consecutive
 from megatron_ft.ipc.files.atomic_write import temporary_name
 from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.digests import MakeHasher
+from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.rules.snapshots import SavedFiles
 
+_BLOCK_BYTES = 16 << 20
 _AT_ONCE = 8
 """Files that are written at a time: one stream fills no parallel file system."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -101,7 +102,7 @@ def _write_file(folder: int, rank: int, source: int, check: Callable[[], None]) 
 
 
 def _copy(source: int, target: int, size: int, check: Callable[[int], None]) -> None:
-    buffer, at = memoryview(bytearray(min(segment.BLOCK_BYTES, max(1, size)))), 0
+    buffer, at = memoryview(bytearray(min(_BLOCK_BYTES, max(1, size)))), 0
     while at < size:
         check(len(buffer))
         count = os.preadv(source, [buffer[: size - at]], at)
@@ -119,7 +120,7 @@ def load(
     name: str,
     rank: int,
     world: int,
-    make_hasher: MakeHasher,
+    digest: Digest,
     make_room: Callable[[int], None] = lambda _count: None,
 ) -> int:
     """Return a sealed segment with the content of a rank's file. Its tensors are still to be verified.
@@ -147,7 +148,7 @@ def load(
                 try:
                     _copy(source, fd, status.st_size, make_room)
                     segment.seal(fd, status.st_size)
-                    layout = segment.read_layout(fd, make_hasher)
+                    layout = segment.read_layout(fd, digest)
                     if (layout.key.iteration, layout.rank, layout.world) != (int(found[1]), rank, world):
                         of = f"iteration {layout.key.iteration}, rank {layout.rank} of {layout.world}"
                         raise LayoutError(f"the file is of {of}")

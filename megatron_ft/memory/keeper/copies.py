@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.memory.base.keeper_messages import Accepted, NotKept, Offer, Want
-from megatron_ft.memory.keeper import link
+from megatron_ft.core.errors import ProtocolError, SnapshotError
+from megatron_ft.memory.base.keeper_messages import Granted, NotKept, Offer, Want
+from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
-from megatron_ft.memory.rules.retention import refuse_chunk
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 if TYPE_CHECKING:
@@ -31,10 +29,6 @@ _VERIFY_S = 120.0
 _LOOK_S = 0.05
 
 T = TypeVar("T")
-
-
-class _NoLongerWantedError(Exception):
-    """Raised in a thread whose work has become useless. The message says why."""
 
 
 class Offered(NamedTuple):
@@ -56,7 +50,7 @@ class Copying:
     def check(self) -> None:
         self.moved_s = time.monotonic()
         if not self.is_wanted:
-            raise _NoLongerWantedError("no longer needed")
+            raise SnapshotError("no longer needed")
 
 
 def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s: int) -> str:
@@ -67,13 +61,13 @@ def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s:
             for each in segments:
                 copying.check()
                 peer.send(each.offer)
-                _expect_accepted(peer.receive())
+                peer.expect(Granted)
                 peer.send_segment(each.fd, each.offer.nbytes, bytes_per_s, copying.check)
-                _expect_accepted(peer.receive(_VERIFY_S))
+                peer.expect(Granted, _VERIFY_S)
         finally:
             peer.close()
-    except (OSError, ProtocolError, _NoLongerWantedError) as error:
-        return _why(error)
+    except link.FAILURES as error:
+        return work.why(error)
     finally:
         for each in segments:
             os.close(each.fd)
@@ -82,21 +76,18 @@ def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s:
 
 def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> tuple[int, str]:
     """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
-    make_room = _RoomMaker(is_wanted)
     try:
         peer = link.connect(address, key)
         try:
             peer.send(Want(snapshot, rank))
-            answer = peer.receive(_VERIFY_S)
-            if isinstance(answer, NotKept):
-                return -1, answer.why
-            if not isinstance(answer, Offer) or (answer.key, answer.rank) != (snapshot, rank):
+            answer = peer.expect(Offer, _VERIFY_S)
+            if (answer.key, answer.rank) != (snapshot, rank):
                 raise ProtocolError("another segment was offered")
-            return peer.receive_segment(answer.nbytes, make_room), ""
+            return peer.receive_segment(answer.nbytes, work.room_maker(is_wanted)), ""
         finally:
             peer.close()
-    except (OSError, ProtocolError, _NoLongerWantedError) as error:
-        return -1, _why(error)
+    except link.FAILURES as error:
+        return -1, work.why(error)
 
 
 class Door:
@@ -153,14 +144,14 @@ class Door:
         fd, why = -1, "the connection has ended"
         is_verified = partial(self._ask, lambda: self._host.is_verified(number))
         try:
-            peer.send(Accepted())
-            fd = peer.receive_segment(offer.nbytes, _RoomMaker(lambda: is_verified() is None))
-        except (OSError, ProtocolError, _NoLongerWantedError) as error:
-            why = _why(error)
+            peer.send(Granted())
+            fd = peer.receive_segment(offer.nbytes, work.room_maker(lambda: is_verified() is None))
+        except link.FAILURES as error:
+            why = work.why(error)
             raise ConnectionAbortedError(why) from None
         finally:
             self._ask(lambda: self._host.take(number, fd, why))
-        peer.send(Accepted() if _awaited(is_verified) else NotKept("it is damaged, or no longer needed"))
+        peer.send(Granted() if _awaited(is_verified) else NotKept("it is damaged, or no longer needed"))
 
     def _give(self, peer: Link, want: Want) -> None:
         found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
@@ -174,38 +165,9 @@ class Door:
             os.close(found.fd)
 
 
-class _RoomMaker:
-    """Checks, before each chunk of a segment that comes, that it fits into the node's memory and is still wanted."""
-
-    _CHUNK = 64 << 20
-
-    def __init__(self, is_wanted: Callable[[], bool]) -> None:
-        self._is_wanted = is_wanted
-        self._left = 0
-
-    def __call__(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            self._left += max(self._CHUNK, count)
-            refused = refuse_chunk(self._CHUNK, node_memory())
-            if refused or not self._is_wanted():
-                raise _NoLongerWantedError(refused or "no longer needed")
-
-
 def _awaited(look: Callable[[], T | None]) -> T | None:
     """Look until there is something, for as long as the verification of a segment may take."""
     until_s = time.monotonic() + _VERIFY_S - link.STALL_S
     while (found := look()) is None and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     return found
-
-
-def _expect_accepted(answer: object) -> None:
-    if isinstance(answer, NotKept):
-        raise _NoLongerWantedError(answer.why)
-    if not isinstance(answer, Accepted):
-        raise ProtocolError("the answer is of another kind")
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or "it doesn't answer"

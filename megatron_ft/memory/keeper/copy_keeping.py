@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -16,7 +17,6 @@ from megatron_ft.memory.keeper.copies import Copying, Door, Offered
 from megatron_ft.memory.keeper.link import STALL_S
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
-from megatron_ft.memory.rules.segment_layout import MAX_LAYOUT_BYTES
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
 _SILENT_S = 3 * STALL_S
@@ -25,7 +25,7 @@ longer counts, too: the snapshot is told of then as one without a copy."""
 
 
 class CopyKeeping:
-    """One keeper's. ``say`` has a line printed once per subject and cycle, ``go_on`` follows each change."""
+    """One keeper's. ``say`` has a line printed once per subject and cycle."""
 
     def __init__(
         self,
@@ -35,11 +35,10 @@ class CopyKeeping:
         drop: Callable[[HeldSegment], None],
         take: Callable[[HeldSegment, int, str], None],
         say: Callable[[str, str], None],
-        go_on: Callable[[], None],
     ) -> None:
         self._segments = segments
         self._reactor = reactor
-        self._drop, self._take, self._say, self._go_on = drop, take, say, go_on
+        self._drop, self._take, self._say = drop, take, say
         self._worker = BackgroundWorker("ft_copy", reactor.post)
         self._prepared: Prepare | None = None
         self._listener: socket.socket | None = None
@@ -91,15 +90,13 @@ class CopyKeeping:
 
         Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
         """
-        return self._copying is not None or not self._is_decided(complete, released)
-
-    def _is_decided(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
         decided = max(filter(None, (complete, released)), default=None)
-        return self._done is None or (decided is not None and decided >= self._done)
+        is_decided = self._done is None or (decided is not None and decided >= self._done)
+        return self._copying is not None or not is_decided
 
-    def due_s(self) -> float | None:
+    def due_s(self) -> float:
         """Return when copying counts as failed, unless a piece is sent before."""
-        return None if self._copying is None else self._copying.moved_s + _SILENT_S
+        return math.inf if self._copying is None else self._copying.moved_s + _SILENT_S
 
     def may_be_told(
         self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
@@ -114,8 +111,7 @@ class CopyKeeping:
             complete: newest snapshot that all ranks of the job have.
             released: newest one up to which incomplete ones needn't be kept.
         """
-        due_s = self.due_s()
-        if due_s is not None and time.monotonic() >= due_s:
+        if time.monotonic() >= self.due_s():
             self._failed("it doesn't answer")
         if not self._address:
             return newest
@@ -151,7 +147,6 @@ class CopyKeeping:
             self._failed(why)
         else:
             self._done, self._copying = copying.key, None
-        self._go_on()
 
     def _failed(self, why: str) -> None:
         """The snapshot counts without a copy: the ranks of this node may still restore it."""
@@ -171,35 +166,27 @@ class CopyKeeping:
 
     def admit(self, offer: Offer) -> int | str:
         """Return the number of the segment that will hold a copy, or why it isn't taken."""
-        prepared, segments = self._prepared, self._segments
+        prepared = self._prepared
         if prepared is None or offer.key.cycle != prepared.cycle:
             return "this node is in another cycle"
         if offer.rank in prepared.ranks or not offer.rank < offer.world == prepared.world:
             return f"no copies of rank {offer.rank} are kept here"
         if not self.has_room:
             return "its memory doesn't suffice for copies"
-        kept = segments.copied_ranks(prepared.ranks, prepared.cycle)
-        if offer.rank not in kept and len(kept) >= len(prepared.ranks):
-            return f"copies of {len(kept)} ranks are kept here, and no more"
-        own = max((each.nbytes for each in segments.values() if each.rank in prepared.ranks), default=0)
-        if own and offer.nbytes > 2 * own + MAX_LAYOUT_BYTES:
-            return "the segment is far larger than those of this node"
-        for old in segments.of(offer.rank):
+        for old in self._segments.of(offer.rank):
             if old.state is not SegmentState.LEAVING and old.key != offer.complete:
                 self._drop(old)
-        held = segments.add(offer.rank, -1, offer.nbytes, SegmentState.ALLOCATING)
+        held = self._segments.add(offer.rank, -1, offer.nbytes, SegmentState.RECEIVING)
         held.key = offer.key
         return held.number
 
     def take(self, number: int, fd: int, why: str) -> None:
         """Take a copy that has come, to be verified; or see that none has."""
         held = self._segments.get(number)
-        if held is None or held.state is not SegmentState.ALLOCATING:
-            if fd >= 0:
-                os.close(fd)
-            self._segments.pop(number, None)
-            return
-        self._take(held, fd, why)
+        if held is not None:
+            self._take(held, fd, why)
+        elif fd >= 0:
+            os.close(fd)
 
     def is_verified(self, number: int) -> bool | None:
         held = self._segments.get(number)

@@ -7,8 +7,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.ipc.net.secure_channel import (
     NONCE_BYTES,
     SEAL_BYTES,
@@ -20,13 +21,16 @@ from megatron_ft.ipc.net.secure_channel import (
 )
 from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode, encode
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
+from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers, NotKept
 
 STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
 _PURPOSE = "memory copies"
 _PROOF_BYTES = 32
 _RECEIVE_BYTES = 1 << 20
+FAILURES = (OSError, ProtocolError, SnapshotError)
+"""The connection has failed, the other end isn't a keeper of the job, or one of both refuses."""
+_T = TypeVar("_T")
 
 
 class Link:
@@ -61,6 +65,15 @@ class Link:
         body = self._receive()
         self._sock.settimeout(STALL_S)
         return BETWEEN_KEEPERS.parse(decode(body))
+
+    def expect(self, kind: type[_T], timeout_s: float = STALL_S) -> _T:
+        """Return the answer of this kind. Raises as `receive`, and SnapshotError if the other end refuses."""
+        answer = self.receive(timeout_s)
+        if isinstance(answer, NotKept):
+            raise SnapshotError(answer.why)
+        if not isinstance(answer, kind):
+            raise ProtocolError("the answer is of another kind")
+        return answer
 
     def send_segment(self, fd: int, nbytes: int, bytes_per_s: int, on_piece: Callable[[], None]) -> None:
         """Send the content of a segment, no faster than allowed. ``on_piece`` may raise. Raises as `send`."""

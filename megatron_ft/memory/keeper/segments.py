@@ -10,9 +10,8 @@ from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, SnapshotKey
 
 
 class SegmentState(Enum):
-    ALLOCATING = "being allocated"
-    SPARE = "allocated ahead"
-    WRITING = "being written"
+    RECEIVING = "comes from a file or another node"
+    WRITING = "of a rank, being allocated and written"
     SEALED = "sealed, being verified"
     VERIFIED = "verified"
     LEAVING = "dropped; the launcher still has it, or it is being closed"
@@ -20,12 +19,7 @@ class SegmentState(Enum):
 
 @dataclass(eq=False)
 class HeldSegment:
-    """One segment.
-
-    Args:
-        key: None until a rank begins to write it.
-        is_awaited: the rank waits for the answer whether it is verified.
-    """
+    """One segment. ``key``: None until a rank has written it."""
 
     number: int
     rank: int
@@ -35,7 +29,6 @@ class HeldSegment:
     key: SnapshotKey | None = None
     world: int = 0
     is_with_launcher: bool = False
-    is_awaited: bool = False
 
 
 class Segments(dict[int, HeldSegment]):
@@ -83,19 +76,21 @@ class Segments(dict[int, HeldSegment]):
             tuple(KeptSnapshot(key, world, tuple(sorted(ranks))) for (key, world), ranks in sorted(found.items()))
         )
 
-    def copied_ranks(self, local_ranks: Collection[int], cycle: int) -> set[int]:
-        """Return the ranks of another node of which there are copies of that cycle."""
-        found = (each for each in self.values() if each.key is not None and each.key.cycle == cycle)
-        return {each.rank for each in found if each.rank not in local_ranks and each.state is not SegmentState.LEAVING}
-
-    def unneeded_copies(self, local_ranks: Collection[int], up_to: SnapshotKey) -> list[HeldSegment]:
-        """Return the segments of other nodes' ranks that are older than a snapshot which the job has."""
-        found = (each for each in self.values() if each.rank not in local_ranks and each.key is not None)
-        return [
-            each
-            for each in found
-            if each.state is not SegmentState.LEAVING and each.key is not None and each.key < up_to
-        ]
+    def unneeded(
+        self, ranks: Collection[int], complete: SnapshotKey | None, released: SnapshotKey | None
+    ) -> Iterator[HeldSegment]:
+        """Yield what is older than the snapshot that all ranks have, and what of ``ranks`` was given up for the job."""
+        for each in list(self.values()):
+            key, is_local = each.key, each.rank in ranks
+            if key is None or each.state is SegmentState.LEAVING:
+                continue
+            if is_local and each.state is not SegmentState.VERIFIED:
+                continue
+            # without the complete one, this rank's own may be the newest that it can restore
+            has_newer = not is_local or complete in self.verified(each.rank)
+            is_passed = is_local and released is not None and key <= released and key != complete
+            if is_passed or (complete is not None and key < complete and has_newer):
+                yield each
 
     def stale(
         self, cycle: int, restore: SnapshotKey | None, ranks: Iterable[int], *, lends: bool = False
@@ -107,7 +102,7 @@ class Segments(dict[int, HeldSegment]):
         local = set(ranks)
         for each in list(self.values()):
             is_old = each.key is not None and each.key.cycle < cycle and each.key != restore
-            unfinished = each.state in (SegmentState.WRITING, SegmentState.ALLOCATING, SegmentState.SPARE)
+            unfinished = each.state in (SegmentState.WRITING, SegmentState.RECEIVING)
             is_foreign = each.rank not in local and not lends
             if each.state is not SegmentState.LEAVING and (is_old or unfinished or is_foreign):
                 yield each

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import LayoutError, ProtocolError
+from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.core.wording import counted, listed
 from megatron_ft.ipc.linux.node_memory import node_memory
@@ -23,7 +24,7 @@ from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.memory.base import segment, segment_files
-from megatron_ft.memory.base.digests import MakeHasher
+from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     RANK_TO_KEEPER,
@@ -31,20 +32,18 @@ from megatron_ft.memory.base.keeper_messages import (
     DropSegment,
     Fetch,
     FilesWritten,
+    Granted,
     KeeperHello,
     KeeperSays,
     KeeperToLauncher,
     KeeperToRank,
-    KeeperWelcome,
     NotKept,
     OpenDoor,
     Prepare,
     RankBegan,
     SealedSegment,
-    Segment,
     Stock,
     TakeStock,
-    Verified,
     WriteFiles,
 )
 from megatron_ft.memory.keeper import copies, work
@@ -52,7 +51,7 @@ from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
 from megatron_ft.memory.rules import retention
-from megatron_ft.memory.rules.retention import BeginSegment, gigabytes
+from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import Layout
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 
@@ -64,6 +63,7 @@ _MISSED = 10
 """Number of snapshots of a rank, none of which is complete, after which the user is told."""
 _LOADERS = 8
 """Files that are loaded at a time."""
+_NO_DESCRIPTORS = "the keeper has too many open files"
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class RankCaller:
     channel: Channel
     pidfd: int
     rank: int = -1
-    waits_for: BeginSegment | Fetch | None = None
+    waits_for: BeginSegment | CommitSegment | Fetch | None = None
     """Request that isn't answered yet."""
     fd: int = field(init=False)
 
@@ -86,6 +86,7 @@ class RankCaller:
 
     def answer(self, message: KeeperToRank, fds: tuple[int, ...] = ()) -> None:
         """Send a message; a caller that has gone is noticed when it is read."""
+        self.waits_for = None
         with contextlib.suppress(ChannelClosedError):
             self.channel.send(message, fds, timeout_s=_RANK_SEND_S)
 
@@ -95,17 +96,20 @@ class LauncherGoneError(Exception):
 
 
 class KeeperService:
-    """Serves until the launcher's end of ``launcher`` is closed."""
+    """Serves until the launcher's end of ``launcher`` is closed.
 
-    def __init__(self, listener: socket.socket, launcher: Channel, make_hasher: MakeHasher) -> None:
+    A message, or what a thread has done, changes what is known here. After each turn of the loop `_advance` does all
+    that follows: it drops segments, answers requests, begins to verify, and tells the launcher.
+    """
+
+    def __init__(self, listener: socket.socket, launcher: Channel, digest: Digest) -> None:
         self._listener = listener
         self._launcher = launcher
-        self._make_hasher = make_hasher
+        self._digest = digest
         self._reactor = Reactor()
-        self._allocator = BackgroundWorker("ft_allocate", self._reactor.post)
         self._verifier = BackgroundWorker("ft_verify", self._reactor.post)
         self._closer = BackgroundWorker("ft_close", self._reactor.post)
-        self._filers: dict[int, BackgroundWorker] = {}
+        self._filer = BackgroundWorker("ft_files", self._reactor.post, _LOADERS)
         self._segments = Segments()
         self._callers: dict[int, RankCaller] = {}
         """By descriptor."""
@@ -126,17 +130,10 @@ class KeeperService:
         """Ranks whose files this cycle has begun to load, or has found unusable."""
         self._digests: dict[int, tuple[SnapshotKey, list[bytes]]] = {}
         """By rank, key and digests of its newest verified snapshot in this cycle."""
-        self._incomplete: dict[int, int] = {}
+        self._incomplete: Counter[int] = Counter()
         """By rank, number of snapshots that it has kept since one was complete."""
         self._said: set[str] = set()
-        self._copies = CopyKeeping(
-            self._segments,
-            self._reactor,
-            drop=self._drop,
-            take=self._is_loaded,
-            say=self._say,
-            go_on=self._copying_went_on,
-        )
+        self._copies = CopyKeeping(self._segments, self._reactor, drop=self._drop, take=self._received, say=self._say)
 
     def run(self) -> None:
         """Serve."""
@@ -146,26 +143,52 @@ class KeeperService:
             while True:
                 try:
                     self._reactor.run_once(self._patience_s())
-                    # once all orders are heard: the launcher says what is complete after it hands over segments
-                    self._verify_next()
-                    self._tell_saved()
-                    self._answer_question()
-                    self._write_files()
+                    if self._prepared is not None:
+                        self._advance(self._prepared)
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
-                    self._no_descriptors()
+                    # refuse what waits, and go on: descriptors may be left again a moment later
+                    self._say("descriptors", f"{_NO_DESCRIPTORS}: some memory checkpoints are given up")
+                    for caller in self._callers.values():
+                        if caller.waits_for is not None:
+                            caller.answer(NotKept(_NO_DESCRIPTORS))
+                    time.sleep(_PAUSE_S)
+                    self._reactor.post(lambda: None)  # what has failed is tried again
         except LauncherGoneError:
             return
 
-    def _no_descriptors(self) -> None:
-        """Refuse what waits, and go on: descriptors may be left again a moment later."""
-        self._say("descriptors", "the keeper has too many open files: some memory checkpoints are given up")
-        for caller in self._callers.values():
-            if caller.waits_for is not None:
-                caller.waits_for = None
-                caller.answer(NotKept("the keeper has too many open files"))
-        time.sleep(_PAUSE_S)
+    def _advance(self, prepared: Prepare) -> None:
+        """Do all that can be done by now."""
+        for held in self._segments.unneeded(prepared.ranks, self._complete, self._released):
+            self._drop(held)
+        for caller in list(self._callers.values()):
+            match caller.waits_for:
+                case BeginSegment() as request:
+                    self._begin(caller, request)
+                case Fetch(key):
+                    self._fetch(caller, key)
+        self._verify_next()
+        newest = max(self._segments.common(prepared.ranks), default=None)
+        if newest is not None and newest.cycle == prepared.cycle:
+            told = self._copies.may_be_told(newest, self._complete, self._released)
+            if told is not None and (self._saved is None or told > self._saved):
+                self._saved = told
+                self._tell(Saved(told))
+        is_verified = self._segments.next_to_verify(None) is None
+        if self._question is not None and (is_verified or time.monotonic() >= self._question[1]):
+            number, _ = self._question
+            # what is verified after its time is told, too
+            self._question = None if is_verified else (number, math.inf)
+            self._tell(Stock(number, self._segments.stock()))
+        if self._to_write is not None and is_verified:
+            (order, until_s), self._to_write = self._to_write, None
+            self._write_files(order, until_s)
+
+    def _patience_s(self) -> float | None:
+        """Return the seconds until something is due; None for no bound."""
+        due_s = min(math.inf if self._question is None else self._question[1], self._copies.due_s())
+        return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -196,11 +219,8 @@ class KeeperService:
                 if self._complete is None or key > self._complete:
                     self._complete = key
                     self._incomplete.clear()
-                    self._tidy()
-                    self._go_on()
             case Passed(key):
                 self._released = key
-                self._release()
             case OpenDoor() | CopyTo():
                 self._copies.obey(order, fds)
             case TakeStock():
@@ -229,31 +249,13 @@ class KeeperService:
         self._copies.begin(order)
         self._complete = self._saved = order.restore
         self._released = self._question = None
-        self._demands.clear()
-        self._loaded.clear()
-        self._digests.clear()
-        self._incomplete.clear()
-        self._said.clear()
+        for each in (self._demands, self._loaded, self._digests, self._incomplete, self._said):
+            each.clear()
         for source in order.sources:
             for rank in set(source.ranks) & set(order.ranks):
                 self._load(rank, source)
         if is_first:  # from now on it is known which ranks there are
             self._reactor.watch(self._listener.fileno(), self._accept)
-
-    def _patience_s(self) -> float | None:
-        """Return the seconds until the question must be answered; None for no bound."""
-        due_s = math.inf if self._question is None else self._question[1]
-        due_s = min(due_s, self._copies.due_s() or math.inf)
-        return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
-
-    def _answer_question(self) -> None:
-        """Answer, unless segments are still being verified and there is time left; once more when they all are."""
-        if self._question is not None:
-            number, due_s = self._question
-            is_whole = self._segments.next_to_verify(None) is None
-            if is_whole or time.monotonic() >= due_s:
-                self._question = None if is_whole else (number, math.inf)
-                self._tell(Stock(number, self._segments.stock()))
 
     # -- connections of ranks ---------------------------------------------------------------------------------
 
@@ -285,9 +287,6 @@ class KeeperService:
         if has_ended and self._callers.get(caller.fd) is caller:
             self._forget(caller)
 
-    def _callers_of(self, rank: int) -> list[RankCaller]:
-        return [each for each in self._callers.values() if each.rank == rank]
-
     def _forget(self, caller: RankCaller) -> None:
         """Close a connection; what its rank was writing is worthless."""
         self._reactor.unwatch(caller.fd)
@@ -304,7 +303,7 @@ class KeeperService:
             if not refused:
                 caller.rank = request.rank
             assert self._prepared is not None
-            caller.answer(NotKept(refused) if refused else KeeperWelcome(self._prepared.pickle_key))
+            caller.answer(NotKept(refused) if refused else Granted(self._prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
@@ -313,7 +312,6 @@ class KeeperService:
                 self._demand(caller, request)
             case Fetch():
                 caller.waits_for = request
-                self._fetch(caller, request.key)
             case CommitSegment():
                 self._commit(caller, request)
             case RankBegan() | RestoreFailed():
@@ -325,7 +323,7 @@ class KeeperService:
             return f"this is cycle {self._prepared.cycle}, not {hello.cycle}"
         if hello.rank not in self._prepared.ranks:
             return f"rank {hello.rank} is not of this node"
-        others = [each for each in self._callers_of(hello.rank) if each is not caller]
+        others = [each for each in self._callers.values() if each.rank == hello.rank and each is not caller]
         if any(each.is_open and not is_gone(each.pidfd) for each in others):
             return f"another process is connected as rank {hello.rank}"
         for gone in others:
@@ -335,7 +333,7 @@ class KeeperService:
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _demand(self, caller: RankCaller, demand: BeginSegment) -> None:
-        """Reserve memory if the rank wants more than before, and see that it gets a segment."""
+        """Reserve memory if the rank wants more than before."""
         assert self._prepared is not None
         known = self._demands.get(caller.rank)
         if known is None or known.total_bytes < demand.total_bytes:
@@ -348,53 +346,13 @@ class KeeperService:
                 self._say("copies here", f"no copies of another node's memory checkpoints are kept here: {refused}")
                 refused = retention.refusal(demands, ranks, held, memory)
             if refused:
-                text = f"no memory checkpoints on this node, training goes on without them: {refused}"
-                self._say("memory", text)
+                self._say("memory", f"no memory checkpoints on this node, training goes on without them: {refused}")
                 caller.answer(NotKept(refused))
                 return
             self._demands = demands
+        for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
+            self._drop(held_segment)  # of a snapshot that the rank has given up
         caller.waits_for = demand
-        self._begin(caller, demand)
-        self._allocate_ahead(caller.rank)
-
-    def _allocate_ahead(self, rank: int) -> None:
-        """Allocate the segment that the rank will write next, if there is room for it."""
-        demand = self._demands.get(rank)
-        if demand is None or self._segments.of(rank, SegmentState.SPARE, SegmentState.ALLOCATING, SegmentState.WRITING):
-            return
-        if len(self._segments.of(rank)) < retention.SEGMENTS:
-            self._allocate(rank, demand.segment_bytes)
-
-    def _allocate(self, rank: int, nbytes: int) -> None:
-        ours = segment.create()
-        try:
-            fd = os.dup(ours)  # of the thread: this one may close its own at any time
-        except OSError:
-            os.close(ours)
-            raise
-        held = self._segments.add(rank, ours, nbytes, SegmentState.ALLOCATING)
-
-        def allocate() -> Callable[[], None]:
-            why = work.allocate(fd, nbytes, lambda: held.state is SegmentState.ALLOCATING)
-            os.close(fd)
-            return partial(self._allocated, held, why)
-
-        self._allocator.post(allocate)
-
-    def _allocated(self, held: HeldSegment, why: str) -> None:
-        if held.state is not SegmentState.ALLOCATING:
-            return  # dropped meanwhile
-        if not why:
-            held.state = SegmentState.SPARE
-            self._go_on()
-            return
-        self._drop(held)
-        text = f"rank {held.rank} can't get {gigabytes(held.nbytes)} for a memory checkpoint, training goes on: {why}"
-        self._say("pressure", text)
-        for caller in self._callers_of(held.rank):
-            if isinstance(caller.waits_for, BeginSegment):
-                caller.waits_for = None
-                caller.answer(NotKept(why))
 
     def _drop(self, held: HeldSegment) -> None:
         """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
@@ -408,90 +366,40 @@ class KeeperService:
         """Free a segment in the background. It counts as memory until then."""
         fd, held.fd = held.fd, -1
         if fd < 0:
-            return  # is being closed
+            return  # is being closed, or its thread sees that it isn't wanted
 
-        def close() -> Callable[[], None]:
+        def close() -> Callable[[], object]:
             os.close(fd)
-            return partial(self._closed, held)
+            return partial(self._segments.pop, held.number)
 
         self._closer.post(close)
 
-    def _closed(self, held: HeldSegment) -> None:
-        del self._segments[held.number]
-        self._go_on()
-
-    def _pinned(self) -> set[SnapshotKey]:
-        """Return what the launcher was told of, and hasn't decided about."""
-        assert self._prepared is not None
-        common = self._segments.common(self._prepared.ranks)
-        told = {key for key in common if self._saved is not None and key <= self._saved}
-        return {key for key in told if self._released is None or key > self._released}
-
-    def _release(self) -> None:
-        """Drop what was given up for the job."""
-        assert self._prepared is not None
-        for rank in self._prepared.ranks:
-            for key, held in self._segments.verified(rank).items():
-                if self._released is not None and key <= self._released and key != self._complete:
-                    self._drop(held)
-        self._go_on()
-
-    def _copying_went_on(self) -> None:
-        self._tell_saved()
-        self._tidy()
-        self._go_on()
-
-    def _tidy(self) -> None:
-        assert self._prepared is not None
-        for rank in self._prepared.ranks:
-            verified = self._segments.verified(rank)
-            if self._complete in verified:  # else this rank's own may be the newest that it can restore
-                for key in [key for key in verified if key < self._complete]:
-                    self._drop(verified[key])
-            self._allocate_ahead(rank)
-        if self._complete is not None:
-            for copy in self._segments.unneeded_copies(self._prepared.ranks, self._complete):
-                self._drop(copy)
-
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Answer the requests that can be answered by now."""
-        for caller in list(self._callers.values()):
-            match caller.waits_for:
-                case BeginSegment() as request:
-                    self._begin(caller, request)
-                case Fetch(key):
-                    self._fetch(caller, key)
-            self._allocate_ahead(caller.rank)
-
     def _begin(self, caller: RankCaller, request: BeginSegment) -> None:
-        """Hand out a segment, or see that there will be one."""
+        """Hand out an empty segment once there is a place for it: until then the launcher's word is awaited."""
+        assert self._prepared is not None
         rank = caller.rank
-        for held in self._segments.of(rank, SegmentState.WRITING):
-            self._drop(held)  # of a snapshot that the rank has given up
-        for held in self._segments.of(rank, SegmentState.SPARE):
-            if held.nbytes >= request.segment_bytes:
-                held.state = SegmentState.WRITING
-                caller.waits_for = None
-                caller.answer(Segment(), (held.fd,))
-                return
-            self._drop(held)
-        if self._segments.of(rank, SegmentState.ALLOCATING, SegmentState.LEAVING, SegmentState.SEALED):
+        if self._segments.of(rank, SegmentState.RECEIVING, SegmentState.LEAVING, SegmentState.SEALED):
             return
         verified = self._segments.verified(rank)
+        if len(verified) < retention.SEGMENTS:
+            fd = segment.create()
+            self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
+            caller.answer(Granted(), (fd,))
+            return
         is_copying = self._copies.is_under_way(self._complete, self._released)
+        told = self._saved  # the launcher was told of this one and hasn't decided about it
+        common = self._segments.common(self._prepared.ranks)
+        pinned = {key for key in common if told is not None and key <= told}
+        pinned = {key for key in pinned if self._released is None or key > self._released}
         # the newest one may be about to be that of all ranks
-        pinned = set(verified) if is_copying else self._pinned() | set(sorted(verified)[-1:])
+        pinned = set(verified) if is_copying else pinned | {max(verified)}
         key = retention.give_way(verified.keys(), self._complete, pinned)
         if key is not None:
             self._drop(verified[key])
-        if len(self._segments.of(rank)) < retention.SEGMENTS:
-            self._allocate(rank, request.segment_bytes)
-        elif key is None and is_copying:
-            caller.waits_for = None
+        elif is_copying:
             caller.answer(NotKept("copies of the snapshot before are still on their way to another node"))
-        # else the launcher's word is awaited
 
     def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
         assert self._prepared is not None
@@ -507,22 +415,25 @@ class KeeperService:
             self._drop(held)
             caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
-        held.key, held.nbytes, held.state = request.key, request.nbytes, SegmentState.SEALED
-        held.is_with_launcher = held.is_awaited = True
-        self._tell(SealedSegment(held.number, held.rank, request.key), (held.fd,))
+        held.key, held.nbytes, caller.waits_for = request.key, request.nbytes, request
+        self._sealed(held)
+
+    def _sealed(self, held: HeldSegment) -> None:
+        """Have the launcher keep a segment, too. It is verified next."""
+        assert held.key is not None
+        held.state, held.is_with_launcher = SegmentState.SEALED, True
+        self._tell(SealedSegment(held.number, held.rank, held.key), (held.fd,))
 
     def _verify_next(self) -> None:
         """Begin to verify a segment, if none is being verified."""
-        if self._is_verifying or self._prepared is None:
-            return
-        checked = self._segments.next_to_verify(self._complete)
+        checked = None if self._is_verifying else self._segments.next_to_verify(self._complete)
         if checked is None:
             return
         fd = os.dup(checked.fd)
         self._is_verifying = True
 
         def verify() -> Callable[[], None]:
-            found = work.check(fd, self._make_hasher, lambda: checked.state is SegmentState.SEALED)
+            found = work.check(fd, self._digest, lambda: checked.state is SegmentState.SEALED)
             os.close(fd)
             return partial(self._verified, checked, found)
 
@@ -543,13 +454,9 @@ class KeeperService:
             held.state, held.world = SegmentState.VERIFIED, found.world
             self._compare_with_last(found)
             self._count_incomplete(held.rank)
-        if held.is_awaited:
-            for caller in self._callers_of(held.rank):
-                caller.answer(NotKept(why) if why else Verified())
-        self._tell_saved()
-        if self._prepared is not None:
-            self._tidy()
-        self._go_on()
+        for caller in self._callers.values():
+            if caller.rank == held.rank and isinstance(caller.waits_for, CommitSegment):
+                caller.answer(NotKept(why) if why else Granted())
 
     def _compare_with_last(self, layout: Layout) -> None:
         """Say, once per cycle, that a later snapshot of a rank has the same tensors as the one before."""
@@ -564,8 +471,8 @@ class KeeperService:
 
     def _count_incomplete(self, rank: int) -> None:
         """Say, once per cycle, that a rank has kept many snapshots and none is one that all ranks of the job have."""
-        count = self._incomplete[rank] = self._incomplete.get(rank, 0) + 1
-        if count == _MISSED and self._prepared is not None:
+        self._incomplete[rank] += 1
+        if self._incomplete[rank] == _MISSED and self._prepared is not None:
             newest = {each: max(self._segments.verified(each), default=None) for each in self._prepared.ranks}
             texts = [
                 f"rank {each} none" if key is None else f"rank {each} {key.iteration}" for each, key in newest.items()
@@ -587,39 +494,24 @@ class KeeperService:
             return f"it is of a job of {counted(layout.world, 'rank')}"
         return ""
 
-    def _tell_saved(self) -> None:
-        """Tell the launcher of the newest snapshot that all ranks of this node have."""
-        if self._prepared is None:
-            return
-        newest = max(self._segments.common(self._prepared.ranks), default=None)
-        if newest is not None and newest.cycle == self._prepared.cycle:
-            told = self._copies.may_be_told(newest, self._complete, self._released)
-            if told is not None and (self._saved is None or told > self._saved):
-                self._saved = told
-                self._tell(Saved(told))
-
     # -- restoring --------------------------------------------------------------------------------------------
 
     def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
         held = self._segments.verified(caller.rank).get(key)
         if held is None and self._prepared is not None and self._prepared.files and caller.rank not in self._loaded:
             self._load(caller.rank, self._prepared.files)
-        if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.ALLOCATING):
+        if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.RECEIVING):
             return  # it may be one of these
-        caller.waits_for = None
         if held is not None:
-            caller.answer(Segment(), (held.fd,))
+            caller.answer(Granted(), (held.fd,))
             return
         why = f"rank {caller.rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
         caller.answer(NotKept(why))
 
     # -- files ------------------------------------------------------------------------------------------------
 
-    def _write_files(self) -> None:
-        """Write what the launcher has asked for, once all of it is verified."""
-        if self._to_write is None or self._segments.next_to_verify(None) is not None:
-            return
-        (order, until_s), self._to_write = self._to_write, None
+    def _write_files(self, order: WriteFiles, until_s: float) -> None:
+        """Write what the launcher has asked for."""
         assert self._prepared is not None
         found = {rank: self._segments.verified(rank).get(order.key) for rank in self._prepared.ranks}
         lacking = [rank for rank, held in found.items() if held is None]
@@ -630,19 +522,19 @@ class KeeperService:
 
         def check() -> None:
             if time.monotonic() > until_s:
-                raise LayoutError("there was no more time")
+                raise SnapshotError("there was no more time")
 
         def write() -> Callable[[], None]:
             began_s = time.monotonic()
             try:
                 nbytes = segment_files.write(order.directory, order.name, segments, check)
                 written = FilesWritten(nbytes, time.monotonic() - began_s)
-            except (OSError, LayoutError) as error:
-                written = FilesWritten(why=getattr(error, "strerror", None) or str(error))
+            except (OSError, SnapshotError) as error:
+                written = FilesWritten(why=work.why(error))
             close_fds(list(segments.values()))
             return partial(self._tell, written)
 
-        self._post(0, write)
+        self._filer.post(write)
 
     def _load(self, rank: int, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""
@@ -653,39 +545,34 @@ class KeeperService:
         self._loaded.add(rank)
         if key in self._segments.verified(rank):
             return
-        held = self._segments.add(rank, -1, 0, SegmentState.ALLOCATING)
+        held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
         held.key = key
 
         def load() -> Callable[[], None]:
-            is_wanted = lambda: held.state is SegmentState.ALLOCATING  # noqa: E731
+            is_wanted = lambda: held.state is SegmentState.RECEIVING  # noqa: E731
             if isinstance(source, CopySource):
-                fd, why = copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
-            else:
-                fd, why = work.load_file(source, rank, prepared.world, self._make_hasher, is_wanted)
-            return partial(self._is_loaded, held, fd, why)
+                return partial(
+                    self._received, held, *copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
+                )
+            directory, name = os.path.split(source)
+            room = work.room_maker(is_wanted)
+            try:
+                fd, why = segment_files.load(directory, name, rank, prepared.world, self._digest, room), ""
+            except (SnapshotError, OSError) as error:
+                fd, why = -1, work.why(error)
+            return partial(self._received, held, fd, why)
 
-        self._post(rank % _LOADERS, load)
+        self._filer.post(load)
 
-    def _post(self, number: int, job: Callable[[], Callable[[], None]]) -> None:
-        filer = self._filers.get(number)
-        if filer is None:
-            filer = self._filers[number] = BackgroundWorker(f"ft_files_{number}", self._reactor.post)
-        filer.post(job)
-
-    def _is_loaded(self, held: HeldSegment, fd: int, why: str) -> None:
-        if held.state is not SegmentState.ALLOCATING:  # dropped meanwhile
+    def _received(self, held: HeldSegment, fd: int, why: str) -> None:
+        """Take a segment that has come from a file or another node; ``why``: none has come."""
+        assert self._prepared is not None
+        if held.state is not SegmentState.RECEIVING or fd < 0:  # dropped meanwhile, or failed
             close_fds([fd] if fd >= 0 else [])
             self._segments.pop(held.number, None)
-            return
-        if fd < 0:
-            del self._segments[held.number]
-            assert self._prepared is not None
-            if held.rank in self._prepared.ranks:
+            if held.state is SegmentState.RECEIVING and held.rank in self._prepared.ranks:
                 of = f"{self._prepared.files}: " if self._prepared.files else ""
                 self._say(f"file {held.rank}", f"{of}rank {held.rank} can't be restored: {why}")
-        else:
-            assert held.key is not None
-            held.fd, held.nbytes, held.state = fd, os.fstat(fd).st_size, SegmentState.SEALED
-            held.is_with_launcher = True
-            self._tell(SealedSegment(held.number, held.rank, held.key), (fd,))
-        self._go_on()
+            return
+        held.fd, held.nbytes = fd, os.fstat(fd).st_size
+        self._sealed(held)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import mmap
 import os
 import threading
 from array import array
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
+from megatron_ft.memory.base.segment import Mapping, libc
 from megatron_ft.memory.rules.segment_layout import ITEM_BYTES, encode_rows
 
 _SMALL = 64 << 10
@@ -23,58 +23,12 @@ _AT_ONCE = 1024
 """Buffers of one system call; the kernel takes no more."""
 _PIECE = 8 << 20
 _THREADS = 8
-_CHUNK = 64 << 20
-"""Bytes that are mapped, or let go of, at a time: meanwhile the kernel lets no other thread allocate."""
 LOCKED_BYTES = 1 << 30
 """Most page-locked memory of a rank, in two halves: one is filled by the device while the other one is copied."""
-_POPULATE_WRITE, _POPULATE_READ = 23, 22
 
 _T = TypeVar("_T")
-_R = TypeVar("_R")
-_libc = ctypes.CDLL(None, use_errno=True)
-_word, _address = ctypes.c_size_t, ctypes.c_void_p
-_libc.mmap.argtypes = (_address, _word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-_libc.mmap.restype = _address
-_libc.munmap.argtypes = (_address, _word)
-_libc.madvise.argtypes = (_address, _word, ctypes.c_int)
-_libc.pwritev.argtypes = (ctypes.c_int, _address, ctypes.c_int, ctypes.c_int64)
-_libc.pwritev.restype = ctypes.c_ssize_t
-
-
-class Mapping:
-    """A segment in this process's address space. A fork doesn't get it: no process could seal the segment then."""
-
-    def __init__(self, fd: int, nbytes: int, *, writes: bool) -> None:
-        """Map and touch every page; ``fd`` stays the caller's.
-
-        Raises:
-            OSError: there is no memory.
-        """
-        self.fd, self.nbytes = fd, nbytes
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
-        kind = mmap.MAP_SHARED if writes else mmap.MAP_PRIVATE
-        found = _libc.mmap(None, max(1, nbytes), protection, kind, fd, 0)
-        if found in (None, _word(-1).value):
-            raise OSError(ctypes.get_errno(), "a segment can't be mapped")
-        self.address: int = found
-        _libc.madvise(found, nbytes, mmap.MADV_DONTFORK)
-        for at in range(0, nbytes, _CHUNK):  # a kernel that doesn't know this touches pages as they are used
-            populate = _POPULATE_WRITE if writes else _POPULATE_READ
-            _libc.madvise(found + at, min(_CHUNK, nbytes - at), populate)
-
-    def bytes(self, offset: int, nbytes: int) -> memoryview:
-        """Return a part, which must not be used once this is closed."""
-        return memory_at(self.address + offset, nbytes)
-
-    def close(self) -> None:
-        address, self.address = self.address, 0
-        if address:
-            for at in range(0, max(1, self.nbytes), _CHUNK):
-                _libc.munmap(address + at, min(_CHUNK, max(1, self.nbytes) - at))
-
-
-def memory_at(address: int, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
+libc.pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+libc.pwritev.restype = ctypes.c_ssize_t
 
 
 @dataclass(eq=False)
@@ -142,7 +96,7 @@ def name_of_dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def contiguous(tensor: Any) -> Any:
+def plain(tensor: Any) -> Any:
     """Return the tensor, or a copy, so that its bytes are those that are kept."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
@@ -156,23 +110,24 @@ def copy_tensors(tensors: Sequence[Any], plan: Plan, into: Mapping) -> None:
     """
     on_device = [number for number, each in enumerate(tensors) if not each.is_cpu]
     made = [
-        each
-        if (each.is_contiguous() and not each.is_neg() and not each.is_conj()) or not each.is_cpu
-        else contiguous(each)
+        each if not each.is_cpu or (each.is_contiguous() and not each.is_neg() and not each.is_conj()) else plain(each)
         for each in tensors
     ]
-    # tensors on a device have address 0, and are no part of what follows
-    addresses = [each.data_ptr() for each in made]
-    for number in on_device:
-        addresses[number] = 0
+    addresses = [each.data_ptr() if each.is_cpu else 0 for each in made]
     moves = []
     for first, last in plan.runs:
         if first == last or on_device:
             for number in range(first, last + 1):
                 if addresses[number]:
                     moves += pieces(into.address + plan.offsets[number], addresses[number], plan.nbytes[number])
-        else:
-            _write_together(into.fd, plan, addresses, first, last + 1)
+            continue
+        vector = array("Q", bytes(16 * (last + 1 - first)))
+        vector[0::2] = array("Q", addresses[first : last + 1])
+        vector[1::2] = array("Q", plan.nbytes[first : last + 1])
+        count = sum(plan.nbytes[first : last + 1])
+        written = libc.pwritev(into.fd, vector.buffer_info()[0], last + 1 - first, plan.offsets[first])
+        if written != count:
+            raise OSError(ctypes.get_errno(), f"{written} of {count} bytes were written into a segment")
     move(moves)
     if on_device:
         _receive([(tensors[number], plan.offsets[number], plan.nbytes[number]) for number in on_device], into)
@@ -182,39 +137,27 @@ def pieces(to: int, source: int, nbytes: int) -> list[tuple[int, int, int]]:
     return [(to + at, source + at, min(_PIECE, nbytes - at)) for at in range(0, nbytes, _PIECE)]
 
 
-def _write_together(fd: int, plan: Plan, addresses: list[int], first: int, stop: int) -> None:
-    vector = array("Q", bytes(16 * (stop - first)))
-    vector[0::2] = array("Q", addresses[first:stop])
-    vector[1::2] = array("Q", plan.nbytes[first:stop])
-    count, offset = sum(plan.nbytes[first:stop]), plan.offsets[first]
-    written = _libc.pwritev(fd, vector.buffer_info()[0], stop - first, offset)
-    if written != count:
-        raise OSError(ctypes.get_errno(), f"{written} of {count} bytes were written into a segment")
-
-
 def move(moves: Sequence[tuple[int, int, int]]) -> None:
     """Copy memory: to, from, number of bytes."""
     each_of(moves, lambda each: ctypes.memmove(*each))
 
 
-def each_of(items: Sequence[_T], work: Callable[[_T], _R]) -> list[_R]:
-    """Return what ``work`` returns for each, in threads: one alone doesn't fill the bandwidth of the memory.
+def each_of(items: Sequence[_T], work: Callable[[_T], object]) -> None:
+    """Call ``work`` with each item, in threads: one alone doesn't fill the bandwidth of the memory.
 
     There are as many threads as this rank has processors.
     """
-    found: dict[int, _R] = {}
     failed: list[BaseException] = []
-    left = iter(enumerate(items))
-    lock = threading.Lock()
+    left, lock = iter(items), threading.Lock()
 
     def work_on() -> None:
         while not failed:
             with lock:
-                number, item = next(left, (-1, None))
-            if number < 0:
+                item = next(left, None)
+            if item is None:
                 return
             try:
-                found[number] = work(item)  # type: ignore[arg-type]
+                work(item)
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
                 failed.append(error)
 
@@ -232,7 +175,6 @@ def each_of(items: Sequence[_T], work: Callable[[_T], _R]) -> list[_R]:
         thread.join()
     if failed:
         raise failed[0]
-    return [found[number] for number in range(len(items))]
 
 
 def _receive(sources: Sequence[tuple[Any, int, int]], into: Mapping) -> None:
@@ -278,7 +220,7 @@ def _batches(sources: Sequence[tuple[Any, int, int]], most: int) -> list[list[tu
     batches: list[list[tuple[Any, int]]] = [[]]
     room = most
     for tensor, offset, nbytes in sources:
-        flat, at = contiguous(tensor).reshape(-1).view(torch.uint8), 0
+        flat, at = plain(tensor).reshape(-1).view(torch.uint8), 0
         while at < nbytes:
             if not room:
                 batches.append([])

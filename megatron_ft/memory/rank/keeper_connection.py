@@ -1,4 +1,4 @@
-"""Connection of a rank to its node's keeper."""
+"""Place of a rank's snapshots, and its connection to the node's keeper."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
 from megatron_ft.memory.base import digests
-from megatron_ft.memory.base.digests import MakeHasher
-from megatron_ft.memory.base.keeper_messages import (
-    KEEPER_TO_RANK,
-    KeeperHello,
-    KeeperWelcome,
-    NotKept,
-    RankToKeeper,
-    Segment,
-)
+from megatron_ft.memory.base.digests import Digest
+from megatron_ft.memory.base.keeper_messages import KEEPER_TO_RANK, Granted, KeeperHello, NotKept, RankToKeeper
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
 
 _CONNECT_S = 30.0
-_HELLO_S = 30.0
 _RETRY_S = 0.05
 _SLICE_S = 0.2
-_T = TypeVar("_T")
 
 
 class RefusedError(SnapshotError):
@@ -38,11 +29,18 @@ class RefusedError(SnapshotError):
 
 
 class Place(NamedTuple):
-    """Address of this rank's snapshots. ``path``: of the keeper's socket; empty: its launcher has no keeper."""
+    """Place of this rank's snapshots.
+
+    Args:
+        path: of the keeper's socket; empty: its launcher has no keeper.
+        restore: what was chosen for this cycle.
+        digest: None: xxhash isn't installed for this rank, or can't be loaded.
+    """
 
     path: str
     restore: SnapshotKey | None
     info: RankInfo
+    digest: Digest | None
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -58,9 +56,23 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     parts = text.split(":")
     if text and (len(parts) != 3 or not all(each.removeprefix("-").isdecimal() for each in parts)):
         raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ERA:ITERATION")
-    return Place(
-        path, SnapshotKey(*map(int, parts)) if text else None, RankInfo.from_environment(environ, "", os.getpid())
-    )
+    try:
+        digest = digests.installed()
+    except ImportError:
+        digest = None
+    key = SnapshotKey(*map(int, parts)) if text else None
+    return Place(path, key, RankInfo.from_environment(environ, "", os.getpid()), digest)
+
+
+def usable_place() -> Place | None:
+    """Return the place of this rank if it can keep snapshots; otherwise None, and a line says why."""
+    place = find_place()
+    if place is not None and (place.digest is None or not place.path):
+        of = "this rank" if place.digest is None else "ft_launcher"
+        text = f"memory checkpoints are off: {of} has no xxhash that can be loaded (pip install megatron-ft[memory])"
+        say.warn_of_node(text)
+        return None
+    return None if is_child() else place
 
 
 def is_child() -> bool:
@@ -81,23 +93,6 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-def find_hasher(place: Place) -> MakeHasher | None:
-    """Return the hash function; None, and a line, without it or without a keeper."""
-    try:
-        make_hasher = digests.installed()
-    except ImportError as error:
-        say.warn_of_node(f"memory checkpoints are off: xxhash can't be loaded ({error})")
-        return None
-    if make_hasher is None:
-        say.warn_of_node("memory checkpoints are off: xxhash isn't installed (pip install megatron-ft[memory])")
-        return None
-    if not place.path:
-        text = "memory checkpoints are off: xxhash isn't installed for ft_launcher (pip install megatron-ft[memory])"
-        say.warn_of_node(text)
-        return None
-    return make_hasher
-
-
 class KeeperConnection:
     """Requests and answers, one at a time, in one thread at a time.
 
@@ -109,13 +104,9 @@ class KeeperConnection:
         self._left = left or threading.Event()
         self._channel: Channel | None = None
         self.pickle_key = ""
-        """Known once connected."""
+        """Key for the MAC of what this job pickles; known once connected."""
 
-    @property
-    def is_open(self) -> bool:
-        return self._channel is not None
-
-    def open(self, within_s: float | None = None) -> bool:
+    def open(self, within_s: float = _CONNECT_S) -> bool:
         """Connect and say hello; return False if connected before. A keeper that dies is replaced: retry for a while.
 
         Raises:
@@ -125,13 +116,12 @@ class KeeperConnection:
             return False
         if not self._place.path:
             raise SnapshotError("this node's launcher has no keeper")
-        connect_s, hello_s = within_s or _CONNECT_S, within_s or _HELLO_S
-        deadline_s = time.monotonic() + connect_s
+        deadline_s = time.monotonic() + within_s
         hello = KeeperHello(self._place.info.cycle, self._place.info.global_rank)
         while True:
             try:
-                self._channel = connect(self._place.path, connect_s)
-                self.pickle_key = self.ask(hello, KeeperWelcome, hello_s)[0].pickle_key
+                self._channel = connect(self._place.path, within_s)
+                self.pickle_key = self.ask(hello, within_s)[0].pickle_key
             except RefusedError:
                 self.close()
                 raise
@@ -144,8 +134,8 @@ class KeeperConnection:
             else:
                 return True
 
-    def ask(self, request: RankToKeeper, answer: type[_T], timeout_s: float) -> tuple[_T, int]:
-        """Send a request and return its answer, and the descriptor in it, which is the caller's; -1 without one.
+    def ask(self, request: RankToKeeper, timeout_s: float, *, fds: int = 0) -> tuple[Granted, int]:
+        """Send a request and return its answer, and the descriptor in it, which is the caller's; -1 if ``fds`` is 0.
 
         Raises:
             RefusedError: the keeper refuses the request.
@@ -153,22 +143,26 @@ class KeeperConnection:
         """
         self.tell(request)
         assert self._channel is not None
-        fds: tuple[int, ...] = ()
+        came: tuple[int, ...] = ()
+        deadline_s = time.monotonic() + timeout_s
         try:
-            message, fds = self._wait_message(self._channel, timeout_s)
+            while True:
+                try:
+                    message, came = self._channel.wait_message(min(_SLICE_S, timeout_s))
+                    break
+                except TimeoutError:
+                    if self._left.is_set() or time.monotonic() >= deadline_s:
+                        raise
             found = KEEPER_TO_RANK.parse(message)
+            if isinstance(found, Granted) and len(came) == fds:
+                return found, came[0] if came else -1
+            if isinstance(found, NotKept):
+                raise RefusedError(found.why)
+            raise ProtocolError(f"{len(came)} descriptors came, not {fds}")
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            close_fds(fds)
+            close_fds(came)
             self.close()
             raise SnapshotError(f"the keeper doesn't answer: {error}") from None
-        if isinstance(found, answer) and len(fds) == (answer is Segment):
-            return found, fds[0] if fds else -1
-        close_fds(fds)
-        if isinstance(found, NotKept):
-            raise RefusedError(found.why)
-        self.close()
-        name = type(found).__name__
-        raise SnapshotError(f"the keeper answers {name} with {len(fds)} descriptors to {type(request).__name__}")
 
     def tell(self, message: RankToKeeper) -> None:
         """Send a message that has no answer.
@@ -176,9 +170,9 @@ class KeeperConnection:
         Raises:
             SnapshotError: the keeper is gone; the connection is closed.
         """
-        if self._channel is None:
-            raise SnapshotError("the keeper is gone")
         try:
+            if self._channel is None:
+                raise ChannelClosedError("it was closed")
             self._channel.send(message)
         except ChannelClosedError as error:
             self.close()
@@ -188,13 +182,3 @@ class KeeperConnection:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-    def _wait_message(self, channel: Channel, timeout_s: float) -> Received:
-        deadline_s = time.monotonic() + timeout_s
-        while not self._left.is_set():
-            try:
-                return channel.wait_message(min(_SLICE_S, timeout_s))
-            except TimeoutError:
-                if time.monotonic() >= deadline_s:
-                    raise TimeoutError(f"no answer for {timeout_s:g} s") from None
-        raise TimeoutError("its answer isn't awaited any more")

@@ -14,14 +14,7 @@ from typing import Any
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.memory.rank import restoring, saving
 from megatron_ft.memory.rank.copying import why_unfit
-from megatron_ft.memory.rank.keeper_connection import (
-    KeeperConnection,
-    Place,
-    RefusedError,
-    find_hasher,
-    find_place,
-    is_child,
-)
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError, usable_place
 from megatron_ft.memory.rank.state_tree import is_tensor
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
@@ -43,13 +36,10 @@ def save(iteration: int, value: object, label: str) -> None:
     Raises:
         SnapshotError: the object can't be kept.
     """
-    place = find_place()
-    make_hasher = None if place is None else find_hasher(place)
-    if place is None or make_hasher is None or is_child():
-        return
-    key = _key(place)
-    if key:
-        saver = saving.saver(place, make_hasher)
+    place = usable_place()
+    key = "" if place is None else _key(place)
+    if place is not None and key:
+        saver = saving.saver(place)
         state = pack(value, key, _about(place, saver.key_of(iteration), label))
         saver.save(iteration, {**state, _LABEL: label}, 1)
 
@@ -60,36 +50,29 @@ def available(label: str) -> dict[int, SnapshotKey]:
     Those are the one that was chosen for the cycle, and the newest one of this process. One that isn't of this job, or
     that can't be read, is left out with a line.
     """
-    place = find_place()
-    make_hasher = None if place is None else find_hasher(place)
-    if place is None or make_hasher is None:
+    place = usable_place()
+    if place is None:
         return {}
+    keys = [] if place.restore is None else [place.restore]
     running = saving.running()
-    keys = []
     if running is not None:
         running.wait()
         if running.verified is not None:
-            keys.append(running.verified)
-    if place.restore is not None:
-        keys.append(place.restore)
+            keys.insert(0, running.verified)
+        running.disconnect()  # the keeper takes one connection per rank
     if not keys:
         _key(place)  # the keeper starts now rather than at the first save
-        return {}
-    if running is not None:
-        running.disconnect()  # the keeper takes one connection per rank
-    found = {}
+    found: dict[int, SnapshotKey] = {}
     for key in keys:
         try:
-            seen = restoring.peek(place, key, make_hasher, _PICKLE)
-            if seen.tree.get(_LABEL) == label:
-                _check(seen.tensor, seen.tree.get(_MAC), seen.pickle_key, _about(place, key, label))
-                _keys[place.path] = seen.pickle_key
+            state, pickle_key = restoring.read(place, key, (_LABEL, _MAC, _PICKLE))
+            if state.get(_LABEL) == label:
+                _check(state, pickle_key, _about(place, key, label))
+                _keys[place.path] = pickle_key
                 found[key.iteration] = key
-        except RefusedError as error:
-            if not found:  # else it has given way to a newer one
-                say.warn_of_rank(f"the memory checkpoint of iteration {key.iteration} isn't used: {error}")
         except (OSError, SnapshotError, RuntimeError) as error:  # RuntimeError: torch's
-            say.warn_of_rank(f"the memory checkpoint of iteration {key.iteration} isn't used: {error}")
+            if not (isinstance(error, RefusedError) and found):  # else it has given way to a newer one
+                say.warn_of_rank(f"the memory checkpoint of iteration {key.iteration} isn't used: {error}")
     return found
 
 
@@ -100,15 +83,14 @@ def load(key: SnapshotKey, label: str) -> Any:
         SnapshotError: it can't be had.
         OSError: it can't be read.
     """
-    place = find_place()
-    make_hasher = None if place is None else find_hasher(place)
-    if place is None or make_hasher is None:
+    place = usable_place()
+    if place is None:
         raise SnapshotError("this rank has no keeper")
     state: dict[str | int, Any] = {}
     if key == place.restore:
-        restoring.restore(place, key, state, make_hasher)
+        restoring.restore(place, key, state)
     else:
-        state = restoring.read(place, key, make_hasher)
+        state, _ = restoring.read(place, key)
     return unpack(state, _keys.get(place.path, ""), _about(place, key, label))
 
 
@@ -123,20 +105,17 @@ def _key(place: Place) -> str:
     global _quiet_until_s
     if place.path in _keys or time.monotonic() < _quiet_until_s:
         return _keys.get(place.path, "")
-    running = saving.running()
-    if running is not None and running.pickle_key:
-        _keys[place.path] = running.pickle_key
-        return running.pickle_key
+    if (running := saving.running()) is not None:
+        running.disconnect()  # the keeper takes one connection per rank
     connection = KeeperConnection(place)
     try:
         connection.open(_CONNECT_S)
+        _keys[place.path] = connection.pickle_key
     except SnapshotError as error:
         _quiet_until_s = time.monotonic() + _QUIET_S
         say.warn_of_rank(f"no memory checkpoint is saved: {error}")
-        return ""
     finally:
         connection.close()
-    _keys[place.path] = connection.pickle_key
     return connection.pickle_key
 
 
@@ -202,16 +181,18 @@ def unpack(state: dict[str | int, Any], key: str, about: str) -> Any:
     Raises:
         SnapshotError: it isn't.
     """
-    raw = _check(state.get(_PICKLE), state.get(_MAC), key, about)
+    raw = _check(state, key, about)
     return _Unpickler(io.BytesIO(raw), state[_TENSORS]).load()
 
 
-def _check(tensor: Any, mac: object, key: str, about: str) -> bytes:
+def _check(state: dict[str | int, Any], key: str, about: str) -> bytes:
     """Return the bytes of the pickle.
 
     Raises:
         SnapshotError: their MAC isn't this job's.
     """
+    tensor: Any = state.get(_PICKLE)
+    mac = state.get(_MAC)
     if not key or not is_tensor(tensor) or not isinstance(mac, str):
         raise SnapshotError("it has no MAC of this job")
     raw: bytes = tensor.numpy().tobytes()

@@ -1,9 +1,9 @@
 """Saves this rank's snapshots. `Saver.save` copies the state and returns; digests and all else follow in a thread.
 
-The thread keeps one segment of the node mapped for the next snapshot. Once that is filled, the thread computes digests
-from the segment, lets go of it, has the keeper verify it, and maps the next one. A snapshot that is due meanwhile is
-skipped, and the next one is taken at a multiple of a power of 2: so slow and quick ranks have those of the slowest in
-common.
+The thread keeps one segment of the node allocated and mapped for the next snapshot. Once that is filled, the thread
+computes digests from the segment, lets go of it, has the keeper verify it, and maps the next one. A snapshot that is
+due meanwhile is skipped, and the next one is taken at a multiple of a power of 2: so slow and quick ranks have those of
+the slowest in common.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.core.errors import SnapshotError
+from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.digests import MakeHasher
-from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan, Segment, Verified
+from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan
+from megatron_ft.memory.base.segment import CHUNK_BYTES, Mapping
 from megatron_ft.memory.rank import restoring
-from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.copying import LOCKED_BYTES, Plan, copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import take_apart
-from megatron_ft.memory.rules.retention import BeginSegment
+from megatron_ft.memory.rules.retention import BeginSegment, refuse_chunk
 from megatron_ft.memory.rules.segment_layout import (
     DIGEST_BYTES,
     MAX_LAYOUT_BYTES,
@@ -62,6 +63,19 @@ def is_aligned(number: int, skipped: int) -> bool:
     return number % (1 << skipped.bit_length()) == 0
 
 
+def allocate(fd: int, nbytes: int) -> None:
+    """Allocate the memory of a segment, asking before each chunk whether the node has it.
+
+    Raises:
+        OSError: it hasn't.
+    """
+    for offset in range(0, nbytes, CHUNK_BYTES):
+        count = min(CHUNK_BYTES, nbytes - offset)
+        if refused := refuse_chunk(count, node_memory()):
+            raise OSError(refused)
+        os.posix_fallocate(fd, offset, count)
+
+
 @dataclass(eq=False)
 class _Filled:
     """A segment with the tensors of a snapshot."""
@@ -75,9 +89,8 @@ class _Filled:
 class Saver:
     """One per process."""
 
-    def __init__(self, place: Place, make_hasher: MakeHasher) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._make_hasher = make_hasher
         self._left = threading.Event()
         """Set while no answer of the keeper is awaited."""
         self._connection = KeeperConnection(place, self._left)
@@ -88,9 +101,6 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
-        self._settled = threading.Event()
-        """Set unless a snapshot is on its way."""
-        self._settled.set()
         self._skipped = 0
         """Number of snapshots in a row that were skipped because the thread was busy."""
         self._returned_s = 0.0
@@ -114,11 +124,6 @@ class Saver:
         """Newest snapshot of this process that is verified."""
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._stop)
-
-    @property
-    def pickle_key(self) -> str:
-        """Key for the MAC of what this job pickles; empty until the thread has connected."""
-        return self._connection.pickle_key
 
     # -- the training thread ----------------------------------------------------------------------------------
 
@@ -160,20 +165,16 @@ class Saver:
         self._skipped = 0
         try:
             head, tensors, plan = self._prepare(key, state)
-        except (SnapshotError, MemoryError) as error:
-            if not self._taken and isinstance(error, SnapshotError):
+            need = plan.data_bytes + len(head) + DIGEST_BYTES * len(tensors) + TRAILER_BYTES
+            mapping = self._segment(need, plan.data_bytes)
+            if mapping is None:
+                return self._reason or "there is no memory for it"
+            copy_tensors(tensors, plan, mapping)
+        except (SnapshotError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's
+            if isinstance(error, SnapshotError) and not self._taken:
                 raise
             return self._warn(key.iteration, error)
-        need = plan.data_bytes + len(head) + DIGEST_BYTES * len(tensors) + TRAILER_BYTES
-        mapping = self._segment(need, plan.data_bytes)
-        if mapping is None:
-            return self._reason or "there is no memory for it"
-        try:
-            copy_tensors(tensors, plan, mapping)
-        except (OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's
-            return self._warn(key.iteration, error)
         self._last_saved, self._taken = key, self._taken + 1
-        self._settled.clear()
         self._give(_Filled(mapping, key, head, plan))
         return ""
 
@@ -217,7 +218,6 @@ class Saver:
     def _wait_idle(self, bound_s: float) -> bool:
         if self._thread is not None and not self._thread.is_alive():  # an exception has ended it
             self._idle.set()
-            self._settled.set()
         return self._idle.wait(bound_s)
 
     def _give(self, job: _Filled | None) -> None:
@@ -229,7 +229,6 @@ class Saver:
                 thread.start()
             except (RuntimeError, MemoryError) as error:  # "can't start new thread"
                 self._reason = self._warn(self._newest, error)
-                self._settled.set()
                 return
             self._thread = thread
         self._idle.clear()
@@ -285,8 +284,9 @@ class Saver:
 
     def _stop(self) -> None:
         """At the end of the script: what is on its way may still arrive, for a moment."""
-        if self._thread is not None and self._thread.is_alive():
-            self._settled.wait(_STOP_S)
+        until_s = time.monotonic() + _STOP_S
+        while self.verified != self._last_saved and not self._wait_idle(0.01) and time.monotonic() < until_s:
+            pass
 
     # -- the thread -------------------------------------------------------------------------------------------
 
@@ -296,24 +296,30 @@ class Saver:
             try:
                 self._do(job)
             finally:  # whatever was raised
-                self._settled.set()
                 self._idle.set()
             del job
 
     def _do(self, job: _Filled | None) -> None:
-        """Have a filled segment verified, and map the segment for the next snapshot."""
+        """Have a filled segment verified, and allocate and map the segment for the next snapshot."""
         try:
             if job is not None:
                 self._finish(job)
                 self.verified, self._failed, self._is_failing = job.key, 0, False
-                self._settled.set()
             self._let_go()
-            self._connect()
+            try:
+                # say so if this rank trains without what was chosen for its cycle
+                if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
+                    self._connection.tell(RankBegan(self._place.restore))
+            except SnapshotError as error:
+                if not self._left.is_set():
+                    self._quiet_until_s = time.monotonic() + _QUIET_S
+                raise SnapshotError(str(error)) from None  # a hello that is refused says nothing about memory
             # there may be none as yet: copies to another node are under way
             request = BeginSegment(self._wanted, self._locked_bytes)
-            _, fd = self._connection.ask(request, Segment, _ANSWER_S)
+            _, fd = self._connection.ask(request, _ANSWER_S, fds=1)
             try:
-                self._mapping = Mapping(fd, os.fstat(fd).st_size, writes=True)
+                allocate(fd, request.segment_bytes)
+                self._mapping = Mapping(fd, request.segment_bytes, writes=True)
             except OSError:
                 os.close(fd)
                 raise
@@ -325,38 +331,20 @@ class Saver:
             if not self._left.is_set():
                 self._reason = self._warn(self._newest, error)
 
-    def _connect(self) -> None:
-        """Connect, unless connected; say so if this rank trains without what was chosen for its cycle.
-
-        Raises:
-            SnapshotError: no keeper answers, or not to this rank; none is asked again for a while.
-        """
-        try:
-            if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
-                self._connection.tell(RankBegan(self._place.restore))
-        except SnapshotError as error:
-            if not self._left.is_set():
-                self._quiet_until_s = time.monotonic() + _QUIET_S
-            raise SnapshotError(str(error)) from None  # a hello that is refused says nothing about memory
-
     def _finish(self, filled: _Filled) -> None:
         """Have a filled segment verified.
 
         Raises:
             SnapshotError, OSError: there is no snapshot.
         """
-        mapping, plan = filled.mapping, filled.plan
+        mapping, plan, digest = filled.mapping, filled.plan, self._place.digest
+        assert digest is not None
         try:
-            digests = []
-            for offset, nbytes in zip(plan.offsets, plan.nbytes, strict=True):
-                hasher = self._make_hasher()
-                for at in range(0, nbytes, segment.BLOCK_BYTES):
-                    hasher.update(mapping.bytes(offset + at, min(segment.BLOCK_BYTES, nbytes - at)))
-                digests.append(hasher.digest())
-            length = segment.write_end(mapping.fd, filled.head, digests, plan.data_bytes, self._make_hasher)
+            digests = [digest(mapping.bytes(*each)) for each in zip(plan.offsets, plan.nbytes, strict=True)]
+            length = segment.write_end(mapping.fd, filled.head, digests, plan.data_bytes, digest)
         finally:
             self._let_go()  # a segment that is mapped can't be sealed
-        self._connection.ask(CommitSegment(filled.key, length), Verified, _ANSWER_S)
+        self._connection.ask(CommitSegment(filled.key, length), _ANSWER_S)
 
     def _let_go(self) -> None:
         """Give back the mapped segment."""
@@ -369,11 +357,11 @@ class Saver:
 _saver: Saver | None = None
 
 
-def saver(place: Place, make_hasher: MakeHasher) -> Saver:
+def saver(place: Place) -> Saver:
     """Return the saver of this process."""
     global _saver
     if _saver is None:
-        _saver = Saver(place, make_hasher)
+        _saver = Saver(place)
     return _saver
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.core.wording import shown
 from megatron_ft.memory.rules.segment_layout import Path, name_of
 
-TENSOR = "tensor"
+_TENSOR = "tensor"
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 _KEYS = frozenset((str, int))
 _TENSOR_NODES: list[list[Any]] = []
@@ -31,7 +31,7 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-class UnfitError(SnapshotError):
+class _UnfitError(SnapshotError):
     """Raised for a value that can't be kept. ``path`` is completed on the way up."""
 
     def __init__(self, text: str) -> None:
@@ -48,7 +48,7 @@ def take_apart(state: object, *, carefully: bool = False) -> tuple[Any, list[Any
     ``carefully``: look at each int and string. Without that a tree may come out that can't be encoded.
 
     Raises:
-        UnfitError: the state has a value that can't be kept.
+        SnapshotError: the state has a value that can't be kept.
     """
     if not isinstance(state, dict):
         raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
@@ -69,17 +69,17 @@ class _Writer:
             number = len(self._tensors)
             self._tensors.append(value)
             if number == len(_TENSOR_NODES):
-                _TENSOR_NODES.append([TENSOR, number])
+                _TENSOR_NODES.append([_TENSOR, number])
             return _TENSOR_NODES[number]
         if depth >= _MAX_DEPTH:
-            raise UnfitError(f"is nested deeper than {_MAX_DEPTH} levels")
+            raise _UnfitError(f"is nested deeper than {_MAX_DEPTH} levels")
         if isinstance(value, dict):
             if not _KEYS.issuperset(map(type, value)):
                 strange = next(type(key).__name__ for key in value if type(key) not in _KEYS)
-                raise UnfitError(f"has a key of type {strange}: use str or int")
+                raise _UnfitError(f"has a key of type {strange}: use str or int")
             keys = list(map(self._checked, value)) if self._carefully else value
             if self._carefully and any(type(key) is list for key in keys):
-                raise UnfitError("has an int of more than 64 bits as a key")
+                raise _UnfitError("has an int of more than 64 bits as a key")
             return dict(zip(keys, self._nodes(value.items(), depth), strict=True))
         if kind is list or kind is tuple:
             return [kind.__name__, self._items(value, depth)]
@@ -97,7 +97,7 @@ class _Writer:
         if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _NUMPY_KINDS:
             return ["numpy", value.dtype.str, value.tobytes()]
         kinds = "tensors, numbers, strings, bytes, None, and dicts, lists and tuples of them"
-        raise UnfitError(f"is of type {kind.__name__}; a state holds {kinds}")
+        raise _UnfitError(f"is of type {kind.__name__}; a state holds {kinds}")
 
     def _items(self, values: Any, depth: int) -> Any:
         if _SCALARS.issuperset(map(type, values)) and not self._carefully:
@@ -109,7 +109,7 @@ class _Writer:
         for key, item in items:
             try:
                 nodes.append(self.node(item, depth + 1))
-            except UnfitError as error:
+            except _UnfitError as error:
                 error.path.insert(0, key)
                 raise
         return nodes
@@ -118,101 +118,100 @@ class _Writer:
     def _checked(value: Any) -> Any:
         if type(value) is int and not -(1 << 63) <= value < 1 << 64:
             if value.bit_length() > 3 * _MAX_INT_DIGITS:
-                raise UnfitError("is an int of too many digits")
+                raise _UnfitError("is an int of too many digits")
             return ["int", str(value)]
         if type(value) is str:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise UnfitError("is or has a string with a lone surrogate, which UTF-8 can't hold") from None
+                raise _UnfitError("is or has a string with a lone surrogate, which UTF-8 can't hold") from None
         return value
 
 
 # -- back ---------------------------------------------------------------------------------------------------------
 
 
-def check(tree: Any, tensors: int) -> None:
-    """Check a tree in full.
+def put(target: Any, node: Any, place: Callable[[Any, int, Path], Any], path: Path = ()) -> Any:
+    """Return what takes the place of ``target``, a part of the caller's state: the same object if it can be changed.
+
+    ``place`` is given the target, the number and the path of a tensor, and returns the tensor for its place.
 
     Raises:
-        LayoutError: it is malformed, or has another number of tensors.
+        LayoutError: the tree is malformed.
+        SnapshotError: ``target`` doesn't fit to it.
     """
-    found: list[int] = []
-    if type(tree) is not dict:
-        raise LayoutError("the layout has no state")
-    _check(tree, found, ())
-    if found != list(range(tensors)):
-        raise LayoutError("the layout lists other tensors than its state has")
-
-
-def _check(node: Any, found: list[int], path: Path) -> None:
-    if type(node) in _SCALARS or _is_leaf(node):
-        return
-    items: Any = None
-    if type(node) is dict and _KEYS.issuperset(map(type, node)):
-        items = node.items()
-    else:
-        match node:
-            case [kind, int(index)] if kind == TENSOR:
-                found.append(index)
-                return
-            case (["list" | "tuple", list(held)]) | (["namedtuple", str(), str(), list(held)]):
-                items = enumerate(held)
-    if items is None or len(path) > _MAX_DEPTH:
-        raise LayoutError(f"{name_of(path)} is malformed: {shown(node)}")
-    for key, item in items:
-        if type(item) not in _SCALARS:
-            _check(item, found, (*path, key))
-
-
-def _is_leaf(node: Any) -> bool:
-    """Return True for a value of its own kind that holds no other."""
     match node:
-        case ["int", str(text)]:
-            return len(text) <= _MAX_INT_DIGITS and text.removeprefix("-").isdecimal()
-        case ["Size", list(sizes)]:
-            return all(type(each) is int for each in sizes)
-        case ["enum", str(), str(), int() | str()]:
-            return True
-        case ["numpy", str(dtype), bytes()]:
-            return dtype[1:2] in _NUMPY_KINDS
-    return False
+        case [kind, int(number)] if kind == _TENSOR:
+            return place(target, number, path)
+        case dict() if _KEYS.issuperset(map(type, node)) and len(path) <= _MAX_DEPTH:
+            into = target if isinstance(target, dict) else _without_tensors({}, target, node, path)
+            missing = [key for key in into if key not in node]
+            if missing:
+                raise SnapshotError(f"{name_of((*path, missing[0]))} was not saved")
+            for key, item in node.items():
+                into[key] = put(into.get(key), item, place, (*path, key))
+            return into
+        case ["list" | "tuple" | "namedtuple", *_, list(held)] if len(path) <= _MAX_DEPTH:
+            is_same = isinstance(target, (list, tuple)) and len(target) == len(held)
+            if not is_same or _SCALARS.issuperset(map(type, held)):
+                _without_tensors(None, target, node, path)
+            items = held
+            if not _SCALARS.issuperset(map(type, held)):  # a million numbers are not looked at one by one
+                given = target if is_same else [None] * len(held)
+                items = [put(given[at], item, place, (*path, at)) for at, item in enumerate(held)]
+            if node[0] == "list" and type(target) is list:
+                target[:] = items
+                return target
+            return _value(node, path, items)
+    return _without_tensors(_value(node, path), target, node, path)
 
 
-def plain(node: Any, items: list[Any] | None = None) -> Any:
-    """Return the value of a node that is neither a dict nor a tensor; ``items``: values of what it holds.
+def _without_tensors(value: Any, target: Any, node: Any, path: Path) -> Any:
+    """Return ``value`` for a target whose tensors would be lost otherwise: it must have none."""
+    if is_tensor(target):
+        saved = node[0] if type(node) is list else type(node).__name__
+        raise SnapshotError(f"{name_of(path)} is a tensor, but {saved} was saved")
+    if _has_tensor(target):
+        raise SnapshotError(f"{name_of(path)} has another structure than what was saved")
+    return value
 
-    Raises:
-        LayoutError: a value isn't one of its kind.
-    """
-    if type(node) is not list:
+
+def _has_tensor(value: object) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple)):
+        return not _SCALARS.issuperset(map(type, items)) and any(map(_has_tensor, items))  # type: ignore[call-overload]
+    return is_tensor(value)
+
+
+def _value(node: Any, path: Path, items: Iterable[Any] = ()) -> Any:
+    """Return the value of a node that is no dict; ``items``: values of what it holds."""
+    if type(node) in _SCALARS:
         return node
     try:
         match node:
-            case ["list", _]:
+            case ["list", list()]:
                 return items
-            case ["tuple", _]:
-                return tuple(items or ())
-            case ["namedtuple", module, name, _]:
+            case ["tuple", list()]:
+                return tuple(items)
+            case ["namedtuple", str(module), str(name), list()]:
                 kind: Any = _imported(module, name)
-                values = tuple(items or ())
                 is_it = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-                return kind._make(values) if is_it else values
-            case ["int", text]:
+                return kind._make(items) if is_it else tuple(items)
+            case ["int", str(text)] if len(text) <= _MAX_INT_DIGITS:
                 return int(text)
-            case ["Size", sizes]:
+            case ["Size", list(sizes)]:
                 import torch
 
                 return torch.Size(sizes)
-            case ["enum", module, name, value]:
+            case ["enum", str(module), str(name), (int() | str()) as value]:
                 kind = _imported(module, name)
                 return kind(value) if isinstance(kind, type) and issubclass(kind, enum.Enum) else value
-            case ["numpy", dtype, raw]:
+            case ["numpy", str(dtype), bytes(raw)] if dtype[1:2] in _NUMPY_KINDS:
                 numpy: Any = sys.modules["numpy"]  # torch has imported it
                 return numpy.frombuffer(raw, numpy.dtype(dtype))[0]
     except (ValueError, TypeError, LookupError) as error:
-        raise LayoutError(f"a {node[0]} of the state can't be had: {error}") from None
-    raise AssertionError(node)
+        raise LayoutError(f"{name_of(path)}, a {node[0]}, can't be had: {error}") from None
+    raise LayoutError(f"{name_of(path)} is malformed: {shown(node)}")
 
 
 def _imported(module: str, name: str) -> object:

@@ -59,7 +59,7 @@ class NodeMemory:
 class BeginSegment(Message, frozen=True):
     """A rank asks for a segment to write, and if it wants more than before, for memory for all its snapshots.
 
-    The answer is `Segment`, with its descriptor, or `NotKept`. ``copies_bytes``: buffers of the rank itself.
+    The rank allocates it. ``copies_bytes``: buffers of the rank itself.
     """
 
     segment_bytes: Count

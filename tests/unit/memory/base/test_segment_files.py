@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import LayoutError
+from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
@@ -19,7 +19,7 @@ from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
 
-from tests.memory.flips import HASHER, KEY, filled  # noqa: E402 - needs xxhash
+from tests.memory.flips import DIGEST, KEY, filled  # noqa: E402 - needs xxhash
 
 NAME = set_name(KEY.iteration, 1, "a life")
 
@@ -42,8 +42,8 @@ def everything(directory: Path) -> list[Path]:
 
 def test_segment_comes_back_byte_by_byte(tmp_path: Path, fd: int) -> None:
     assert write(tmp_path / "new", fd) == os.fstat(fd).st_size
-    back = load(str(tmp_path / "new"), NAME, 0, 1, HASHER)
-    assert segment.read_layout(back, HASHER) == segment.read_layout(fd, HASHER)
+    back = load(str(tmp_path / "new"), NAME, 0, 1, DIGEST)
+    assert segment.read_layout(back, DIGEST) == segment.read_layout(fd, DIGEST)
     assert os.pread(back, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     os.close(back)
 
@@ -75,7 +75,7 @@ def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd
     (found,) = find_sets(str(tmp_path))
     assert (found.files.iteration, found.lacking) == (KEY.iteration, 1)
     with pytest.raises(LayoutError, match="no such file"):
-        load(str(tmp_path), NAME, 0, 1, HASHER)
+        load(str(tmp_path), NAME, 0, 1, DIGEST)
 
 
 def test_set_written_last_is_first(tmp_path: Path, fd: int) -> None:
@@ -117,7 +117,7 @@ def test_link_is_not_followed(tmp_path: Path, fd: int, place: str) -> None:
     path.rename(moved)
     path.symlink_to(moved)
     with pytest.raises(OSError):  # noqa: PT011 - another errno for each kind
-        load(str(tmp_path), NAME, 0, 1, HASHER)
+        load(str(tmp_path), NAME, 0, 1, DIGEST)
     assert len(find_sets(str(tmp_path))) == (0 if place == "set" else 1)
 
 
@@ -127,7 +127,7 @@ def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> 
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ForeignFileError, match="regular file"):
-        load(str(tmp_path), NAME, 0, 1, HASHER)
+        load(str(tmp_path), NAME, 0, 1, DIGEST)
 
 
 @pytest.mark.parametrize(("iteration", "rank", "world"), [(KEY.iteration + 1, 0, 1), (KEY.iteration, 1, 2)])
@@ -137,14 +137,14 @@ def test_file_of_another_snapshot_or_rank_is_refused(
     name = set_name(iteration, world, "a life")
     segment_files.write(str(tmp_path), name, {rank: fd})
     with pytest.raises(LayoutError, match="the file is of iteration 1207, rank 0 of 1"):
-        load(str(tmp_path), name, rank, world, HASHER)
+        load(str(tmp_path), name, rank, world, DIGEST)
 
 
 def test_file_of_an_earlier_version_is_refused_with_a_line(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
     (tmp_path / NAME / "ranks-0-0" / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
-    found = work.load_file(str(tmp_path / NAME), 0, 1, HASHER, lambda: True)
-    assert found == (-1, "an earlier version of megatron_ft has written it")
+    with pytest.raises(LayoutError, match="an earlier version of megatron_ft has written it"):
+        load(str(tmp_path), NAME, 0, 1, DIGEST)
 
 
 def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int) -> None:
@@ -153,27 +153,13 @@ def test_ranks_with_a_gap_are_written_in_two_directories(tmp_path: Path, fd: int
     assert sorted(os.listdir(tmp_path / NAME)) == ["ranks-0-1", "ranks-5-5"]
 
 
-def test_file_is_loaded_unless_it_is_missing_or_memory_is_short(
-    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_wanted", "refused"), [(False, "no longer needed"), (True, "0 GB are free")])
+def test_file_that_is_not_wanted_or_has_no_memory_leaves_no_segment(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch, is_wanted: bool, refused: str
 ) -> None:
-    path = str(tmp_path / NAME)
-    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "No such file or directory")
-    write(tmp_path, fd)
-    loaded, why = work.load_file(path, 0, 1, HASHER, lambda: True)
-    assert why == ""
-    os.close(loaded)
-    assert work.load_file(path, 0, 1, HASHER, lambda: False) == (-1, "no longer needed")
-    monkeypatch.setattr(work, "refuse_chunk", lambda _count, _memory: "0 GB are free")
-    assert work.load_file(path, 0, 1, HASHER, lambda: True) == (-1, "0 GB are free")
-
-
-def test_memory_that_does_not_suffice_leaves_no_segment(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
     before = len(os.listdir("/proc/self/fd"))
-
-    def no_room(_count: int) -> None:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        load(str(tmp_path), NAME, 0, 1, HASHER, no_room)
+    monkeypatch.setattr(work, "refuse_chunk", lambda _count, _memory: refused if is_wanted else "")
+    with pytest.raises(SnapshotError, match=refused):
+        load(str(tmp_path), NAME, 0, 1, DIGEST, work.room_maker(lambda: is_wanted))
     assert len(os.listdir("/proc/self/fd")) == before

@@ -39,7 +39,6 @@ class Keeping:
             drop=lambda held: self.segments.pop(held.number),
             take=self._take,
             say=lambda subject, text: None,
-            go_on=lambda: None,
         )
         self.copies.begin(Prepare(3, (OWN,), WORLD))
         self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))

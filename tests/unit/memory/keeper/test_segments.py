@@ -25,7 +25,7 @@ def test_stock_is_what_is_verified() -> None:
     add(segments, 0, CHOSEN)
     add(segments, 0, LATER)
     add(segments, 1, LATER, SegmentState.SEALED)
-    add(segments, 1, None, SegmentState.SPARE)
+    add(segments, 1, None, SegmentState.WRITING)
     assert segments.stock() == Kept((KeptSnapshot(CHOSEN, 2, (0, 1)), KeptSnapshot(LATER, 2, (0,))))
 
 
@@ -40,7 +40,7 @@ def test_cycle_keeps_only_what_it_restores() -> None:
         add(segments, 0, LATER),
         add(segments, 0, LATER, SegmentState.SEALED),
         add(segments, 0, SnapshotKey(1, 0, 1), SegmentState.WRITING),
-        add(segments, 0, None, SegmentState.SPARE),
+        add(segments, 0, None, SegmentState.RECEIVING),
         add(segments, 1, CHOSEN),  # of a rank that is elsewhere now
     ]
     assert list(segments.stale(1, CHOSEN, [0])) == gone

@@ -99,7 +99,7 @@ def keeper(path: Path) -> Iterator[RealKeeper]:
 def test_newest_saved_object_can_be_loaded_in_the_same_cycle(keeper: RealKeeper) -> None:
     for iteration in (10, 20):
         objects.save(iteration, {"w": torch.full((2,), float(iteration))}, "here")
-        saving.saver(*_place()).wait()
+        saving.saver(_place()).wait()
     found = objects.available("here")
     assert found == {20: SnapshotKey(0, 0, 20)}
     assert objects.load(found[20], "here")["w"].tolist() == [20.0, 20.0]
@@ -109,8 +109,8 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects.save(10, {"w": torch.ones(2)}, "here")
-    saving.saver(*_place()).wait()
-    saving.saver(*_place()).disconnect()
+    saving.saver(_place()).wait()
+    saving.saver(_place()).disconnect()
     monkeypatch.setattr(saving, "_saver", None)
     monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
     assert objects.available("elsewhere") == {}
@@ -121,14 +121,11 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
 def test_object_under_another_key_is_left_out_with_a_line(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place, _ = _place()
-    objects._keys[place.path] = "of another job"
+    objects._keys[_place().path] = "of another job"
     objects.save(10, {"w": torch.ones(2)}, "here")
     assert objects.available("here") == {}
     assert "iteration 10 isn't used: its MAC isn't this job's" in capfd.readouterr().err
 
 
-def _place() -> tuple[Any, Any]:
-    place = objects.find_place()
-    assert place is not None
-    return place, objects.find_hasher(place)
+def _place() -> Any:
+    return objects.usable_place()

@@ -15,20 +15,21 @@ import torch
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.rank.copying import Mapping, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.base.segment import Mapping
+from megatron_ft.memory.rank.copying import copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import Place
 from megatron_ft.memory.rank.restoring import fill_from
-from megatron_ft.memory.rank.state_tree import check, take_apart
-from megatron_ft.memory.rules.segment_layout import encode_head
+from megatron_ft.memory.rank.state_tree import take_apart
+from megatron_ft.memory.rules.segment_layout import encode_head, encode_rows
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base.agreement import RankInfo
-from tests.memory.flips import HASHER
+from tests.memory.flips import DIGEST
 
 KEY = SnapshotKey(0, 0, 7)
 
 
 def place(rank: int = 0, world: int = 1) -> Place:
-    return Place("", None, RankInfo(rank, rank, "", 1, world))
+    return Place("", None, RankInfo(rank, rank, "", 1, world), DIGEST)
 
 
 def saved(state: dict[Any, Any]) -> int:
@@ -39,21 +40,18 @@ def saved(state: dict[Any, Any]) -> int:
         head = encode_head(KEY, 0, 1, plan.rows, tree)
     except (OverflowError, UnicodeEncodeError):
         head = encode_head(KEY, 0, 1, plan.rows, take_apart(state, carefully=True)[0])
-    fd, digests = segment.create(), []
+    fd = segment.create()
     os.ftruncate(fd, plan.data_bytes)
     mapping = Mapping(fd, plan.data_bytes, writes=True)
     copy_tensors(tensors, plan, mapping)
-    for offset, nbytes in zip(plan.offsets, plan.nbytes, strict=True):
-        hasher = HASHER()
-        hasher.update(mapping.bytes(offset, nbytes))
-        digests.append(hasher.digest())
+    digests = [DIGEST(mapping.bytes(*each)) for each in zip(plan.offsets, plan.nbytes, strict=True)]
     mapping.close()
-    segment.seal(fd, segment.write_end(fd, head, digests, plan.data_bytes, HASHER))
+    segment.seal(fd, segment.write_end(fd, head, digests, plan.data_bytes, DIGEST))
     return fd
 
 
 def restore(fd: int, state: dict[Any, Any]) -> dict[Any, Any]:
-    fill_from(fd, place(), KEY, state, HASHER)
+    fill_from(fd, place(), KEY, state)
     return state
 
 
@@ -261,7 +259,7 @@ def test_state_of_another_structure_is_refused_and_untouched(target: dict[Any, A
 def test_segment_of_another_place_is_refused(key: SnapshotKey, rank: int, world: int) -> None:
     target = {"w": torch.zeros(2)}
     with pytest.raises(SnapshotError, match="the segment is of rank 0 of 1, iteration 7"):
-        fill_from(saved({"w": torch.ones(2)}), place(rank, world), key, target, HASHER)
+        fill_from(saved({"w": torch.ones(2)}), place(rank, world), key, target)
     assert not target["w"].any()
 
 
@@ -282,5 +280,9 @@ def test_segment_of_another_place_is_refused(key: SnapshotKey, rank: int, world:
     ],
 )
 def test_malformed_tree_is_refused(tree: Any) -> None:
+    fd = segment.create()
+    os.ftruncate(fd, 1)
+    head = encode_head(KEY, 0, 1, encode_rows([("uint8", [1])]), tree)
+    segment.seal(fd, segment.write_end(fd, head, [DIGEST(b"\0")], 1, DIGEST))
     with pytest.raises(LayoutError):
-        check(tree, 1)
+        restore(fd, {})

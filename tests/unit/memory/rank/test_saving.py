@@ -21,8 +21,8 @@ from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.base.keeper_messages import (
     Fetch,
+    Granted,
     KeeperHello,
-    KeeperWelcome,
     NotKept,
     RankBegan,
 )
@@ -35,7 +35,7 @@ from tests.support.keepers import RealKeeper, ScriptedKeeper
 from tests.support.launching import wait_until
 
 BOUND_S = 20.0
-OPEN = {KeeperHello: KeeperWelcome()}
+OPEN = {KeeperHello: Granted()}
 
 
 class EndedError(Exception):
@@ -281,6 +281,17 @@ def test_copy_without_memory_costs_one_snapshot_and_not_the_training(
         assert not save(3)
     assert capfd.readouterr().err.count("is given up, training goes on") == 1
     assert save(4)
+
+
+def test_node_without_memory_for_a_segment_costs_snapshots_one_line_and_not_the_training(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "refuse_chunk", lambda _count, _memory: "0 GB are free")
+        assert not save(1)
+        assert not save(2)
+    assert capfd.readouterr().err.count("is given up, training goes on: 0 GB are free") == 1
+    assert save(3)
 
 
 def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
