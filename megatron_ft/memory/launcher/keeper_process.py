@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,7 +45,7 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, Saved, SnapshotKey
 
 _QUICK_S = 10.0
 _MOST_BAD = 5
@@ -59,14 +58,10 @@ _STOP_WAIT_S = 2.0
 _BACKLOG = 64
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperReplaced:
-    """Another keeper, or none, has the segments now, and no question about the stock is open."""
-
-
-KeeperEvent = Saved | KeeperPort | RankBegan | RestoreFailed | StockTaken | KeeperReplaced
+KeeperEvent = Saved | KeeperPort | RankBegan | RestoreFailed | StockTaken
 """``Saved``: all ranks of this node are verified. ``RankBegan``, ``RestoreFailed``: of one rank; ``rank`` is global.
-``StockTaken``: what was verified after the time of the answer."""
+``StockTaken``: what was verified after the time of the answer, or what the keeper has that replaces another one.
+"""
 
 
 class Keeper:
@@ -108,9 +103,8 @@ class Keeper:
         self._held: dict[int, tuple[SealedSegment, int]] = {}
         """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
-        self._complete: Complete | None = None
-        self._copy_to: CopyTo | None = None
-        self._writing: WriteFiles | None = None
+        self._orders: dict[type, LauncherToKeeper] = {}
+        """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
         self._written: FilesWritten | None = None
         self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer | None] | None = None
@@ -165,37 +159,35 @@ class Keeper:
         self._prepared = replace(order, pickle_key=self._pickle_key)
         if is_first and self._listener is not None:
             self._start_on_first_connection()
-        self._complete = None if restore is None else Complete(restore)
-        self._copy_to = None
         if self._process is not None:
             self._open_door()
-        self._order(self._prepared)
+        self._orders.clear()
+        self._order(self._prepared, repeats=True)
+        if restore is not None:
+            self._orders[Complete] = Complete(restore)  # the keeper takes it for that
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
 
     def tell(self, fact: OfSnapshots) -> None:
         """Say what the job has decided about a snapshot, or where copies go."""
-        if isinstance(fact, Complete):
-            self._complete = fact
-        elif isinstance(fact, CopyTo):
-            self._copy_to = fact
-        self._order(fact)
+        self._order(fact, repeats=True)
 
     def last_complete(self) -> tuple[SnapshotKey, int] | None:
         """Return the last snapshot that all ranks of the job have, and their number; None without one."""
-        if self._complete is None or self._prepared is None or self._process is None:
+        complete = self._orders.get(Complete)
+        if not isinstance(complete, Complete) or self._prepared is None or self._process is None:
             return None
-        return self._complete.key, self._prepared.world
+        return complete.key, self._prepared.world
 
     def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
         """Have the segments of a snapshot written as files, and wait for it: until its time is over, or ``is_wanted``
         doesn't hold any more.
         """
-        self._writing, self._written = order, None
-        self._order(order)
+        self._written = None
+        self._order(order, repeats=True)
         is_over = lambda: self._written is not None or self._process is None or not is_wanted()  # noqa: E731
         self._reactor.run_until(is_over, time.monotonic() + order.within_s)
-        self._writing = None
+        del self._orders[WriteFiles]
         return self._written or FilesWritten(
             why="there was no more time" if is_wanted() else "a second signal asked to stop"
         )
@@ -259,17 +251,11 @@ class Keeper:
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for sealed, fd in list(self._held.values()):
             self._order(sealed, (fd,))
-        assert self._prepared is not None
         self._open_door()
-        self._order(self._prepared)
-        if self._complete is not None:
-            self._order(self._complete)
-        if self._copy_to is not None:
-            self._order(self._copy_to)
+        for order in list(self._orders.values()):
+            self._order(order)
         if self._asked is not None:
             self._ask(self._asked[1])
-        if self._writing is not None:
-            self._order(self._writing)
 
     def _open_door(self) -> None:
         """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where.
@@ -303,9 +289,23 @@ class Keeper:
         Raises:
             OSError: there are too few descriptors or processes.
         """
+        assert self._listener is not None
+        assert self._xxhash is not None
         ours, theirs = socket.socketpair()
+        fds = {"--socket-fd": self._listener.fileno(), "--launcher-fd": theirs.fileno()}
+        words = {**fds, "--parent": os.getpid(), "--xxhash": self._xxhash}
         try:
-            self._process = self._spawn(theirs.fileno())
+            self._process = subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
+                [
+                    *isolated_command("megatron_ft.memory.keeper"),
+                    *(str(word) for pair in words.items() for word in pair),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=list(fds.values()),
+                env={key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")},
+                start_new_session=True,
+            )
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError:
             ours.close()
@@ -313,28 +313,6 @@ class Keeper:
         finally:
             theirs.close()
         return ours
-
-    def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
-        assert self._listener is not None
-        assert self._xxhash is not None
-        fds = [self._listener.fileno(), launcher_fd]
-        command = [
-            *isolated_command("megatron_ft.memory.keeper"),
-            "--socket-fd",
-            str(fds[0]),
-            "--launcher-fd",
-            str(fds[1]),
-        ]
-        command += ["--parent", str(os.getpid()), "--xxhash", self._xxhash]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")}
-        return subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=fds,
-            env=environment,
-            start_new_session=True,
-        )
 
     def _died(self) -> None:
         self._read()
@@ -375,7 +353,8 @@ class Keeper:
             self._say(f"the keeper of memory checkpoints {how}; another one takes over {segments}")
             self._start()
             if self._asked is None:
-                self._on_event(KeeperReplaced())
+                # none waits for this, and the new keeper may have everything to verify
+                self.take_stock(self._stock_changed, None)
             return
         self.is_given_up = True
         self._say(
@@ -385,7 +364,10 @@ class Keeper:
         _close_in_background(self._take_all())
         self._answer(Kept())
         self._fail_restores("this node keeps no memory checkpoints any more")
-        self._on_event(KeeperReplaced())
+        self._stock_changed(Kept())
+
+    def _stock_changed(self, kept: Kept) -> None:
+        self._on_event(StockTaken(kept))
 
     def _let_go_of_socket(self) -> None:
         if self._listener is not None:
@@ -403,7 +385,10 @@ class Keeper:
 
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def _order(self, order: LauncherToKeeper, fds: tuple[int, ...] = ()) -> None:
+    def _order(self, order: LauncherToKeeper, fds: tuple[int, ...] = (), *, repeats: bool = False) -> None:
+        """``repeats``: a keeper that replaces this one gets it, too."""
+        if repeats:
+            self._orders[type(order)] = order
         if self._channel is None:
             return
         fd = self._channel.fileno()
@@ -443,15 +428,13 @@ class Keeper:
                 return
             case DropSegment(number):
                 gone = [self._held.pop(number)[-1]] if number in self._held else []
-                if is_gone(self._pidfd):
-                    _close_in_background(gone)  # the launcher is the last one that has it
-                else:
-                    close_fds(gone)
+                # without a keeper the launcher is the last one that has it
+                (_close_in_background if is_gone(self._pidfd) else close_fds)(gone)
                 self._order(message)
             case Stock(question, kept) if question == self._question:
                 kept = replace(kept, port=self._port)
                 if self._asked is None:  # the keeper's second answer
-                    self._on_event(StockTaken(kept))
+                    self._stock_changed(kept)
                 self._answer(kept)
             case FilesWritten():
                 self._written = message

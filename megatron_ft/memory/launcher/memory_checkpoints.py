@@ -10,7 +10,7 @@ from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.job.messages import OfSnapshots, Restored, StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
-from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent, KeeperReplaced
+from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, Restore, Saved
 
@@ -55,18 +55,13 @@ class MemoryCheckpoints:
     def hear(self, event: KeeperEvent) -> None:
         """Tell the machine what the keeper's news mean for the node."""
         match event:
-            case StockTaken() | KeeperPort():
-                self._to_machine(event)
-            case Saved():
+            case StockTaken() | KeeperPort() | Saved():
                 self._to_machine(event)
             case RankBegan(rank=rank) if rank in self._restoring:
                 self._began(event)
             case RestoreFailed(rank=rank) if rank in self._restoring:
                 self._restoring.clear()  # what other ranks restore from now on is of no use
                 self._to_machine(event)
-            case KeeperReplaced():
-                # none waits for this, and the new keeper may have everything to verify
-                self._keeper.take_stock(lambda kept: self._to_machine(StockTaken(kept)), timeout_s=None)
 
     def _began(self, event: RankBegan) -> None:
         """Tell of the first rank that has restored, of the first that trains without, and when all have restored."""
