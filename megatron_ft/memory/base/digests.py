@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import glob
 import importlib.machinery
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
-
-_NAME = "_xxhash"
 
 Digest = Callable[[Any], bytes]
 """Returns the digest of a buffer. Other threads run meanwhile."""
@@ -19,25 +15,19 @@ Digest = Callable[[Any], bytes]
 def find_module() -> str | None:
     """Return the path of the extension module that this interpreter would import; None if xxhash isn't installed."""
     try:
-        package = importlib.util.find_spec("xxhash")
+        spec = importlib.util.find_spec("xxhash._xxhash")
     except (ImportError, ValueError):
         return None
-    for place in (package and package.submodule_search_locations) or ():
-        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-            for path in glob.glob(os.path.join(glob.escape(place), f"{_NAME}{suffix}")):
-                return path
-    return None
+    return None if spec is None else spec.origin
 
 
 @functools.cache
 def installed() -> Digest | None:
-    """Return the digest function of the installed xxhash; None if it isn't installed.
-
-    Raises:
-        ImportError: it can't be loaded.
-    """
-    path = find_module()
-    return None if path is None else load(path)
+    """Return the digest function of the installed xxhash; None if it isn't installed, or can't be loaded."""
+    try:
+        return None if (path := find_module()) is None else load(path)
+    except ImportError:
+        return None
 
 
 def load(path: str) -> Digest:
@@ -46,8 +36,8 @@ def load(path: str) -> Digest:
     Raises:
         ImportError: it can't be loaded.
     """
-    loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
-    spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+    loader = importlib.machinery.ExtensionFileLoader("_xxhash", path)
+    spec = importlib.util.spec_from_file_location("_xxhash", path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)

@@ -16,12 +16,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.wording import consecutive
 from megatron_ft.ipc.files.atomic_write import temporary_name
 from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.memory.base import segment
@@ -34,7 +32,6 @@ _AT_ONCE = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_REMOVED = ".removed-"
 _SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
 _PART = re.compile(r"ranks-(\d{1,8})-(\d{1,8})")
 
@@ -48,7 +45,8 @@ def set_name(iteration: int, world: int, life: str) -> str:
 
 
 def write(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None] = lambda: None) -> int:
-    """Write the segments of a node, by rank, and return their bytes. The disk has all of them then.
+    """Write the segments of a node, by rank, and return their bytes. The disk has all of them then; after an exception
+    nothing is left.
 
     ``check`` is called between blocks, in several threads, and raises if they aren't wanted any more.
 
@@ -57,13 +55,6 @@ def write(directory: str, name: str, segments: Mapping[int, int], check: Callabl
         OSError: they can't be written.
         any exception of ``check``.
     """
-    return sum(
-        _write_part(directory, name, {rank: segments[rank] for rank in part}, check) for part in consecutive(segments)
-    )
-
-
-def _write_part(directory: str, name: str, segments: Mapping[int, int], check: Callable[[], None]) -> int:
-    """Write the files of consecutive ranks. After an exception nothing is left."""
     with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as whole:
         temporary = temporary_name()
         os.mkdir(temporary, 0o700, dir_fd=whole)
@@ -73,7 +64,7 @@ def _write_part(directory: str, name: str, segments: Mapping[int, int], check: C
                 os.fsync(folder)
             check()
             try:
-                os.rename(temporary, _part_name(segments), src_dir_fd=whole, dst_dir_fd=whole)
+                os.rename(temporary, f"ranks-{min(segments)}-{max(segments)}", src_dir_fd=whole, dst_dir_fd=whole)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
@@ -87,10 +78,6 @@ def _write_part(directory: str, name: str, segments: Mapping[int, int], check: C
         os.fsync(whole)
         os.fsync(root)
     return sum(sizes)
-
-
-def _part_name(ranks: Collection[int]) -> str:
-    return f"ranks-{min(ranks)}-{max(ranks)}"
 
 
 def _write_file(folder: int, rank: int, source: int, check: Callable[[], None]) -> int:
@@ -167,22 +154,16 @@ def _ranks_in(part: str) -> range | None:
 # -- sets ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FoundSet:
-    """Directory of a snapshot. ``lacking``: number of ranks without a file."""
+def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
+    """Return the snapshots in a directory, that written last first, and the number of ranks of which it has no file.
 
-    files: SavedFiles
-    lacking: int
-
-
-def find_sets(directory: str) -> list[FoundSet]:
-    """Return the snapshots in a directory, that written last first. Makes the directory if it is missing.
+    Makes the directory if it is missing.
 
     Raises:
         ForeignFileError: it isn't a directory of this user.
         OSError: it can't be read or made.
     """
-    found: list[tuple[int, FoundSet]] = []
+    found: list[tuple[int, SavedFiles, int]] = []
     with _opened(open_own_folder(directory)) as root:
         for name in os.listdir(root):
             parsed = _SET.fullmatch(name)
@@ -190,12 +171,9 @@ def find_sets(directory: str) -> list[FoundSet]:
                 if parsed is not None:
                     with _own_folder(directory, name) as whole:
                         world, written_ns = int(parsed[2]), os.fstat(whole).st_mtime_ns
-                        age_s = max(0.0, time.time() - written_ns / 1e9)
-                        files = SavedFiles(name, int(parsed[1]), world, age_s)
-                        found.append((written_ns, FoundSet(files, _lacking(os.listdir(whole), world))))
-                elif name.startswith(_REMOVED):
-                    _remove_tree(root, name)
-    return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
+                        files = SavedFiles(name, int(parsed[1]), world, max(0.0, time.time() - written_ns / 1e9))
+                        found.append((written_ns, files, _lacking(os.listdir(whole), world)))
+    return [(files, lacking) for _, files, lacking in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def _lacking(parts: Iterable[str], world: int) -> int:
@@ -208,14 +186,13 @@ def _lacking(parts: Iterable[str], world: int) -> int:
 
 
 def remove_set(directory: str, name: str) -> None:
-    """Remove a snapshot's directory: at once for its readers, then file by file.
+    """Remove a snapshot's directory.
 
     Raises:
         OSError: it can't be removed.
     """
     with _opened(open_own_folder(directory)) as root:
-        os.rename(name, _REMOVED + name, src_dir_fd=root, dst_dir_fd=root)
-        _remove_tree(root, _REMOVED + name)
+        _remove_tree(root, name)
 
 
 def _remove_tree(parent: int, name: str) -> None:

@@ -41,7 +41,6 @@ class CopyKeeping:
         self._drop, self._take, self._say = drop, take, say
         self._worker = BackgroundWorker("ft_copy", reactor.post)
         self._prepared: Prepare | None = None
-        self._listener: socket.socket | None = None
         self._door: Door | None = None
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
@@ -58,25 +57,18 @@ class CopyKeeping:
         """Begin a cycle: where copies go is told anew."""
         self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
         self._give_up()
-        self._open()
 
     def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
         """Serve keepers of other nodes from now on, or copy to one of them."""
         if isinstance(order, CopyTo):
             if self._prepared is not None and order.cycle == self._prepared.cycle:
                 self._address = order.address
-        elif self._listener is None:
+        elif self._door is None:
             (fd,) = fds
             self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
-            self._listener = socket.socket(fileno=fd)
-            self._open()
+            self._door = Door(socket.socket(fileno=fd), self.key, self, self._reactor.call_in_loop)
         else:
             close_fds(fds)
-
-    def _open(self) -> None:
-        """Serve keepers of other nodes, once it is known what this node keeps."""
-        if self._door is None and self._listener is not None and self._prepared is not None:
-            self._door = Door(self._listener, self.key, self, self._reactor.call_in_loop)
 
     @property
     def ranks(self) -> int:

@@ -13,7 +13,7 @@ from megatron_ft.core.wording import counted
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.memory.base import segment_files
 from megatron_ft.memory.base.keeper_messages import WriteFiles
-from megatron_ft.memory.base.segment_files import FoundSet, set_name
+from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.rules.retention import gigabytes
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
@@ -44,7 +44,7 @@ class SnapshotFiles:
         self._say = say
         self._announce = announce
         self._thread = FileQueue()
-        self._sets: list[FoundSet] = []
+        self._sets: list[SavedFiles] = []
         reads_files = directory is not None
         self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)
         """What this node can restore before the first cycle."""
@@ -65,12 +65,12 @@ class SnapshotFiles:
         if found is None:
             self._say(f"{directory} doesn't answer: nothing is restored from it")
             return
-        self._sets = found
-        for each in found:
-            if not each.lacking:
-                self.found = replace(self.found, files=each.files)
+        self._sets = [files for files, _ in found]
+        for files, lacking in found:
+            if not lacking:
+                self.found = replace(self.found, files=files)
                 return
-            number, of = each.files.iteration, f"{each.lacking} of {counted(each.files.world, 'rank')}"
+            number, of = files.iteration, f"{lacking} of {counted(files.world, 'rank')}"
             self._say(
                 f"the memory checkpoint of iteration {number} in {directory} isn't whole ({of} missing): it isn't used"
             )
@@ -84,7 +84,7 @@ class SnapshotFiles:
         whole: SavedFiles | None = self.found.files
         if not self._sets or key.cycle == EARLIER_LIFE or (whole is not None and key.iteration <= whole.iteration):
             return
-        directory, names = self._directory, [each.files.name for each in self._sets]
+        directory, names = self._directory, [each.name for each in self._sets]
         self._sets = []
         assert directory is not None
 

@@ -10,8 +10,6 @@ from megatron_ft.core.job.messages import OfSnapshots, Report, Restored
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.memory.rules.snapshots import Complete, Passed, Restore, SnapshotKey
 
-_MOST = 1000
-"""Snapshots that are counted at a time."""
 _HELD = 2
 """Snapshots that a node has memory for, beside the complete one; without one, for one more."""
 
@@ -48,8 +46,6 @@ class CompleteSnapshots:
             self._complete = Complete(key)
             self._forget(key)
             return self._complete
-        if len(self._have) > _MOST:
-            del self._have[min(self._have)]
         return self._pass()
 
     def was_complete(self, place: int, key: SnapshotKey) -> Complete | None:
@@ -82,10 +78,8 @@ class CompleteSnapshots:
 
     def _pass(self) -> Passed | None:
         """Return the oldest of the nodes' newest snapshots, if it passes over an incomplete one."""
-        if len(self._held) < self._nodes:
-            return None
         oldest = min(self._at)
-        if not any(key <= oldest for key in self._have):
+        if len(self._held) < self._nodes or not any(key <= oldest for key in self._have):
             return None
         self._forget(oldest)
         self._passed = Passed(oldest)

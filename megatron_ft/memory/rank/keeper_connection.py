@@ -44,24 +44,13 @@ class Place(NamedTuple):
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this rank; None if it wasn't started by a launcher that knows of memory checkpoints.
-
-    Raises:
-        SnapshotError: the variables are malformed.
-    """
+    """Return the place of this rank; None if it wasn't started by a launcher that knows of memory checkpoints."""
     path = environ.get(KEEPER_SOCKET_VARIABLE)
     if path is None:
         return None
     text = environ.get(RESTORE_VARIABLE, "")
-    parts = text.split(":")
-    if text and (len(parts) != 3 or not all(each.removeprefix("-").isdecimal() for each in parts)):
-        raise SnapshotError(f"{RESTORE_VARIABLE}={text!r} is not CYCLE:ERA:ITERATION")
-    try:
-        digest = digests.installed()
-    except ImportError:
-        digest = None
-    key = SnapshotKey(*map(int, parts)) if text else None
-    return Place(path, key, RankInfo.from_environment(environ, "", os.getpid()), digest)
+    key = SnapshotKey(*map(int, text.split(":"))) if text else None
+    return Place(path, key, RankInfo.from_environment(environ, "", os.getpid()), digests.installed())
 
 
 def usable_place() -> Place | None:
@@ -69,8 +58,7 @@ def usable_place() -> Place | None:
     place = find_place()
     if place is not None and (place.digest is None or not place.path):
         of = "this rank" if place.digest is None else "ft_launcher"
-        text = f"memory checkpoints are off: {of} has no xxhash that can be loaded (pip install megatron-ft[memory])"
-        say.warn_of_node(text)
+        say.warn_of_node(f"memory checkpoints are off: {of} can't load xxhash (pip install megatron-ft[memory])")
         return None
     return None if is_child() else place
 

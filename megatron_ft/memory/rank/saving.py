@@ -159,7 +159,7 @@ class Saver:
     def _save(self, key: SnapshotKey, state: object, number: int) -> str:
         """Return why there is no snapshot; empty if it is on its way. ``number``: of those that are due."""
         bound_s = min(_WAIT_S, _WAIT_SHARE * (time.monotonic() - self._returned_s))
-        if not is_aligned(number, self._skipped) or not self._wait_idle(bound_s):
+        if not is_aligned(number, self._skipped) or not self._idle.wait(bound_s):
             self._skipped = min(self._skipped + 1, _MOST_SKIPPED)
             return "the snapshot before isn't verified yet"
         self._skipped = 0
@@ -210,19 +210,14 @@ class Saver:
             # the next layout that is a little longer must not need another segment
             self._wanted = max(self._wanted, need + (need - data_bytes) // 4 + _SLACK)
             self._give(None)
-            if not self._wait_idle(_WAIT_S):
+            if not self._idle.wait(_WAIT_S):
                 return None
         mapping = self._mapping
         return None if mapping is None or mapping.nbytes < need else mapping
 
-    def _wait_idle(self, bound_s: float) -> bool:
-        if self._thread is not None and not self._thread.is_alive():  # an exception has ended it
-            self._idle.set()
-        return self._idle.wait(bound_s)
-
     def _give(self, job: _Filled | None) -> None:
         """Have the thread do something; without one, that is given up."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             self._jobs = queue.SimpleQueue()
             thread = threading.Thread(target=self._run, args=(self._jobs,), name="ft_memory", daemon=True)
             try:
@@ -261,15 +256,12 @@ class Saver:
 
     def wait(self) -> None:
         """Return when no snapshot is on its way any more, and the next one can be taken."""
-        while not self._idle.wait(0.1):
-            if self._thread is None or not self._thread.is_alive():
-                return
+        self._idle.wait()
 
     def disconnect(self) -> None:
         """Give up what is on its way and close the connection; the thread is at rest then. The next `save` connects."""
         self._left.set()
-        while self._thread is not None and self._thread.is_alive() and not self._idle.wait(0.1):
-            pass
+        self._idle.wait()
         self._let_go()
         self._connection.close()
         self._left.clear()
@@ -281,11 +273,12 @@ class Saver:
             with contextlib.suppress(OSError):
                 os.close(self._mapping.fd)
         self._thread = self._mapping = None
+        self._idle.set()
 
     def _stop(self) -> None:
         """At the end of the script: what is on its way may still arrive, for a moment."""
         until_s = time.monotonic() + _STOP_S
-        while self.verified != self._last_saved and not self._wait_idle(0.01) and time.monotonic() < until_s:
+        while self.verified != self._last_saved and not self._idle.wait(0.01) and time.monotonic() < until_s:
             pass
 
     # -- the thread -------------------------------------------------------------------------------------------
@@ -293,10 +286,8 @@ class Saver:
     def _run(self, jobs: queue.SimpleQueue[_Filled | None]) -> None:
         while True:
             job = jobs.get()
-            try:
-                self._do(job)
-            finally:  # whatever was raised
-                self._idle.set()
+            self._do(job)
+            self._idle.set()
             del job
 
     def _do(self, job: _Filled | None) -> None:
@@ -325,7 +316,7 @@ class Saver:
                 raise
         except RefusedError as error:
             self._reason = str(error)  # the launcher has printed it
-        except (SnapshotError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: it costs a snapshot, and training goes on
             self._let_go()
             self._connection.close()
             if not self._left.is_set():

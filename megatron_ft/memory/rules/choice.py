@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -76,11 +76,9 @@ def choose(kept: Sequence[Kept], last: CycleEnd, spares: Sequence[Kept] = ()) ->
     current = sorted((key for key in keys if key.cycle == last.cycle or key == restored), reverse=True)
     reason = f"no snapshot is of cycle {last.cycle}"
     for key in current:
-        lacking = list(_lacking(kept, key, world))
-        copies, missing = _copies(holders, key, world, [rank for rank, _ in lacking])
-        if missing is None:
+        copies, reason = _copies(kept, holders, key, world)
+        if not reason:
             return SnapshotChoice(key, copies=copies)
-        reason = dict(lacking)[missing]
     return SnapshotChoice(reason=reason)
 
 
@@ -103,46 +101,33 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> SnapshotChoi
     return SnapshotChoice(SnapshotKey(EARLIER_LIFE, 0, files.iteration), files=files.name, age_s=files.age_s)
 
 
-def _lacking(kept: Sequence[Kept], key: SnapshotKey, world: int) -> Iterator[tuple[int, str]]:
-    """Yield the ranks of whose segments their own node has none, and why."""
+def _copies(
+    kept: Sequence[Kept], holders: Sequence[Kept], key: SnapshotKey, world: int
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], str]:
+    """Return which holders have segments for ranks whose own node hasn't, or why not all ranks can have theirs."""
+
+    def has(each: Kept) -> set[int]:
+        return {rank for one in each.snapshots if (one.key, one.world) == (key, world) for rank in one.ranks}
+
+    places: dict[int, int] = {}
     first = 0
     for place, each in enumerate(kept):
-        ranks = range(first, first + each.local_ranks)
+        places |= dict.fromkeys(set(range(first, first + each.local_ranks)) - has(each), place)
         first += each.local_ranks
-        found = next((one for one in each.snapshots if one.key == key), None)
-        if found is None:
-            why = f"node {place} has no snapshot of iteration {key.iteration}"
-        elif found.world != world:
-            of = f"of {counted(found.world, 'rank')}, not {world}"
-            why = f"the snapshot of iteration {key.iteration} is {of}"
-        else:
-            yield from (
-                (rank, f"node {place} has no snapshot of rank {rank}") for rank in ranks if rank not in found.ranks
-            )
-            continue
-        yield from ((rank, why) for rank in ranks)
-
-
-def _copies(
-    holders: Sequence[Kept], key: SnapshotKey, world: int, ranks: Collection[int]
-) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], int | None]:
-    """Return which nodes have segments of these ranks for others; or the first rank of which none has."""
-    left, found = set(ranks), []
+    left, found = set(places), []
     for at, each in enumerate(holders):
-        if not left:
-            break
-        has = {rank for one in each.snapshots if (one.key, one.world) == (key, world) for rank in one.ranks}
-        if each.port and (serves := left & has):
+        if each.port and (serves := left & has(each)):
             found.append((at, tuple(sorted(serves))))
             left -= serves
-    if left or len(found) > MOST_SOURCES:
-        return (), min(left or ranks)
-    return tuple(found), None
-
-
-def _has_new(last: CycleEnd, restored: Restore) -> bool:
-    """Return True if the last cycle got beyond all before it, of which a snapshot may know more than the reports."""
-    return last.advanced and (last.reached is None or last.reached > restored.key.iteration)
+    if not left and len(found) <= MOST_SOURCES:
+        return tuple(found), ""
+    rank = min(left or places)
+    worlds = [one.world for one in kept[places[rank]].snapshots if one.key == key]
+    if not worlds:
+        return (), f"node {places[rank]} has no snapshot of iteration {key.iteration}"
+    if world not in worlds:
+        return (), f"the snapshot of iteration {key.iteration} is of {counted(worlds[0], 'rank')}, not {world}"
+    return (), f"node {places[rank]} has no snapshot of rank {rank}"
 
 
 def first_restore(choice: SnapshotChoice) -> Restore | None:
@@ -165,7 +150,7 @@ def next_restore(choice: SnapshotChoice, last: CycleEnd) -> tuple[Restore | None
         return None, choice.reason
     if before is None or key != before.key:
         return Restore(key, failure=last.failure, reached=reached, files=choice.files, age_s=choice.age_s), ""
-    if _has_new(last, before):
+    if last.advanced and (last.reached is None or last.reached > key.iteration):  # it got beyond all before it
         return Restore(key, failure=last.failure, reached=reached, files=before.files, age_s=before.age_s), ""
     # what was done from this snapshot before is still to be done again
     reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)

@@ -465,12 +465,6 @@ def test_rank_whose_keeper_is_stopped_ends(scripted: ScriptedKeeper, monkeypatch
         restored(7, {"w": torch.zeros(2)})
 
 
-@pytest.mark.parametrize("text", ["0:7", "a:0:7", "0:0:7:1"])
-def test_malformed_choice_is_an_error(text: str) -> None:
-    with pytest.raises(SnapshotError, match="is not CYCLE:ERA:ITERATION"):
-        keeper_connection.find_place({"FT_KEEPER_SOCKET": "/k", "FT_MEMORY_RESTORE": text})
-
-
 @pytest.mark.parametrize(("iteration", "every"), [(-1, 1), (3, 0)])
 def test_numbers_out_of_range_are_mistakes(iteration: int, every: int) -> None:
     with pytest.raises(ValueError, match="out of range"):
