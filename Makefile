@@ -1,5 +1,5 @@
 # make demo     a real Megatron GPT loses a rank twice and ends with the weights of an undisturbed run
-# make test     all tests, four at a time         make test TEST_ARGS="-k board" TEST_JOBS=0
+# make test     all tests, six at a time          make test TEST_ARGS="-k board" TEST_JOBS=0
 # make lint     ruff and mypy
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
@@ -25,9 +25,10 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Most tests wait for processes more than they compute; those of one file stay together, for what they share. The order
-# is that of the folders: the long ones of tests/e2e first, so that none is left alone at the end.
-TEST_JOBS ?= 4
+# Most tests wait for processes more than they compute; four of them run at a time (tests/conftest.py), beside those of
+# which that is all. Those of one file stay together, for what they share. The order is that of the folders: the long
+# ones of tests/e2e first, so that none is left alone at the end.
+TEST_JOBS ?= 6
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := .venv/.installed
 BENCH_INSTALLED := .venv/.bench-installed

@@ -11,11 +11,15 @@ import signal
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.netns import Hosts, four_hosts, hosts
 from tests.support.nodes import TRAINS_UNTIL_TOLD, coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["four_hosts", "hosts", "launcher"]
+
+pytestmark = pytest.mark.waits
 
 NOTICED_S = 16.0
 """So long a silent host isn't missed."""

@@ -15,6 +15,8 @@ from tests.support.launching import Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
 
+pytestmark = pytest.mark.waits
+
 TWO = ("--nproc-per-node", "2")
 SECTIONS = ("--ft-param-rank_section_timeouts=step:{timeout}", "--ft-param-rank_out_of_section_timeout=30")
 CLIENT = """

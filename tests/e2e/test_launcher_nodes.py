@@ -13,6 +13,8 @@ from tests.support.launching import Finished, Launched, Launcher, launcher
 from tests.support.nodes import meeting_place, wait_for_all
 
 __all__ = ["launcher"]
+
+pytestmark = pytest.mark.waits
 IMPORTED_BEFORE = ()  # torch is enough
 
 

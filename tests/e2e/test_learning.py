@@ -11,6 +11,8 @@ import pytest
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]
+
+pytestmark = pytest.mark.waits
 IMPORTED_BEFORE = ()  # torch is enough
 
 TWO = ("--nproc-per-node", "2")

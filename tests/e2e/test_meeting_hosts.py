@@ -13,6 +13,8 @@ from tests.support.nodes import wait_for_all
 
 __all__ = ["hosts", "launcher"]
 
+pytestmark = pytest.mark.waits
+
 # ranks that notice nothing by themselves, and ranks that lose a peer as those of a collective do
 SCRIPT = """
 import pathlib, socket

@@ -14,6 +14,8 @@ from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
 __all__ = ["launcher"]
 
+pytestmark = pytest.mark.waits
+
 # each rank does what the test's files tell it to
 SCRIPT = """
 import pathlib

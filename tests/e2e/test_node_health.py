@@ -24,6 +24,8 @@ from tests.support.reactors import reactor
 
 __all__ = ["launcher", "reactor"]
 
+pytestmark = pytest.mark.waits
+
 
 def nothing() -> None:
     pass

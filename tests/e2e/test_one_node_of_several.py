@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import resource
 
+import pytest
+
 from tests.support.launching import Launcher, launcher, wait_until
 from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
 
 __all__ = ["launcher"]
+
+pytestmark = pytest.mark.waits
 
 
 def test_launcher_that_fails_itself_is_lost_and_says_why(launcher: Launcher) -> None:

@@ -23,6 +23,8 @@ from tests.support.launching import Launched, Launcher, fresh_launcher
 
 __all__ = ["fresh_launcher"]
 
+pytestmark = pytest.mark.waits
+
 LIMIT = (600, 3000)
 SCRIPT = """
 import resource

@@ -18,6 +18,8 @@ from tests.support.launching import Launched, Launcher, command_line, launcher, 
 
 __all__ = ["launcher"]
 
+pytestmark = pytest.mark.waits
+
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ORPHANS = """
 asked = []

@@ -18,6 +18,8 @@ from tests.support.nodes import meeting_place, rendezvous_settings
 
 __all__ = ["fresh_launcher"]
 
+pytestmark = pytest.mark.waits
+
 SCRIPT = """
 import json
 import signal

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher
 from tests.support.nodes import meeting_place, rendezvous_settings
 
 __all__ = ["launcher"]
+
+pytestmark = pytest.mark.waits
 
 SCRIPT = """
 child = os.fork() if os.environ.get("LEAVES_CHILD") else -1

@@ -123,7 +123,7 @@ def straight(trainer: Trainer) -> Run:
 @pytest.fixture(scope="module")
 def one_rank(trainer: Trainer) -> Run:
     """The cheapest run."""
-    return trainer.run("--bf16", ranks=1)
+    return trainer.run("--bf16", "--async-save", ranks=1)
 
 
 def test_loss_of_train_gpt_decreases(straight: Run) -> None:
@@ -137,12 +137,6 @@ def test_a_resumed_run_ends_with_the_same_weights(trainer: Trainer, straight: Ru
     assert resumed.weights == straight.weights
 
 
-def test_run_resumed_from_an_asynchronous_save_has_the_same_weights(trainer: Trainer, straight: Run) -> None:
-    saved_behind = trainer.run("--async-save")
-    assert saved_behind.weights == straight.weights
-    assert trainer.resume_from_10(saved_behind, "--async-save").weights == straight.weights
-
-
 def test_model_parallel_run_learns_and_resumes_with_the_same_weights(trainer: Trainer) -> None:
     args = ["--pipeline-model-parallel-size=2", "--eval-interval=7"]
     whole = trainer.run(*args)
@@ -150,10 +144,10 @@ def test_model_parallel_run_learns_and_resumes_with_the_same_weights(trainer: Tr
     assert trainer.resume_from_10(whole, *args).weights == whole.weights
 
 
-def test_bf16_run_resumes_with_the_same_weights_and_past_its_end_trains_nothing(
+def test_bf16_run_resumes_from_an_asynchronous_save_with_the_same_weights_and_past_its_end_trains_nothing(
     trainer: Trainer, one_rank: Run
 ) -> None:
-    resumed = trainer.resume_from_10(one_rank, "--bf16", ranks=1)
+    resumed = trainer.resume_from_10(one_rank, "--bf16", "--async-save", ranks=1)
     assert resumed.weights == one_rank.weights
     past_its_end = trainer.run("--bf16", save=resumed.save, ranks=1)
     assert (past_its_end.losses, past_its_end.weights) == ({}, one_rank.weights)
