@@ -1,11 +1,11 @@
-"""The launcher's part of learning: the file is read once, monitors are armed, asked, and armed again. Pure.
+"""The launcher's part of learning: the file is read once, monitors are armed and heard, and armed again. Pure.
 
 All launchers keep what was learned, so that any of them can be at place 0 in the next cycle: that one writes the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,10 +15,9 @@ from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
 from megatron_ft.core.board.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN, BoardSnapshot
 from megatron_ft.core.errors import near
 from megatron_ft.core.facts.monitor import Attached
-from megatron_ft.core.facts.rank import StateLoaded, TimeoutOrigin, TimeoutsLearned
 from megatron_ft.core.wording import counted
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
-from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed, Survey
+from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
 from megatron_ft.learning.state import Configured, LearnedState, that_applies
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
@@ -106,7 +105,6 @@ class Turn(Protocol):
     def do(self, *effects: Any) -> None: ...
     def say(self, text: str) -> None: ...
     def say_for_all(self, text: str) -> None: ...
-    def write(self, record: Any) -> None: ...
     def order(self, local_ranks: Iterable[int], order: Any) -> None: ...
     def board(self, local_rank: int) -> BoardSnapshot | None: ...
 
@@ -116,6 +114,7 @@ class LauncherLearning:
 
     def __init__(self, options: LearningOptions) -> None:
         self._options = options
+        self._configured = options.configured.timeouts
         self._ranks: Ranks | None = None
         self._place = self._world_size = 0
         self._gathering = Gathering(-1, OF_RANKS_S)
@@ -151,20 +150,16 @@ class LauncherLearning:
         self._gathering, self._last = Gathering(ranks.cycle, OF_RANKS_S), Intervals(ranks.cycle)
 
     def tick(self, turn: Turn) -> None:
-        """Ask monitors, or tell the leader what they have answered, when that is due."""
+        """Tell the leader the longest intervals of this node, when that is due."""
         ranks = self._ranks
         if ranks is None or self._gathering.is_idle:
             return  # boards needn't be read
         boards = {each: turn.board(each) for each in ranks.hooked & ranks.running}
-        in_run = {each for each, board in boards.items() if board is None or not board.closing}
-        self._gathering.lost(ranks.hooked - in_run)
-        for message in self._gathering.advance(lambda: in_run, turn.now_s):
-            if isinstance(message, Survey):
-                turn.order(self._gathering.awaited, message)
-            else:
-                turn.do(message)
+        in_run = [each for each, board in boards.items() if board is None or not board.closing]
+        if (result := self._gathering.take(in_run, turn.now_s)) is not None:
+            turn.do(result)
 
-    def hear(self, message: Survey | Intervals | Killed | StateFileDone, turn: Turn) -> None:
+    def hear(self, message: Intervals | Killed | StateFileDone, turn: Turn) -> None:
         """Take a message of the leader, or about the file; the leader's on other cycles are ignored."""
         match message:
             case StateFileDone(StateFile(document=None)):
@@ -176,8 +171,6 @@ class LauncherLearning:
                     turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
             case _ if self._ranks is None or message.cycle != self._ranks.cycle:
                 pass
-            case Survey():
-                self._gathering.ask()
             case Intervals():
                 self._learn(message, self._ranks, turn)
             case Killed(cycle, name, moved):
@@ -185,14 +178,21 @@ class LauncherLearning:
 
     def hear_monitor(self, local_rank: int, report: object, turn: Turn) -> None:
         """Take a monitor's report; others than those of learning, and those on other cycles, are ignored."""
-        ranks = self._ranks
-        if ranks is None or getattr(report, "cycle", None) != ranks.cycle:
+        if self._ranks is None or getattr(report, "cycle", None) != self._ranks.cycle:
             return
         if isinstance(report, Attached) and not report.watch_only:
-            self._attached(local_rank, report, ranks, turn)
+            self._script_learns |= report.learns
+            if report.state_path and not self._path:
+                self._path = report.state_path
+                turn.do(StateFile(self._path, sets_aside=self._place == 0 and self._enforces))
+            self._arm([local_rank], turn)
         elif isinstance(report, Intervals):
-            self._gathering.hear(local_rank, report)
-            self._say_what_is_off(local_rank, turn)  # its hooks have added sections since it attached
+            self._gathering.hear(local_rank, report, turn.now_s)
+        else:
+            return
+        board = turn.board(local_rank)  # its hooks may have added sections since it attached
+        if not self._path and board is not None and board.sections:
+            self._say_what_is_off(turn)
 
     def _learn(self, result: Intervals, ranks: Ranks, turn: Turn) -> None:
         """Learn from the maxima of all nodes what may be learned now."""
@@ -208,7 +208,7 @@ class LauncherLearning:
             self._state = replace(state, configured_s=self._options.configured, world_size=self._world_size)
             self._arm(self._armed, turn)
         if seen and self._enforces:
-            self._tell_changes(before, seen, turn)
+            self._say_changes(before, seen, turn)
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
         if self._place == 0 and result.ended and not is_written:
             turn.do(TellStateWritten(STATE_NOT_WRITTEN))
@@ -264,45 +264,25 @@ class LauncherLearning:
 
     # -- the file -----------------------------------------------------------------------------------------------
 
-    def _attached(self, local_rank: int, event: Attached, ranks: Ranks, turn: Turn) -> None:
-        self._script_learns |= event.learns
-        if event.state_path and not self._path:
-            self._path = event.state_path
-            turn.do(StateFile(self._path, sets_aside=self._place == 0 and self._enforces))
-        elif event.state_path not in ("", self._path) and "other file" not in self._said:
-            self._said.add("other file")
-            names = f"rank {ranks.ranks[local_rank]} names {event.state_path} for learned timeouts"
-            turn.say(f"{names}, {self._path} was named first: using {self._path}")
-        self._arm([local_rank], turn)
-        self._say_what_is_off(local_rank, turn)
-
     def _was_read(self, event: StateFileDone, turn: Turn) -> None:
         self._is_read, self._may_write = True, event.may_write
         if event.problem:
             left = "" if event.may_write else ": timeouts learned in this run are not written"
             self._say_once(f"{event.problem}{left}", turn.say_for_all)
         if event.state is not None:
-            self._load(event.state, turn)
-        self._say_what_is_off(None, turn)
+            self._state, superseded = that_applies(event.state, self._options.configured)
+            lines, head, size = [*superseded.values()], f"timeouts loaded from {self._path}:", event.state.world_size
+            if timeouts := self._in_force():
+                told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
+                lines.append(f"{head} {told}{'' if self._enforces else ' (reported only)'}")
+                if size not in (None, self._world_size):
+                    then, now = counted(size or 0, "rank"), counted(self._world_size, "rank")
+                    differ = "the longest intervals may be others now"
+                    lines.append(f"{head} they were learned with {then}, and this run has {now}: {differ}")
+            for line in lines:
+                turn.say_for_all(line)
+        self._say_what_is_off(turn)
         self._arm(self._armed, turn)
-
-    def _load(self, state: LearnedState, turn: Turn) -> None:
-        self._state, superseded = that_applies(state, self._options.configured)
-        for line in superseded.values():
-            turn.say_for_all(line)
-        timeouts = self._in_force()
-        if not timeouts and self._state.heartbeats is None:
-            return
-        told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items()) or "heartbeats"
-        follows = "" if self._enforces else " (reported only)"
-        turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
-        if state.world_size not in (None, self._world_size):
-            then, now = counted(state.world_size or 0, "rank"), counted(self._world_size, "rank")
-            differs = f"they were learned with {then}, and this run has {now}: the longest intervals may be others now"
-            turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
-        if self._place == 0:
-            names = tuple(superseded)
-            turn.write(StateLoaded(path=self._path, timeouts=timeouts, superseded=names, world_size=state.world_size))
 
     def _write(self, turn: Turn, *, at_end: bool = False) -> bool:
         """Write the file if this node is to, and may. Return False if it isn't."""
@@ -313,10 +293,6 @@ class LauncherLearning:
         return writes
 
     # -- what is in force ---------------------------------------------------------------------------------------
-
-    @property
-    def _configured(self) -> dict[str, float | None]:
-        return self._options.configured.timeouts
 
     @property
     def _armed(self) -> set[int]:
@@ -336,39 +312,26 @@ class LauncherLearning:
 
     # -- lines --------------------------------------------------------------------------------------------------
 
-    def _say_once(self, text: str, say: Any) -> None:
+    def _say_once(self, text: str, say: Callable[[str], None]) -> None:
         if text not in self._said:
             self._said.add(text)
             say(text)
 
-    def _say_what_is_off(self, local_rank: int | None, turn: Turn) -> None:
-        """Say that nothing is killed or detected, once the file was read, or a rank with sections names none."""
-        if local_rank is not None:
-            board = turn.board(local_rank)
-            if self._path or board is None or not board.sections:
-                return
+    def _say_what_is_off(self, turn: Turn) -> None:
+        """Say that nothing is killed or detected, if so."""
         if not self._enforces and all(each is None for each in self._configured.values()):
             self._say_once(_DETECTS_NOT if self._options.mode == "off" else _KILLS_NOT, turn.say_for_all)
 
-    def _tell_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
-        now, changes, origins = self._in_force(), list[str](), dict[str, TimeoutOrigin]()
+    def _say_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
+        now, changes = self._in_force(), list[str]()
         for name, each in seen.items():
             now_s, was_s = now[name], before.get(name)
-            origins[name] = TimeoutOrigin(
-                timeout_s=now_s,
-                previous_s=was_s,
-                max_observed_s=each.longest_s,
-                rank_of_max=each.rank,
-                margin_s=now_s - each.longest_s,
-            )
             if was_s is None or abs(now_s - was_s) > _WORTH_A_LINE * was_s:
                 was = "" if was_s is None else f"was {was_s:.4g} s; "
                 longest = f"the longest took {each.longest_s:.4g} s, in rank {each.rank}"
                 changes.append(f"{name} {now_s:.4g} s ({was}{longest})")
         if changes:
             turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
-        if self._place == 0:
-            turn.write(TimeoutsLearned(timeouts=origins))
 
     def _say_unopened(self, result: Intervals, turn: Turn) -> None:
         """Name configured sections that no rank has opened, each with the one that was probably meant."""
@@ -376,7 +339,7 @@ class LauncherLearning:
             return
         self._said.add("unopened")
         until = "in this run" if result.ended else f"in the first {counted(result.steps, 'iteration')}"
-        known = {name for name, each in result.seen.items() if each.is_opened}
+        known = {name for name, each in result.seen.items() if each.count or each.longest_s}
         for name in sorted(self._options.configured.sections.keys() - known - _OPENED_LATE)[:_MOST_UNOPENED]:
             line = f"section '{name}' has a timeout, but no rank has opened it {until}"
             if meant := near(name, sorted({*known, *SECTIONS} - {name})):

@@ -1,8 +1,7 @@
 """Messages by which timeouts are learned, the same between monitor, launcher and leader.
 
-A monitor sends its `Intervals` when its rank reaches a milestone, and when it is asked (`Survey`). A launcher sends
-those of its node, merged, to the leader, and the leader those of the job to all launchers, which apply the rule and
-`Arm` their monitors.
+A monitor sends its `Intervals` when its rank reaches a milestone. A launcher sends those of its node, merged, to the
+leader, and the leader those of the job to all launchers, which apply the rule and `Arm` their monitors.
 """
 
 from __future__ import annotations
@@ -22,12 +21,6 @@ FACT_SAVED, FACT_SETUP_OPEN = 1 << 8, 1 << 9
 """There was a save; the section "setup" is open. The other facts are those of the board."""
 
 
-class Survey(Message, frozen=True):
-    """Ask for the intervals of this cycle so far."""
-
-    cycle: Cycle
-
-
 class Observed(Message, frozen=True):
     """Intervals of one section in one cycle, of one rank or (merged) of several.
 
@@ -39,11 +32,6 @@ class Observed(Message, frozen=True):
     count: Count = 0
     longest_s: Seconds = 0.0
     rank: Rank = 0
-
-    @property
-    def is_opened(self) -> bool:
-        """True if an interval has begun."""
-        return self.count > 0 or self.longest_s > 0.0
 
 
 class Intervals(Message, frozen=True):

@@ -43,7 +43,7 @@ from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.ipc.log import MONITOR
 from megatron_ft.ipc.monitor_process import MonitorSettings
 from megatron_ft.ipc.wire import ChannelClosedError
-from megatron_ft.learning.messages import Arm, Survey
+from megatron_ft.learning.messages import Arm
 from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.monitor import hello
@@ -161,8 +161,6 @@ class MonitorService:
                 self._termination.hurry()
             case Release():
                 self._last_look.clear()  # the cycle is over: the launcher ends this rank with all others
-            case Survey():
-                self._reports.tell(watched.observed(self._paused_at_ns))
             case Arm():
                 watched.arm(order)
                 self._next_look_ns = time.monotonic_ns()

@@ -160,7 +160,8 @@ class WatchedRank:
         reached = *reached_by(snapshot), bool(snapshot.learning_facts & layout.FACT_RUN_ENDS)
         if reached != self._reached and not snapshot.watch_only:
             self._reached = reached
-            yield self.observed()
+            now_ns, gaps = time.monotonic_ns(), self.state.gaps
+            yield self._feed(snapshot, now_ns, gaps).observed(snapshot, now_ns, gaps)
         timeouts = snapshot.timeouts_version, self._arm
         if timeouts != self._shown_timeouts:
             self._shown_timeouts = timeouts
@@ -212,16 +213,6 @@ class WatchedRank:
     def arm(self, order: Arm) -> None:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
         self._arm = order
-
-    def observed(self, paused_since_ns: int | None = None) -> Intervals:
-        """Return the intervals of this cycle so far, excluding the time since ``paused_since_ns``."""
-        board = self.final_snapshot()
-        if board is None or board.watch_only:
-            return Intervals(self.attached.cycle)
-        now_ns, gaps = time.monotonic_ns(), self.state.gaps
-        if paused_since_ns is not None:
-            gaps = [*gaps, Gap(paused_since_ns, now_ns, now_ns - paused_since_ns, 0)]
-        return self._feed(board, now_ns, gaps).observed(board, now_ns, gaps)
 
     def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
         """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.

@@ -29,7 +29,7 @@ from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
-from megatron_ft.learning.messages import Arm, Intervals, Survey
+from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.reactor import Reactor
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
@@ -186,11 +186,12 @@ while True:
 
 
 def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_counting(launcher: Launcher) -> None:
-    with rank(launcher.path, HANGS) as process:
+    with rank(launcher.path, f"{BEGIN}client._ready().saved()\n{HANGS.removeprefix(BEGIN)}") as process:
         attached(launcher, process)
         launcher.slot.order(Arm(0, {"step": 60.0}))
         wanted = ArmedTimeout(60_000_000_000)
         launcher.wait_until_armed(wanted)
+        launcher.next(Intervals)
         before = launcher.slot.pid
         assert before is not None
         os.kill(before, signal.SIGKILL)
@@ -199,20 +200,20 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
         board = launcher.slot._board
         assert board is not None
         board.words[layout.slot(0) + layout.S_ARMED] = 1
-        launcher.slot.order(Survey(0))
         assert launcher.next(Intervals).seen["step"].longest_s > 0
         launcher.wait_until_armed(wanted)
 
 
-def test_milestones_of_a_rank_and_a_question_are_answered_with_its_intervals(launcher: Launcher) -> None:
+def test_milestones_of_a_rank_are_told_with_its_intervals(launcher: Launcher) -> None:
     steps = "for _ in range(40):\n    with client.section('step'): pass\n"
     ends = "client._ready().add_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
     imports = "from megatron_ft.core.board import layout"
-    script = f"{imports}\n{BEGIN}say('ready')\n{steps}say('stepped')\nsys.stdin.readline()\n{ends}"
+    waits = "client._ready().saved()\nsay('stepped')\nsys.stdin.readline()"
+    script = f"{imports}\n{BEGIN}say('ready')\n{steps}{waits}\n{ends}"
     with rank(launcher.path, script) as process:
         attached(launcher, process)
         expect(process, "stepped")
-        launcher.slot.order(Survey(0))
+        launcher.slot.order(Arm(0))  # it looks at once
         found = launcher.next(Intervals)
         assert (found.cycle, found.ended, set(found.seen)) == (0, False, {"step", "save", "out_of_section"})
         assert found.seen["step"].count == 40

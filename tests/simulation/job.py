@@ -36,7 +36,7 @@ from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import StateFile, StateFileDone
-from megatron_ft.learning.messages import Arm, Intervals, Killed, Survey
+from megatron_ft.learning.messages import Arm, Intervals, Killed
 from megatron_ft.learning.state import parse
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Kept, Passed, Restore
 from tests.simulation.learning import STATE_PATH, Learning, ToyRank
@@ -220,7 +220,6 @@ class Launcher(Process):
         """Number of the monitor's last question to the launcher; 1 more if that was answered."""
         self._rerun: RerunState | None = None
         self._restore: Restore | None = None
-        self._toy: ToyRank | None = None
         """What its rank's monitor would know, if it learns."""
         self.armed: dict[int, Arm] = {}
         """The last order of each cycle to its rank's monitor."""
@@ -314,7 +313,7 @@ class Launcher(Process):
                 self.hear(effect)
             case m.End() | m.Verdict() | m.DiagnoseHang() | actions.Leave():
                 self.hear(effect)
-            case Reviewed() | Survey() | Intervals() | Killed() | Complete() | Passed() | CopyTo():
+            case Reviewed() | Intervals() | Killed() | Complete() | Passed() | CopyTo():
                 self.hear(effect)
             case actions.StandBy() | m.PrintJobLines():
                 self.hear(effect)
@@ -465,21 +464,14 @@ class Launcher(Process):
                 self._do_to_monitor(effect)
 
     def _do_to_monitor(self, effect: actions.MemberEffect | effects.Effect) -> None:
-        chance = self.world.chance
         match effect:
             case effects.OrderMonitor(_, Arm() as arm):
                 self.armed[arm.cycle] = arm
-            case effects.OrderMonitor(_, Survey(cycle)) if self._toy is not None and chance.random() < 0.95:
-                self.later_in_cycle(chance.uniform(0.001, 0.3), lambda: self._report_intervals(cycle))
             case effects.OrderMonitor(_, ConfirmHang()) if self.runs():
                 self._confirmed()
             case effects.OrderMonitor(_, ExtendTimeout(_, timeout_s)) if self.waits or self._is_hung:
                 self._asked += 1
                 self.later_in_cycle(timeout_s / 2, self.suspects)
-
-    def _report_intervals(self, cycle: int) -> None:
-        if self._toy is not None and self.ranks is not None and cycle == self.ranks.cycle:
-            self.hear(events.MonitorReport(0, self._toy.intervals(self.world.now_s)))
 
     def _write_state(self, file: StateFile) -> None:
         self.job.learning.document = file.document
@@ -487,11 +479,12 @@ class Launcher(Process):
 
     def _reach_milestones(self, trained: Trained, left_s: float) -> None:
         """The rank takes steps, saves at random moments, and ends."""
-        toy = self._toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
+        toy = ToyRank(trained.cycle, self.member.place or 0, self.world.now_s, self.world.chance)
 
         def reach(milestone: Any) -> None:
             toy.reaches(**milestone)
-            self._report_intervals(trained.cycle)
+            if self.ranks is not None and trained.cycle == self.ranks.cycle:
+                self.hear(events.MonitorReport(0, toy.intervals(self.world.now_s)))
 
         for delay_s, milestone in toy.milestones(left_s):
             self.later_in_cycle(delay_s, lambda milestone=milestone: reach(milestone))
@@ -512,7 +505,7 @@ class Launcher(Process):
         held = self.member.decided
         cycle, place = self.agent.cycle.record.cycle, self.member.place or 0
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
-        self._error, self._rerun, self._toy = "", None, None
+        self._error, self._rerun = "", None
         self._is_hung = self.waits = self._is_found = False
         trained = self.ranks = Trained(cycle, self, self.world.now_s, held=self._begun)
         self.job.trained.append(trained)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_ft.core.board.layout import FACT_ENOUGH_STEPS, FACT_HOOKS, FACT_LEARNS, FACT_LOADED
 from megatron_ft.core.job import actions
 from megatron_ft.ipc.wire import encode
-from megatron_ft.learning.messages import FACT_SAVED, Intervals, Killed, Observed, Survey
+from megatron_ft.learning.messages import FACT_SAVED, Intervals, Killed, Observed
 
 if TYPE_CHECKING:
     from tests.simulation.job import Job
@@ -81,7 +81,7 @@ class Learning:
 
     def sent(self, message: Any, links: int = 1) -> None:
         """A message was sent, on so many connections."""
-        if isinstance(message, Intervals | Killed | Survey):
+        if isinstance(message, Intervals | Killed):
             self.counts[type(message)] += links
             self.bytes[type(message)] += links * len(encode(message))
 

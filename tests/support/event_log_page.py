@@ -71,7 +71,7 @@ def page() -> str:
 
 def _part(title: str, of: Any) -> Iterator[str]:
     yield f"## {title}\n"
-    for kind in typing.get_args(of.Record):
+    for kind in typing.get_args(of.Record) or (of.Record,):
         yield f"### `{name_of(kind)}`\n"
         yield f"{_summary(kind)}\n"
         yield from _table(kind)

@@ -58,7 +58,7 @@ from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning, StateFileDone
-from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
 
 _ACTIVITIES = {
@@ -208,7 +208,7 @@ class Agent:
 
     def _hear_of_cycle(self, event: events.Event) -> None:
         match event:
-            case Survey() | Intervals() | Killed() | StateFileDone():
+            case Intervals() | Killed() | StateFileDone():
                 self._learning.hear(event, self._turn)
             case Reviewed(timed=timed) if timed:
                 interval = event.timed, event.iteration

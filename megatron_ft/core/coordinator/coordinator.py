@@ -37,7 +37,7 @@ from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
 from megatron_ft.diagnosis.waits import Waits
 from megatron_ft.learning.gathering import OF_NODES_S, Gathering
-from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import KeeperPort, Saved
 
 FOUNDING_S = 8.0
@@ -281,7 +281,7 @@ class Coordinator:
         elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
             cycle.noted(place, message)
         elif isinstance(message, Intervals):
-            self._learning.hear(place, message)
+            self._learning.hear(place, message, self._clock.now_s)
         elif isinstance(message, Killed) and self._learning.is_first(message):
             links = [link for link in cycle.links(self._nodes.values()).values() if link != node.link]
             self._out += [Send(links, message)] if links else []
@@ -362,8 +362,6 @@ class Coordinator:
         self._decider.went(node)
         if not silent and not reset:
             self._unacknowledged.discard(node.instance)  # it has left, if the job is over
-        if self._cycle is not None and (place := self._cycle.place_of(node)) is not None:
-            self._learning.awaited.discard(place)
 
     # -- decisions ----------------------------------------------------------------------------------------------
 
@@ -559,13 +557,12 @@ class Coordinator:
             self._alarms.append(cycle.alarm_s)
 
     def _learn(self) -> None:
-        """Ask all nodes for their intervals, or tell them the maxima. After all decisions, which it must not delay."""
+        """Tell all nodes the longest intervals, once they are due. After all decisions, which it must not delay."""
         cycle = self._cycle
-        if cycle is not None:
-            for message in self._learning.advance(lambda: cycle.healthy, self._clock.now_s):
-                links, awaited = cycle.links(self._nodes.values()), self._learning.awaited
-                to = [links[each] for each in links if each in awaited or not isinstance(message, Survey)]
-                self._out += [Send(to, message)] if to else []
+        if cycle is not None and not self._learning.is_idle:
+            result = self._learning.take(cycle.healthy, self._clock.now_s)
+            if result is not None and (links := cycle.links(self._nodes.values())):
+                self._out.append(Send([*links.values()], result))
             self._alarms += [] if self._learning.due_s is None else [self._learning.due_s]
 
     def _look_for_slow_ranks(self) -> None:

@@ -21,7 +21,7 @@ from megatron_ft.core.job.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.waits import Lags
-from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
 
 CUT_OFF_S = 30.0
@@ -265,8 +265,6 @@ class Member:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(message)
             case m.DiagnoseHang(cycle) | Reviewed(cycle) | Lags(cycle) if self._is_running(cycle):
-                self._out.append(message)
-            case Survey(cycle) if self._is_running(cycle):
                 self._out.append(message)
             case Intervals() | Killed() if message.cycle == self.standing.cycle:
                 # also right after its end: that a timeout is doubled counts for the next cycle

@@ -30,7 +30,7 @@ from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.waits import Lags, Waits
-from megatron_ft.learning.messages import Intervals, Killed, Survey
+from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
 
 _GOODBYE_S = 1.0
@@ -516,7 +516,7 @@ NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
 """Messages of a launcher about its node and its ranks."""
 FromMember = Hello | NodeMessage | Beat
 FromJob = Admitted | Assignment | Stay | Dismiss | Beat
-OfLearning = Survey | Intervals | Killed
+OfLearning = Intervals | Killed
 OfSnapshots = Complete | Passed | CopyTo
 OfHangs = DiagnoseHang | Reviewed
 OfCycle = End | Verdict | NodeLost | OfHangs | Lags | OfLearning | OfSnapshots

@@ -7,7 +7,7 @@ from megatron_ft.core.facts import monitor
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import Evidence, RankHung, Warning_
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.learning.messages import Arm, Intervals, Survey
+from megatron_ft.learning.messages import Arm, Intervals
 
 
 class Observation(Message, frozen=True):
@@ -97,7 +97,7 @@ class Stop(Message, frozen=True):
     """End: the job is over."""
 
 
-RankOrder = Collect | Release | ExtendTimeout | ConfirmHang | Survey | Arm
+RankOrder = Collect | Release | ExtendTimeout | ConfirmHang | Arm
 """Orders about one rank in one cycle."""
 Order = GuardGroup | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

@@ -1,4 +1,4 @@
-"""Maxima of several members: when they are asked for, and when they are due."""
+"""Maxima of several members: whom they wait for, and when they are due."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from megatron_ft.ipc.wire import encode
 from megatron_ft.learning.gathering import BETWEEN_S, Gathering
-from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, Survey, merge
+from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, merge
 
 CYCLE = 3
-WAIT_S = 2.0
-ASKS = Survey(CYCLE)
+WAIT_S = 20.0
 
 
 class Job:
@@ -26,85 +25,62 @@ class Job:
         self.part = Gathering(CYCLE, WAIT_S)
         self.now_s = 100.0
         self.members = set(range(nodes))
-        self.sent: list[Survey | Intervals] = []
+        self.results: list[Intervals] = []
 
     def tick(self, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        self.sent += self.part.advance(lambda: self.members, self.now_s)
+        if (result := self.part.take(self.members, self.now_s)) is not None:
+            self.results.append(result)
 
     def hear(self, member: int, length_s: float = 1.0, *, saves: int = 0, steps: int = 0, ended: bool = False) -> None:
         seen = {"step": Observed(10 + member, length_s, member)}
-        self.part.hear(member, Intervals(CYCLE, saves, steps, ended, 1 << member, seen))
+        self.part.hear(member, Intervals(CYCLE, saves, steps, ended, 1 << member, seen), self.now_s)
         self.tick()
 
-    @property
-    def results(self) -> list[Intervals]:
-        return [each for each in self.sent if isinstance(each, Intervals)]
 
-
-def test_first_news_of_each_milestone_has_the_others_asked_once() -> None:
-    job = Job()
-    for member, steps in [(0, 10), (0, 10)]:
-        job.hear(member, steps=steps)
-    assert (job.sent, job.part.awaited) == ([ASKS], {1})
-    job.hear(1, steps=9)
-    job.tick(100.0)
-    job.part.hear(1, Intervals(CYCLE - 1, saves=1))
-    job.hear(1, steps=10)
-    assert len(job.sent) == 2, "one question, one result"
-
-
-def test_maxima_of_all_are_due_with_the_last_answer() -> None:
+def test_maxima_are_due_when_all_members_have_reached_the_milestone() -> None:
     job = Job()
     job.hear(0, 9.0, saves=1)
-    job.part.hear(1, Intervals(CYCLE + 1, 1))
-    job.tick()
+    job.part.hear(1, Intervals(CYCLE + 1, 1), job.now_s)
+    job.hear(1, steps=64)
     assert job.results == []
-    job.hear(1, 1.5)
-    assert job.results == [Intervals(CYCLE, 1, 0, False, 3, {"step": Observed(11, 9.0, 0)})]
+    job.hear(0, 9.0, saves=2)
+    job.hear(1, 1.5, saves=1)
+    assert job.results == [Intervals(CYCLE, 2, 0, False, 3, {"step": Observed(11, 9.0, 0)})]
+    job.hear(1, 1.5, saves=2)
+    job.tick(WAIT_S)
+    assert len(job.results) == 1, "nobody has reached another one"
 
 
 @pytest.mark.parametrize("end", ["silent", "lost"])
-def test_member_that_does_not_answer_is_left_out(end: str) -> None:
+def test_member_that_does_not_get_there_is_left_out(end: str) -> None:
     job = Job()
     job.hear(0, saves=1)
     assert job.part.due_s == job.now_s + WAIT_S
     if end == "lost":
-        job.part.lost([1])
+        job.members.discard(1)
         job.tick()
     else:
         job.tick(WAIT_S)
     assert len(job.results) == 1
-    job.hear(1)
+    job.hear(1, saves=1)
     assert len(job.results) == 1
 
 
-def test_single_member_is_never_asked() -> None:
+def test_results_are_a_second_apart_but_for_the_end_of_the_run() -> None:
     job = Job(1)
-    job.hear(0, saves=1)
-    assert job.sent == job.results
-    assert len(job.results) == 1
-
-
-def test_next_question_comes_a_second_after_a_result_unless_it_is_asked_for() -> None:
-    job = Job(2)
-    for member in (0, 1):
-        job.hear(member, saves=1)
-    job.hear(0, saves=2)
-    assert (len(job.sent), job.part.due_s) == (2, job.now_s + BETWEEN_S)
-    job.part.ask()
-    job.tick()
-    assert job.sent[-1] == ASKS
-    job.hear(1, saves=2)
-    job.hear(1, saves=3)
-    assert job.sent[-1] != ASKS
+    for saves in (1, 2):
+        job.hear(0, saves=saves)
+    assert (len(job.results), job.part.due_s) == (1, job.now_s + BETWEEN_S)
     job.tick(BETWEEN_S)
-    assert job.sent[-1] == ASKS
+    job.hear(0, saves=3)
+    assert len(job.results) == 2
+    job.hear(0, saves=3, ended=True)
+    assert job.results[2:] == [replace(job.results[-1], saves=3, ended=True)]
 
 
-def test_end_is_told_once_all_members_that_were_in_the_run_have_ended() -> None:
-    job = Job(4)
-    job.part.lost([3])
+def test_end_is_told_once_all_members_that_are_in_the_run_have_ended() -> None:
+    job = Job(3)
     job.hear(1, 2.0, ended=True)
     job.hear(0, 8.0, ended=True)
     job.tick(1000.0)
@@ -112,7 +88,6 @@ def test_end_is_told_once_all_members_that_were_in_the_run_have_ended() -> None:
     job.hear(2, 3.0, ended=True)
     assert [(each.ended, each.seen["step"].longest_s) for each in job.results] == [(True, 8.0)]
     job.hear(2, 3.0, ended=True)
-    job.tick(BETWEEN_S)
     assert len(job.results) == 1
 
 
@@ -127,7 +102,7 @@ def test_nothing_is_due_after_the_end_whatever_a_member_still_sends() -> None:
 
 def test_member_that_comes_back_is_in_the_run_again() -> None:
     job = Job()
-    job.part.lost([1])
+    job.hear(1, ended=True)
     job.hear(1, steps=10)
     job.hear(0, ended=True)
     assert not any(each.ended for each in job.results)

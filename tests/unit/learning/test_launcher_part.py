@@ -21,14 +21,13 @@ from megatron_ft.core.board.layout import (
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.diagnosis.hang_diagnosis import Reviewed
-from megatron_ft.learning.gathering import OF_RANKS_S
 from megatron_ft.learning.launcher_part import (
     LearningOptions,
     StateFile,
     StateFileDone,
     TellStateWritten,
 )
-from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed, Survey
+from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, parse
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, found_hung, hung, verdict
@@ -168,16 +167,6 @@ def test_file_of_another_job_is_told_with_what_differs() -> None:
     assert any("learned with 8 ranks, and this run has" in line for line in driven.said)
 
 
-def test_first_of_several_paths_counts() -> None:
-    driven = attached()
-    for path in ("/other.json", "/third.json"):
-        driven.hear(rank_attached(1, 0, driven.now_ns, state_path=path))
-    assert len(reads(driven)) == 1
-    assert [line for line in driven.said if " names " in line] == [
-        f"rank 10 names /other.json for learned timeouts, {PATH} was named first: using {PATH}"
-    ]
-
-
 @pytest.mark.parametrize(("may_write", "is_written"), [(True, True), (False, False)])
 def test_learned_timeouts_are_written_unless_the_file_may_not_be_touched(may_write: bool, is_written: bool) -> None:
     driven = attached()
@@ -229,28 +218,20 @@ def news(length_s: float, saves: int = 0, *, facts: int = 0, ended: bool = False
     return Intervals(0, saves, ended=ended, facts=facts, seen={"step": Observed(9, length_s)})
 
 
-def test_milestone_of_one_rank_has_the_others_asked_and_their_maxima_sent() -> None:
+def test_maxima_are_sent_when_all_ranks_of_the_node_have_reached_the_milestone() -> None:
     driven = loaded()
     driven.hear(events.MonitorReport(0, news(3.0, 1, facts=FACT_LEARNS)))
-    assert driven.orders(Survey) == [effects.OrderMonitor(1, Survey(0))]
     assert answers(driven) == []
-    driven.hear(events.MonitorReport(1, news(2.0, facts=FACT_SAVED)))
+    driven.hear(events.MonitorReport(1, news(2.0, 1, facts=FACT_SAVED)))
     assert answers(driven) == [Intervals(0, 1, facts=FACT_LEARNS | FACT_SAVED, seen={"step": Observed(9, 3.0)})]
 
 
-def test_question_of_the_leader_does_not_wait_for_a_rank_that_is_silent_or_has_exited_and_knows_its_last_answer() -> (
-    None
-):
+def test_rank_that_has_exited_is_not_waited_for_and_its_last_intervals_count() -> None:
     driven = loaded()
-    driven.hear(Survey(0))
-    driven.hear(*(events.MonitorReport(rank, news(2.0 + rank)) for rank in range(2)))
-    driven.hear(Survey(0), events.MonitorReport(0, news(2.5)))
-    driven.wait(OF_RANKS_S - 0.01)
-    assert len(answers(driven)) == 1
-    driven.wait(0.02)
-    driven.hear(Survey(0), events.MonitorReport(0, news(2.5)))
+    driven.hear(events.MonitorReport(1, news(3.0)), events.MonitorReport(0, news(2.5, 1)))
+    assert answers(driven) == []
     driven.exits(1)
-    assert [each.seen["step"].longest_s for each in answers(driven)] == [3.0, 3.0, 3.0]
+    assert [each.seen["step"].longest_s for each in answers(driven)] == [3.0]
 
 
 def test_end_is_told_when_no_rank_of_the_node_is_in_the_run() -> None:
@@ -268,8 +249,8 @@ def test_end_is_told_when_no_rank_of_the_node_is_in_the_run() -> None:
 
 def test_messages_about_another_cycle_are_passed_over() -> None:
     driven = loaded()
-    driven.hear(Survey(1), result(1, step=20.0), Killed(1, "step", moved=True))
-    assert driven.orders(Survey) == writes(driven) == driven.orders(Arm) == []
+    driven.hear(result(1, step=20.0), Killed(1, "step", moved=True))
+    assert writes(driven) == driven.orders(Arm) == []
 
 
 # -- what was learned -------------------------------------------------------------------------------------------
