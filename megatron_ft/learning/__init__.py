@@ -26,6 +26,6 @@ moved on, the interval goes on, for a quarter more of its time, up to four times
 repeated. Otherwise the rank is terminated.
 
 **After a kill** a timeout is doubled if it was wrong in all likelihood: a rank was seen to move before, or the next
-cycle ended by the same timeout again. One real hang doubles nothing. The factor is kept in the file, and halves with
-each calculation.
+cycle ended by the same timeout again. One real hang doubles nothing. The doubled value takes the place of the one
+before, in the file, too, and the average of the rule halves its surplus with each calculation.
 """

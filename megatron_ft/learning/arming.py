@@ -10,20 +10,17 @@ from megatron_ft.core.board.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardS
 from megatron_ft.learning.messages import Arm
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
-_LONGEST_NS = 2.0**62
-"""Longer than any machine runs, and a word of the board holds it."""
-
 
 def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
     """Return the board with the armed timeouts that it should have, whatever its armed words say.
 
-    A timeout that the rank's client has calculated is raised, and never replaced. One that is only reported never
+    A timeout that the rank's client has calculated is only replaced by a longer one. One that is only reported never
     replaces a timeout of the rank's own.
     """
     arm = Arm(board.cycle) if arm is None or board.watch_only else arm
     are_learned = bool(board.heartbeat_flags & FLAG_ARE_LEARNED)
-    initial = _armed(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns, True)
-    beat = _armed(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns, True)
+    initial = _armed(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns, are_learned)
+    beat = _armed(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns, are_learned)
     return board._replace(
         sections=tuple(
             each._replace(armed=_armed(arm, each.name, each.own_timeout_ns, each.is_calculated))
@@ -38,13 +35,13 @@ def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
 
 
 def _armed(arm: Arm, name: str, own_ns: int | None, is_calculated: bool) -> ArmedTimeout | None:
-    if is_calculated:
-        factor = arm.raised.get(name, 1.0)
-        return None if own_ns is None or factor <= 1.0 else ArmedTimeout(round(min(own_ns * factor, _LONGEST_NS)))
     timeout_s = arm.timeouts.get(name)
-    if timeout_s is None or (own_ns is not None and not arm.enforced):
+    if timeout_s is None:
         return None
-    return ArmedTimeout(timeout_word(timeout_s), arm.enforced)
+    timeout_ns = timeout_word(timeout_s)
+    if is_calculated:
+        return None if own_ns is None or timeout_ns <= own_ns else ArmedTimeout(timeout_ns)
+    return ArmedTimeout(timeout_ns, arm.enforced) if own_ns is None or arm.enforced else None
 
 
 def enforced_armed_s(words: Sequence[int], names: Sequence[str]) -> dict[str, float]:

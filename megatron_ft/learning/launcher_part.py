@@ -114,7 +114,6 @@ class LauncherLearning:
 
     def __init__(self, options: LearningOptions) -> None:
         self._options = options
-        self._configured = options.configured.timeouts
         self._ranks: Ranks | None = None
         self._place = self._world_size = 0
         self._gathering = Gathering(-1, OF_RANKS_S)
@@ -172,9 +171,9 @@ class LauncherLearning:
             case _ if self._ranks is None or message.cycle != self._ranks.cycle:
                 pass
             case Intervals():
-                self._learn(message, self._ranks, turn)
-            case Killed(cycle, name, moved):
-                self._heard_of_kill(cycle, name, turn, moved=moved)
+                self._learn(message, turn)
+            case Killed():
+                self._heard_of_kill(message, turn)
 
     def hear_monitor(self, local_rank: int, report: object, turn: Turn) -> None:
         """Take a monitor's report; others than those of learning, and those on other cycles, are ignored."""
@@ -194,7 +193,7 @@ class LauncherLearning:
         if not self._path and board is not None and board.sections:
             self._say_what_is_off(turn)
 
-    def _learn(self, result: Intervals, ranks: Ranks, turn: Turn) -> None:
+    def _learn(self, result: Intervals, turn: Turn) -> None:
         """Learn from the maxima of all nodes what may be learned now."""
         is_only_steps = not result.ended and result.saves <= self._last.saves
         self._last = result
@@ -202,9 +201,7 @@ class LauncherLearning:
         self._say_unopened(result, turn)
         seen, before = self._learnable(result, turn, is_only_steps=is_only_steps), self._in_force()
         if seen:
-            # a job that comes to the same long interval again is to pass it: until then saves don't halve the timeout
-            again = () if result.ended else self._killed.get(ranks.cycle - 1, ())
-            state = self._state.learn(seen, self._options.factor, again)
+            state = self._state.learn(seen, self._options.factor)
             self._state = replace(state, configured_s=self._options.configured, world_size=self._world_size)
             self._arm(self._armed, turn)
         if seen and self._enforces:
@@ -224,43 +221,40 @@ class LauncherLearning:
         reasons = reasons_against(result.facts, is_closing=result.ended)
         for reason in filter(None, reasons.values() if self._enforces else ()):
             self._say_once(reason, turn.say_for_all)
-        seen = {name: result.seen.get(name, Observed()) for name, reason in reasons.items() if not reason}
-        return {name: each for name, each in seen.items() if each.count}
+        # a job that comes to the same long interval again is to pass it: until the end its timeout stays as it is
+        killed = () if result.ended else self._killed.get(result.cycle - 1, ())
+        names = [name for name, reason in reasons.items() if not reason and name not in killed]
+        return {name: each for name in names if (each := result.seen.get(name, Observed())).count}
 
     # -- kills --------------------------------------------------------------------------------------------------
 
-    def killed(self, name: str, turn: Turn, *, moved: bool) -> None:
-        """Note that a learned timeout has ended a rank of this node, and tell the others.
-
-        ``moved``: the interval was extended before, because a rank made progress.
-        """
-        ranks = self._ranks
-        if ranks is not None and name not in self._killed.get(ranks.cycle, ()):
-            turn.do(Killed(ranks.cycle, name, moved))
-            self._heard_of_kill(ranks.cycle, name, turn, moved=moved)
+    def killed(self, kill: Killed, turn: Turn) -> None:
+        """Note that a learned timeout has ended a rank of this node, and tell the others."""
+        if self._ranks is not None and kill.name not in self._killed.get(kill.cycle, ()):
+            turn.do(kill)
+            self._heard_of_kill(kill, turn)
 
     def reported(self, name: str, turn: Turn) -> None:
         """Double a report-only timeout that was exceeded: a slower job is reported once."""
-        if name in self._state.timeouts:
-            self._state = self._state.doubled(name)
-            self._arm(self._armed, turn)
+        if timeout_s := self._in_force().get(name):
+            self._double(name, timeout_s, turn)
 
-    def _heard_of_kill(self, cycle: int, name: str, turn: Turn, *, moved: bool) -> None:
+    def _heard_of_kill(self, kill: Killed, turn: Turn) -> None:
         """Double the timeout if it was wrong in all likelihood. A real hang doesn't come back after the restart."""
-        known = self._killed.setdefault(cycle, set())
+        name, known = kill.name, self._killed.setdefault(kill.cycle, set())
         if name in known:
             return
         known.add(name)
-        if not moved and name not in self._killed.get(cycle - 1, ()):
-            return
-        before_s = self._in_force().get(name)
-        self._state = self._state.doubled(name)
-        now_s, factor = self._in_force().get(name), self._state.raised[name]
-        now = f"multiplied by {factor:g} now" if now_s is None else f"{now_s:.4g} s now, was {before_s:.4g} s"
-        why = "although ranks made progress" if moved else "again"
-        turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: it is {now}")
+        if kill.moved or name in self._killed.get(kill.cycle - 1, ()):
+            self._double(name, kill.timeout_s, turn)
+            why = "although ranks made progress" if kill.moved else "again"
+            now = f"it is {self._in_force()[name]:.4g} s now, was {kill.timeout_s:.4g} s"
+            turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: {now}")
+            self._write(turn)
+
+    def _double(self, name: str, timeout_s: float, turn: Turn) -> None:
+        self._state = self._state.doubled(name, timeout_s, self._options.configured)
         self._arm(self._armed, turn)
-        self._write(turn)
 
     # -- the file -----------------------------------------------------------------------------------------------
 
@@ -300,15 +294,11 @@ class LauncherLearning:
         return set() if self._ranks is None or self._last.ended else self._ranks.running & self._ranks.hooked
 
     def _in_force(self) -> dict[str, float]:
-        floor_s = self._options.floor_s if self._enforces else REPORT_FLOOR_S
-        return self._state.in_force(floor_s, self._options.configured)
+        return self._state.in_force(self._options.floor_s if self._enforces else REPORT_FLOOR_S)
 
     def _arm(self, local_ranks: Collection[int], turn: Turn) -> None:
-        # where a learned timeout is only reported, a configured one stays in force
-        given, enforces = self._configured, self._enforces
-        timeouts = {name: each for name, each in self._in_force().items() if enforces or given.get(name) is None}
-        if local_ranks and self._ranks is not None and (timeouts or self._state.raised):
-            turn.order(local_ranks, Arm(self._ranks.cycle, timeouts, enforces, self._state.raised))
+        if self._ranks is not None and (timeouts := self._in_force()):
+            turn.order(local_ranks, Arm(self._ranks.cycle, timeouts, self._enforces))
 
     # -- lines --------------------------------------------------------------------------------------------------
 
@@ -319,7 +309,7 @@ class LauncherLearning:
 
     def _say_what_is_off(self, turn: Turn) -> None:
         """Say that nothing is killed or detected, if so."""
-        if not self._enforces and all(each is None for each in self._configured.values()):
+        if not self._enforces and all(each is None for each in self._options.configured.timeouts.values()):
             self._say_once(_DETECTS_NOT if self._options.mode == "off" else _KILLS_NOT, turn.say_for_all)
 
     def _say_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Count, Cycle, Finite, Message, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds
 
 MOST_NAMES = 72 + 1
 """In one message: all sections of a board, and OUT_OF_SECTION."""
@@ -83,22 +83,23 @@ def merge(cycle: int, all_of: Iterable[Intervals]) -> Intervals:
 class Killed(Message, frozen=True):
     """A learned timeout of this name has ended a rank. From a launcher, and relayed to all.
 
-    ``moved``: a rank of the job was seen to make progress before, in the same interval.
+    ``timeout_s`` was exceeded. ``moved``: a rank of the job was seen to make progress before, in the same interval.
     """
 
     cycle: Cycle
     name: str
+    timeout_s: Seconds
     moved: bool = False
 
 
 class Arm(Message, frozen=True):
     """Order to a monitor: apply these learned timeouts, in seconds by section and OUT_OF_SECTION.
 
-    ``enforced`` False: a rank that exceeds one is only reported. ``raised``: factors by which timeouts are multiplied
-    that the rank's own client has calculated, by name (a section, OUT_OF_SECTION, "heartbeat", "initial_heartbeat").
+    Timeouts that the rank's own client has calculated are only replaced by longer ones: a kill has doubled them. These
+    may be those of heartbeats, too ("heartbeat", "initial_heartbeat"). ``enforced`` False: a rank that exceeds one is
+    only reported.
     """
 
     cycle: Cycle
     timeouts: Mapping[str, Seconds] = field(default_factory=dict)
     enforced: bool = True
-    raised: Mapping[str, Finite] = field(default_factory=dict)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
+from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.codec import Rank, Seconds
 from megatron_ft.core.errors import ConfigError, show
+from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import ABOVE_LONGEST, calculate
 from megatron_ft.learning.timeouts import (
@@ -26,8 +28,9 @@ from megatron_ft.learning.timeouts import (
 
 SCHEMA = "megatron_ft.ft_state"
 SCHEMA_VERSION = 4
-"""4: ``sections`` and ``raised``. Versions 1 to 3 are still read."""
+"""Versions 1 to 3 are still read."""
 HEARTBEATS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
+_HEARTBEAT_KINDS = {HangKind.INITIAL_HEARTBEAT.value, HangKind.HEARTBEAT.value}
 _MOST_RAISED = 64.0
 _OptionalTimeout = Timeout | None | UnsetType
 
@@ -62,7 +65,7 @@ class Configured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnedTimeout(msgspec.Struct, frozen=True, kw_only=True):
-    """A calculated timeout, and the longest interval it rests on."""
+    """A calculated timeout, or one that a wrong kill has doubled, and the longest interval it rests on."""
 
     calculated_s: Timeout
     max_observed_s: Seconds = 0.0
@@ -88,7 +91,7 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
     out_of_section: LearnedTimeout | None = None
     heartbeats: Heartbeats | None = None
     raised: dict[str, Annotated[float, Meta(ge=1, le=_MOST_RAISED)]] = {}
-    """Factors by which kills have raised timeouts, also those that clients of ranks have calculated."""
+    """Factors of a file of earlier versions by which kills had raised timeouts; multiplied once it was read."""
     configured_s: Configured | None = None
     """Timeouts that were set when this was learned; None: unknown."""
 
@@ -108,23 +111,15 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
         beats = self.heartbeats
         return None if beats is None else HeartbeatTimeouts(beats.initial_s, beats.subsequent_s, True)
 
-    def in_force(self, floor_s: float, configured: Configured) -> dict[str, float]:
-        """Return the timeouts in force.
+    def in_force(self, floor_s: float) -> dict[str, float]:
+        """Return the timeouts in force: none is below its floor, or below 1.25 times the longest interval."""
+        return {
+            name: max(each.calculated_s, floor_of(name, floor_s), ABOVE_LONGEST * each.max_observed_s)
+            for name, each in self.timeouts.items()
+        }
 
-        None is below the floor (``floor_s``, and more for "setup") or below 1.25 times the longest interval. What kills
-        have raised goes up to the user's own timeout.
-        """
-        caps, found = configured.timeouts, {}
-        for name, each in self.timeouts.items():
-            least_s = max(each.calculated_s, floor_of(name, floor_s))
-            timeout_s, cap_s = least_s * self.raised.get(name, 1.0), caps.get(name)
-            if cap_s is not None:
-                timeout_s = min(timeout_s, max(cap_s, least_s))
-            found[name] = max(timeout_s, ABOVE_LONGEST * each.max_observed_s)
-        return found
-
-    def learn(self, seen: Mapping[str, Observed], factor: float, keeps_raised: Collection[str] = ()) -> LearnedState:
-        """Apply the rule to these intervals; what kills have raised halves, but for the names in ``keeps_raised``."""
+    def learn(self, seen: Mapping[str, Observed], factor: float) -> LearnedState:
+        """Apply the rule to these intervals."""
         timeouts = self.timeouts
         for name, each in seen.items():
             before = timeouts.get(name)
@@ -132,23 +127,26 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
             timeouts[name] = LearnedTimeout(
                 calculated_s=calculated_s, max_observed_s=each.longest_s, rank_of_max=each.rank
             )
-        halved = seen.keys() - {*keeps_raised}
-        raised = {name: value / 2 if name in halved else value for name, value in self.raised.items()}
-        return self.with_timeouts(timeouts, raised={name: value for name, value in raised.items() if value > 1.0})
+        return self.with_timeouts(timeouts)
 
-    def doubled(self, name: str) -> LearnedState:
-        """Return the state in which the timeout of this name is doubled."""
-        return replace(self, raised={**self.raised, name: min(2.0 * self.raised.get(name, 1.0), _MOST_RAISED)})
+    def doubled(self, name: str, timeout_s: float, configured: Configured) -> LearnedState:
+        """Return the state with twice this timeout, which was too short; at most the user's own.
+
+        Later calculations average it, so that the surplus halves with each. One that a client has calculated, where no
+        interval is known, may exceed the user's.
+        """
+        doubled_s, cap_s = min(2.0 * timeout_s, MAX_SECONDS), configured.timeouts.get(name)
+        before = self.timeouts.get(name, LearnedTimeout(calculated_s=doubled_s))
+        if cap_s is not None and before.max_observed_s:
+            doubled_s = min(doubled_s, max(cap_s, timeout_s))
+        return self.with_timeouts({**self.timeouts, name: replace(before, calculated_s=doubled_s)})
 
     def document(self, configured: Configured, floor_s: float) -> dict[str, Any]:
         """Return the whole of the file: this, and what is in force in the form of nvidia-resiliency-ext."""
+        mine = self.with_timeouts({name: self.timeouts[name] for name in self.timeouts.keys() - _HEARTBEAT_KINDS})
         sections = SectionTimeouts(configured.sections, configured.timeouts.get(OUT_OF_SECTION))
-        current = state_to_dict(
-            self.client_heartbeats,
-            sections.with_calculated(self.in_force(floor_s, configured)),
-            with_configured=True,
-        )
-        return {**msgspec.to_builtins(self), **current}
+        in_force = sections.with_calculated(mine.in_force(floor_s))
+        return {**msgspec.to_builtins(mine), **state_to_dict(self.client_heartbeats, in_force, with_configured=True)}
 
 
 def shown_s(value: float | None) -> str:
@@ -199,7 +197,12 @@ def parse(document: object) -> LearnedState:
         )
     elif version < SCHEMA_VERSION:
         given = {**given, **_of_version_4(given)}
-    return checked(LearnedState, given)
+    state = checked(LearnedState, given)
+    raised = {
+        name: replace(each, calculated_s=min(each.calculated_s * state.raised.get(name, 1.0), MAX_SECONDS))
+        for name, each in state.timeouts.items()
+    }
+    return state.with_timeouts(raised, raised={})
 
 
 def _of_version_4(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class OneRule(Reference):
     def killed(self, *, moved: bool) -> None:
         super().killed(moved=moved)
         if moved or self._kills:
-            self._state = self._state.doubled(self._section)
+            self._state = self._state.doubled(self._section, self.timeout_s, Configured())
         self._kills += 1
         self._apply()
 
@@ -111,7 +111,7 @@ class OneRule(Reference):
         self._apply()
 
     def _apply(self) -> None:
-        self.timeout_s = self._state.in_force(FLOOR_S, Configured()).get(self._section, _NONE)
+        self.timeout_s = self._state.in_force(FLOOR_S).get(self._section, _NONE)
         self.limit_s = MOST_EXTENDED * self.timeout_s
 
 

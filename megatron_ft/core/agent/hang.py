@@ -24,6 +24,7 @@ from megatron_ft.diagnosis.exits import one_line
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import LauncherLearning
+from megatron_ft.learning.messages import Killed
 
 LAST_NOTES_NS = 150_000_000
 """Send snapshots this long before the deadline, to leave time for delivery."""
@@ -57,7 +58,8 @@ class NodeHangDiagnosis:
             turn.do(Release(self._record.cycle))
             return
         if verdict.learned:
-            self._learning.killed(verdict.timed, turn, moved=verdict.was_extended)
+            kill = Killed(verdict.cycle, verdict.timed, verdict.timeout_s, verdict.was_extended)
+            self._learning.killed(kill, turn)
         self._verdict = self._verdict or verdict
         from_ns = verdict.at_ns if is_seen else turn.now_ns
         self.begin(turn, from_ns=from_ns, known={verdict.local_rank} if is_seen else set())

@@ -26,8 +26,6 @@ from megatron_ft.learning.rule import MOST_EXTENDED
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
 _OF_VERDICT = ("rank", "local_rank", "cycle", "kind", "section", "iteration", "elapsed_s", "timeout_s")
-_FRESH_NS = 2_000_000_000
-"""Age up to which progress counts for another suspicion: not all ranks suspect in the same moment."""
 
 
 class LastLook:
@@ -42,8 +40,6 @@ class LastLook:
         """Number of events on the board of each rank when the first of these was suspected, by local rank."""
         self._said: set[tuple[int, int | None, str]] = set()
         """Extended intervals that were reported to the user, each once."""
-        self._progress = -_FRESH_NS, ""
-        """Time and text of the last progress."""
         self._is_over = False
 
     def suspected(self, verdict: RankHung, turn: Turn) -> None:
@@ -54,10 +50,7 @@ class LastLook:
         if not self._suspects:
             self._events = self._count_events(turn)
         self._suspects[verdict.local_rank] = verdict
-        at_ns, progress = self._progress
-        if turn.now_ns - at_ns < _FRESH_NS and _may_extend(verdict):
-            self._decide(progress, None, turn)
-        elif verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
+        if verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
             if verdict.enforced and not self._options.observe_only:
                 turn.do(Say(cycle_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
             self._decide("", None, turn)
@@ -71,10 +64,7 @@ class LastLook:
         timeout isn't over.
         """
         suspects = set(self._suspects)
-        progress = review.progress or self._own_progress(turn)
-        if progress:
-            self._progress = turn.now_ns, progress
-        self._decide(progress, review, turn)
+        self._decide(review.progress or self._own_progress(turn), review, turn)
         rank = review.rank
         if not self._options.min_healthy or review.hanging != (rank,) or rank is None or rank not in self._record.ranks:
             return None

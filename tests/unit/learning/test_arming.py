@@ -33,26 +33,23 @@ def test_an_enforced_timeout_replaces_a_configured_one_and_one_that_is_only_repo
     assert armed_step(Arm(0, {"step": LEARNED}, enforced=False), configured) is None
 
 
-def test_a_calculated_timeout_is_raised_and_never_replaced() -> None:
-    calculated = STEP._replace(own_timeout_ns=8 * S, is_calculated=True)
-    assert armed_step(Arm(0, {"step": LEARNED}, raised={"step": 2.0}), calculated) == ArmedTimeout(16 * S)
-    assert armed_step(Arm(0, {"step": LEARNED}, raised={"step": 1.0}), calculated) is None
-    again = calculated._replace(own_timeout_ns=10 * S)
-    assert armed_step(Arm(0, {}, raised={"step": 2.0}), again) == ArmedTimeout(20 * S)
-    assert armed_step(Arm(0, {}, raised={"step": 2.0}), calculated._replace(own_timeout_ns=None)) is None
-    assert armed_step(Arm(0, {}, raised={"step": 2.0}), calculated._replace(is_calculated=False)) is None
-    assert armed_step(Arm(0, {}, raised={"step": 1e300}), calculated) == ArmedTimeout(2**62)
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_calculated_timeout_is_only_replaced_by_a_longer_one_which_is_enforced(enforced: bool) -> None:
+    calculated = STEP._replace(own_timeout_ns=4 * S, is_calculated=True)
+    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated) == ArmedTimeout(5 * S)
+    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated._replace(own_timeout_ns=8 * S)) is None
+    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated._replace(own_timeout_ns=None)) is None
 
 
 def test_the_time_out_of_section_is_armed_under_its_name() -> None:
     found = with_armed(Arm(0, {"out_of_section": LEARNED}), BOARD._replace(own_out_of_section_timeout_ns=None))
     assert (found.armed_out_of_section, found.out_of_section_timeout_ns) == (ArmedTimeout(5 * S), 5 * S)
-    calculated = BOARD._replace(own_out_of_section_timeout_ns=3 * S, is_out_of_section_calculated=True)
-    assert with_armed(Arm(0, {}, raised={"out_of_section": 4.0}), calculated).out_of_section_timeout_ns == 12 * S
+    calculated = BOARD._replace(own_out_of_section_timeout_ns=8 * S, is_out_of_section_calculated=True)
+    assert with_armed(Arm(0, {"out_of_section": LEARNED}), calculated).out_of_section_timeout_ns == 8 * S
 
 
-def test_heartbeat_timeouts_are_raised_only_if_they_were_calculated() -> None:
-    arm = Arm(0, {}, raised={"heartbeat": 2.0, "initial_heartbeat": 4.0})
+def test_heartbeat_timeouts_are_replaced_only_if_they_were_calculated() -> None:
+    arm = Arm(0, {"heartbeat": 6.0, "initial_heartbeat": 20.0})
     own = BOARD._replace(own_heartbeat_timeout_ns=3 * S, own_initial_heartbeat_timeout_ns=5 * S)
     found = with_armed(arm, own._replace(heartbeat_flags=FLAG_ARE_LEARNED))
     assert (found.heartbeat_timeout_ns, found.initial_heartbeat_timeout_ns) == (6 * S, 20 * S)

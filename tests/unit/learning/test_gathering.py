@@ -127,10 +127,10 @@ def test_monitor_that_replaces_another_takes_nothing_back() -> None:
 
 def test_kill_is_told_to_the_others_once() -> None:
     part = Gathering(CYCLE, WAIT_S)
-    assert part.is_first(Killed(CYCLE, "step", moved=True))
-    assert not part.is_first(Killed(CYCLE, "step"))
-    assert not part.is_first(Killed(CYCLE - 1, "setup"))
-    assert sum(part.is_first(Killed(CYCLE, f"s{number}")) for number in range(2 * MOST_NAMES)) == MOST_NAMES - 1
+    assert part.is_first(Killed(CYCLE, "step", 60.0, moved=True))
+    assert not part.is_first(Killed(CYCLE, "step", 60.0))
+    assert not part.is_first(Killed(CYCLE - 1, "setup", 60.0))
+    assert sum(part.is_first(Killed(CYCLE, f"s{number}", 60.0)) for number in range(2 * MOST_NAMES)) == MOST_NAMES - 1
 
 
 observed = st.builds(Observed, st.integers(0, 99), st.floats(0, 1e6), st.integers(0, 9))

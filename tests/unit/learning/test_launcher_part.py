@@ -146,10 +146,7 @@ def test_file_left_over_from_another_run_terminates_no_rank_by_default() -> None
         f"timeouts loaded from {PATH}: step 90 s, setup 20 s (reported only)",
         "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)",
     ]
-    given = configured(step=500.0)
-    driven = loaded(state(step=90.0, setup=3.0, configured=given), learns=False, configured=given)
     assert reads(driven) == [StateFile(PATH, sets_aside=False)]
-    assert arms(driven)[0].keys() == {"setup"}, "where one is only reported, a configured one stays in force"
 
 
 def test_learned_timeout_terminates_at_the_floor_at_the_earliest() -> None:
@@ -249,7 +246,7 @@ def test_end_is_told_when_no_rank_of_the_node_is_in_the_run() -> None:
 
 def test_messages_about_another_cycle_are_passed_over() -> None:
     driven = loaded()
-    driven.hear(result(1, step=20.0), Killed(1, "step", moved=True))
+    driven.hear(result(1, step=20.0), Killed(1, "step", 60.0, moved=True))
     assert writes(driven) == driven.orders(Arm) == []
 
 
@@ -349,7 +346,7 @@ def test_unopened_section_is_named_once_with_the_one_meant() -> None:
 def test_one_real_hang_doubles_nothing() -> None:
     driven = loaded(state(step=75.0))
     driven.hear(found_hung(0, 0, HANG), found_hung(1, 0, replace(HANG, local_rank=1, rank=10)))
-    assert kills(driven) == [Killed(0, "step")]
+    assert kills(driven) == [Killed(0, "step", 75.0)]
     next_cycle(driven, 1)
     assert armed_s(driven) == 75.0
     next_cycle(driven, 2)
@@ -361,8 +358,8 @@ def test_same_hang_in_the_next_cycle_doubles_the_timeout_in_the_file_and_says_so
     driven = loaded(state(step=75.0))
     driven.hear(found_hung(0, 0, HANG))
     next_cycle(driven, 1)
-    driven.hear(found_hung(0, 1, HANG), Killed(1, "step"))
-    assert written(driven).raised == {"step": 2.0}
+    driven.hear(found_hung(0, 1, HANG), Killed(1, "step", 75.0))
+    assert written(driven).timeouts["step"].calculated_s == 150.0
     next_cycle(driven, 2)
     assert armed_s(driven) == 150.0
     line = "the timeout of 'step' terminated a rank again: it is 150 s now, was 75 s"
@@ -371,7 +368,7 @@ def test_same_hang_in_the_next_cycle_doubles_the_timeout_in_the_file_and_says_so
     assert armed_s(driven) == 150.0, "the job may come to the same interval again"
     next_cycle(driven, 3)
     driven.hear(result(3, step=15.0))
-    assert armed_s(driven) == 75.0, "a later calculation halves it"
+    assert armed_s(driven) == (150.0 + 75.0) / 2, "a later calculation halves the surplus"
 
 
 def test_hang_of_another_section_in_the_next_cycle_doubles_nothing() -> None:
@@ -385,9 +382,9 @@ def test_hang_of_another_section_in_the_next_cycle_doubles_nothing() -> None:
 def test_kill_of_a_rank_while_others_moved_doubles_the_timeout_at_once_on_all_nodes() -> None:
     driven = loaded(state(step=75.0))
     driven.hear(found_hung(0, 0, replace(HANG, elapsed_s=300.1)))
-    assert kills(driven) == [Killed(0, "step", moved=True)]
+    assert kills(driven) == [Killed(0, "step", 75.0, moved=True)]
     other = loaded(state(step=75.0), place=1, nodes=2)
-    other.hear(Killed(0, "step", moved=True), Killed(0, "step", moved=True))
+    other.hear(*[Killed(0, "step", 75.0, moved=True)] * 2)
     assert kills(other) == writes(other) == []
     for each in (driven, other):
         next_cycle(each, 1)
@@ -397,11 +394,11 @@ def test_kill_of_a_rank_while_others_moved_doubles_the_timeout_at_once_on_all_no
 @pytest.mark.parametrize("name", ["heartbeat", "step"])
 def test_timeout_that_a_client_has_calculated_is_doubled_too(name: str) -> None:
     driven = attached(path="", learns=False)
-    for cycle in range(3):
-        driven.hear(Killed(cycle, name))
+    for cycle, timeout_s in enumerate((60.0, 60.0, 120.0)):
+        driven.hear(Killed(cycle, name, timeout_s))
         next_cycle(driven, cycle + 1, attaches=False)
         driven.hear(rank_attached(0, cycle + 1, driven.now_ns))
-    assert dict(driven.orders(Arm)[-1].order.raised) == {name: 4.0}
+    assert arms(driven)[0] == {name: 240.0}
     assert writes(driven) == []
 
 

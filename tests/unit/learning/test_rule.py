@@ -23,13 +23,13 @@ def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before
     assert calculate(1.0, 150.0, 5.0) == 77.5
 
 
-def in_force(
-    name: str, calculated_s: float, longest_s: float, *, raised: float = 1.0, cap_s: float | None = None
-) -> float:
-    """The timeout with a floor of a minute; ``cap_s``: the user's."""
-    entry = LearnedTimeout(calculated_s=calculated_s, max_observed_s=longest_s)
-    state = LearnedState(raised={name: raised}).with_timeouts({name: entry})
-    return state.in_force(60.0, Configured(rank_section_timeouts={name: cap_s}))[name]
+def learned(name: str, calculated_s: float, longest_s: float) -> LearnedState:
+    return LearnedState().with_timeouts({name: LearnedTimeout(calculated_s=calculated_s, max_observed_s=longest_s)})
+
+
+def in_force(name: str, calculated_s: float, longest_s: float) -> float:
+    """The timeout with a floor of a minute."""
+    return learned(name, calculated_s, longest_s).in_force(60.0)[name]
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
@@ -46,14 +46,18 @@ def test_interval_of_a_fraction_of_a_millisecond_makes_no_timeout_below_the_floo
     assert in_force(name, 1000.0, 200.0) == 1000.0
 
 
-def test_raised_timeout_goes_up_to_the_configured_one_and_never_below_what_was_learned() -> None:
-    assert in_force("step", 75.0, 15.0, raised=4.0) == 300.0
-    assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=200.0) == 200.0
-    assert in_force("step", 75.0, 15.0, raised=4.0, cap_s=70.0) == 75.0
-    state = LearnedState()
-    for _ in range(20):
-        state = state.doubled("step")
-    assert state.raised == {"step": 64.0}
+@pytest.mark.parametrize(
+    ("longest_s", "configured_s", "doubled_s"),
+    [(15.0, None, 150.0), (15.0, 100.0, 100.0), (15.0, 70.0, 75.0), (0.0, 70.0, 150.0)],
+    ids=["unbounded", "up to the configured one", "never below what was learned", "a client has calculated it"],
+)
+def test_doubled_timeout_goes_up_to_the_configured_one(
+    longest_s: float, configured_s: float | None, doubled_s: float
+) -> None:
+    configured = Configured(rank_section_timeouts={"step": configured_s})
+    state = learned("step", 75.0, longest_s).doubled("step", 75.0, configured)
+    assert state.in_force(60.0) == {"step": doubled_s}
+    assert LearnedState().doubled("step", 1e9, configured).in_force(60.0) == {"step": 1e9}
 
 
 ALL = FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED

@@ -48,12 +48,10 @@ def values_of(state: LearnedState) -> dict[str, float]:
 
 
 def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> None:
-    state = learned({"step": 100.0, "setup": 300.0}, raised={"step": 4.0, "setup": 2.0})
+    state = learned({"step": 50.0, "setup": 300.0}).doubled("step", 50.0, NOTHING)
     after = state.learn({"step": Observed(50, 40.0, 7)}, 5.0)
     assert values_of(after) == {"step": 150.0, "setup": 300.0}
     assert (after.timeouts["step"].max_observed_s, after.timeouts["step"].rank_of_max) == (40.0, 7)
-    assert after.raised == {"step": 2.0, "setup": 2.0}, "what kills have raised halves with each calculation"
-    assert after.learn({"step": Observed(50, 40.0, 7)}, 5.0).raised == {"setup": 2.0}
 
 
 # -- which apply ------------------------------------------------------------------------------------------------
@@ -105,7 +103,6 @@ states = st.builds(
     LearnedState,
     sections=st.dictionaries(names, entries, max_size=5),
     out_of_section=st.none() | entries,
-    raised=st.dictionaries(names, st.floats(1.0, 64.0), max_size=2),
     heartbeats=st.none() | st.builds(Heartbeats, seconds, seconds),
     configured_s=st.none()
     | st.builds(
@@ -151,7 +148,7 @@ def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedS
     place[key] = data.draw(values)
     result = parsed(document)
     if result is not None:
-        assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0, NOTHING).values())
+        assert all(60.0 <= timeout_s <= 1e11 for timeout_s in result.in_force(60.0).values())
 
 
 def test_state_of_the_reference_is_read() -> None:
@@ -165,9 +162,9 @@ def test_state_of_the_reference_is_read() -> None:
     assert parse(state_to_dict(None, None)) == LearnedState()
 
 
-@pytest.mark.parametrize(("version", "calculated_s", "raised"), [(1, 9.0, {}), (2, 50.0, {}), (3, 50.0, {"step": 2.0})])
+@pytest.mark.parametrize(("version", "calculated_s"), [(1, 9.0), (2, 50.0), (3, 100.0)])
 def test_document_of_an_earlier_version_is_read_with_what_its_rule_had_calculated(
-    version: int, calculated_s: float, raised: dict[str, float]
+    version: int, calculated_s: float
 ) -> None:
     entry = {"timeout_s": 9.0, "previous_s": None, "max_observed_s": 1.8, "rank_of_max": 3, "first_timeout_s": 60.0}
     entry |= {"raised": 2.0} if version == 3 else {}
@@ -179,7 +176,7 @@ def test_document_of_an_earlier_version_is_read_with_what_its_rule_had_calculate
         "seen": {"step": {"counts": {"80": 99.0}, "reference_s": 50.0}} if version > 1 else None,
     }
     state = parse(document)
-    assert (values_of(state), state.raised) == ({"step": calculated_s, "out_of_section": 20.0}, raised)
+    assert (values_of(state), state.raised) == ({"step": calculated_s, "out_of_section": 20.0}, {})
     assert state.timeouts["step"] == LearnedTimeout(calculated_s=calculated_s, max_observed_s=1.8, rank_of_max=3)
 
 
@@ -206,7 +203,7 @@ def test_broken_document_is_refused_with_a_reason(document: Any, what: str) -> N
 
 def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
     state = learned({"step": 90.0}, heartbeats=Heartbeats(50.0, 5.0))
-    document = document_of(state, CONFIGURED)
+    document = document_of(state.doubled("heartbeat", 50.0, NOTHING), CONFIGURED)
     assert parse(document) == state
     assert document["current_timeouts"] == {
         "heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True},
@@ -237,10 +234,6 @@ def test_file_of_the_schema_of_today_is_read() -> None:
         "current_timeouts": {},
     }
     state = parse(document)
-    assert (values_of(state), state.raised, state.world_size) == (
-        {"step": 9.0, "out_of_section": 20.0},
-        {"step": 2.0},
-        8,
-    )
+    assert (values_of(state), state.world_size) == ({"step": 18.0, "out_of_section": 20.0}, 8)
     assert state.configured_s == Configured(rank_section_timeouts={"step": None}, rank_heartbeat_timeout=45.0)
     assert state.heartbeats == Heartbeats(50.0, 5.0)

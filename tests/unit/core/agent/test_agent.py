@@ -274,7 +274,7 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
 def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> None:
     driven = running()
     driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
-    assert [said for said in driven.told if isinstance(said, Killed)] == [Killed(0, "step")]
+    assert [said for said in driven.told if isinstance(said, Killed)] == [Killed(0, "step", HANG.timeout_s)]
     (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
     assert hang.reached is None
 

@@ -100,21 +100,6 @@ def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
     assert driven.written == ["more_time", "more_time"]
 
 
-def test_suspicion_soon_after_progress_needs_no_other_look() -> None:
-    driven = running()
-    suspect(driven)
-    driven.hear(reviewed(progress=PROGRESS))
-    driven.wait(1.0)
-    suspect(driven, 1)
-    assert len(hangs(driven)) == 1
-    assert len(driven.said) == 2
-    suspect(driven, elapsed_s=75.2)
-    assert len(driven.said) == 2, "an extended interval is told once"
-    driven.wait(1.1)
-    suspect(driven, elapsed_s=75.2)
-    assert len(hangs(driven)) == 2
-
-
 @pytest.mark.parametrize("observe_only", [False, True])
 def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> None:
     driven = running(1, observe_only=observe_only)
