@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import megatron_ft
-from megatron_ft.cli import check_config, completion, config_template, exporter, node_health, report
+from megatron_ft.cli import check_config, completion, config_template, exporter, node_commands, node_health, report
 from megatron_ft.cli.slurm import job_plan as slurm
-from megatron_ft.cli.status import kill, pause, stacks, status
+from megatron_ft.cli.status import status
 from megatron_ft.core.config.removed import REMOVED_COMMANDS
 from megatron_ft.core.errors import ConfigError, nearest
 from megatron_ft.core.exit_codes import MISTAKE_CODE
@@ -67,10 +67,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     report.add_command(commands)
     config_template.add_command(commands)
     check_config.add_command(commands)
-    pause.add_commands(commands)
     status.add_command(commands)
-    stacks.add_command(commands)
-    kill.add_command(commands)
+    node_commands.add_commands(commands)
     exporter.add_command(commands)
     slurm.add_command(commands)
     node_health.add_command(commands)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from dataclasses import dataclass, field
 
@@ -13,13 +12,12 @@ from megatron_ft.core.messages.rank_messages import SHOWN, RankRefused, ShowRank
 from megatron_ft.core.status.job_facts import JobFacts, RankRow
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.processes import all_processes, read_stat
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
+from megatron_ft.ipc.wire import Channel, ChannelClosedError, connect
 
 _LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
 ANSWER_S = 2.0
 """Seconds to wait for a launcher's answer."""
-_ASK_EVERY_S = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +113,7 @@ def show_rank(job: RunningJob, local_rank: int) -> str:
 
 
 class JobWatch:
-    """Asks one launcher for its facts at intervals; only ``wait`` blocks.
-
-    ``facts`` are the last answer; None before the first.
-    """
+    """Asks one launcher for its facts. ``facts`` are the last answer; None before the first."""
 
     def __init__(self, job: RunningJob) -> None:
         """Connect.
@@ -130,50 +125,36 @@ class JobWatch:
         self.facts: JobFacts | None = None
         self._asked_s: float | None = None
         """Time of the question whose answer hasn't come yet."""
-        self.next_s = 0.0
         self._channel = connect_to(job, ANSWER_S)
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when ``step`` has something to do."""
-        return self._channel.fileno()
-
-    def step(self) -> None:
-        """Take the answers that have come, and ask again when it is time. Doesn't block.
+    def ask(self, bound_s: float) -> bool:
+        """Ask, and wait for the answer. Return False if it hasn't come within ``bound_s``: the next call waits on.
 
         Raises:
             FaultToleranceError: the launcher is gone.
         """
         try:
-            for received in self._channel.receive():
-                self._asked_s = None
-                close_fds(received.fds)
-                answer = ANSWERS.parse(received.message)
-                if isinstance(answer, JobFacts):
-                    self.facts = answer
-            now_s = time.monotonic()
-            if self._asked_s is None and now_s >= self.next_s:
+            if self._asked_s is None:
                 self._channel.send(Status())
-                self.next_s, self._asked_s = now_s + _ASK_EVERY_S, now_s
+                self._asked_s = time.monotonic()
+            answer = ANSWERS.parse(self._channel.wait_message(bound_s).message)
+        except TimeoutError:
+            return False
         except (ChannelClosedError, ProtocolError) as error:
             raise FaultToleranceError(f"ft_launcher {self.job.launcher_pid} can't be asked: {error}") from None
+        self._asked_s = None
+        if isinstance(answer, JobFacts):
+            self.facts = answer
+        return True
 
     def wait(self) -> None:
-        """Wait until the facts are known.
+        """Ask, and wait for the answer.
 
         Raises:
             FaultToleranceError: the launcher is gone, or doesn't answer within ``ANSWER_S`` seconds.
         """
-        deadline = time.monotonic() + ANSWER_S
-        poller = select.poll()
-        poller.register(self.fileno(), select.POLLIN)
-        while True:
-            self.step()
-            if self.facts is not None and self._asked_s is None:
-                return
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise FaultToleranceError(self.silence())
-            poller.poll(left_s * 1e3)
+        if not self.ask(ANSWER_S):
+            raise FaultToleranceError(self.silence())
 
     def silent_s(self) -> float:
         """Return the seconds an answer has been overdue; 0 if no question is open."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
@@ -27,60 +28,43 @@ _NO_ID = "none"
 """torchrun's default --rdzv-id."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """State of the newest run in a directory; ``log_dir`` is where its logs are."""
-
-    run_id: str
-    log_dir: str
-    view: JobView
-
-    def document(self) -> dict[str, Any]:
-        """Return the state for scripts."""
-        return {"run_id": self.run_id, "log_dir": self.log_dir, **to_builtins(self.view)}
-
-    def text(self) -> str:
-        """Return the state for a person, harmless for a terminal."""
-        return "\n".join(map(printable, lines(self.run_id, self.view)))
-
-
 def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
     """Print the state of the newest run in the directory; in a terminal, follow it. Return False if there is none.
 
     Raises:
         ConfigError: the directory can't be read.
     """
-    state = read_job(directory)
-    if state is None:
+    job = read_job(directory)
+    if job is None:
         return False
     if as_json:
-        print(json.dumps(state.document(), indent=2), flush=True)
-    elif once or state.view.is_over or not sys.stdout.isatty():
-        print(state.text(), flush=True)
+        print(json.dumps(to_builtins(job), indent=2), flush=True)
+    elif once or job.is_over or not sys.stdout.isatty():
+        print(text_of(job), flush=True)
     else:
-        follow(state, directory)
+        follow(job, directory)
     return True
 
 
-def follow(state: RunState, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
+def follow(job: JobView, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
     """Redraw the state until Ctrl-C, or until the job is over; reading takes at most a fifth of the time."""
     from rich.live import Live
     from rich.text import Text
 
-    with Live(Text(state.text()), console=terminal(), auto_refresh=False) as live:
+    with Live(Text(text_of(job)), console=terminal(), auto_refresh=False) as live:
         try:
             pause_s = _REDRAW_S
-            while not state.view.is_over:
+            while not job.is_over:
                 pause(pause_s)
                 began_s = time.monotonic()
-                state = read_job(directory) or state
+                job = read_job(directory) or job
                 pause_s = max(_REDRAW_S, 4 * (time.monotonic() - began_s))
-                live.update(Text(state.text()), refresh=True)
+                live.update(Text(text_of(job)), refresh=True)
         except KeyboardInterrupt:
             return  # the normal way to leave
 
 
-def read_job(directory: str) -> RunState | None:
+def read_job(directory: str) -> JobView | None:
     """Return the state of the newest run in the directory; None if there is none.
 
     Raises:
@@ -102,7 +86,7 @@ def read_job(directory: str) -> RunState | None:
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return None
     job = view(runs[-1], summarize_run(runs[-1]), life_of(directory, runs[-1]), time.time_ns())
-    return RunState(run_id=runs[-1].run_id, log_dir=directory, view=job)
+    return replace(job, log_dir=directory)
 
 
 def life_of(directory: str, run: RunLogs) -> Life | None:
@@ -117,25 +101,22 @@ def life_of(directory: str, run: RunLogs) -> Life | None:
     return None if lives[-1].ended and lives[-1].ended < opened else lives[-1]
 
 
-def lines(run_id: str, job: JobView) -> Iterator[str]:
-    """Yield the job's state for a person."""
-    yield f"job{'' if run_id == _NO_ID else f' {run_id}'}: {_progress(job)}"
-    if job.waits_for:
-        yield f"waiting for {job.waits_for}"
+def text_of(job: JobView) -> str:
+    """Return the job's state for a person, harmless for a terminal."""
+    lines = [f"job{'' if job.run_id == _NO_ID else f' {job.run_id}'}: {_progress(job)}"]
+    lines += [f"waiting for {job.waits_for}"] if job.waits_for else []
     if job.cause:
-        yield f"it ended: {job.cause}"
+        lines.append(f"it ended: {job.cause}")
     elif job.last_cycle is not None:
-        yield f"cycle {job.last_cycle} ended: {job.last_cause}"
-    for hang in job.hangs:
-        yield hang.line
-    yield ""
+        lines.append(f"cycle {job.last_cycle} ended: {job.last_cause}")
     cells = [("node", "place", "state", "last record")]
     for row in job.nodes:
         state = f"{row.state.value} ({row.detail})" if row.detail else row.state.value
         cells.append((row.name, "-" if row.place is None else str(row.place), state, f"{duration(row.age_s)} ago"))
-    yield from columns(cells)
-    yield ""
-    yield f"newest record: {duration(job.age_s)} ago{_doubt(job)}"
+    is_silent = not job.is_over and job.age_s >= _LONG_S
+    doubt = " (ranks that call hooks are recorded every minute: it may have been killed, or not reach this directory)"
+    newest = f"newest record: {duration(job.age_s)} ago{doubt if is_silent else ''}"
+    return "\n".join(map(printable, [*lines, *(hang.line for hang in job.hangs), "", *columns(cells), "", newest]))
 
 
 def _progress(job: JobView) -> str:
@@ -157,9 +138,3 @@ def _progress(job: JobView) -> str:
     if job.goodput is not None:
         parts.append(f"goodput {job.goodput:.1%}")
     return ", ".join(parts)
-
-
-def _doubt(job: JobView) -> str:
-    if job.is_over or job.age_s < _LONG_S:
-        return ""
-    return " (ranks that call hooks are recorded every minute: it may have been killed, or not reach this directory)"

@@ -64,12 +64,13 @@ class NodeRow(Fact, frozen=True, kw_only=True):
 
 
 class JobView(Fact, frozen=True, kw_only=True):
-    """The job. ``age_s`` is the time since its newest record; None is unknown.
+    """The newest run of a job. ``age_s`` is the time since its newest record; None is unknown.
 
     Args:
-        is_over: by ``result.json``, or else by the launchers' records.
+        log_dir: where its logs are.
+        is_over: by ``result.json``, or because all launchers have recorded their end.
         outcome, cause: by ``result.json``, once the job has ended.
-        exit_code: by ``result.json``, or that of all launchers that have recorded one, if equal.
+        exit_code: by ``result.json``, or that of all launchers, if equal.
         cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
         waits_for: in words; empty for nothing.
         goodput: share of productive steps; None if no iteration has begun.
@@ -77,8 +78,10 @@ class JobView(Fact, frozen=True, kw_only=True):
         last_cycle, last_cause: last cycle that has not ended well, and why.
     """
 
+    run_id: str
     age_s: Finite
     nodes: tuple[NodeRow, ...]
+    log_dir: str = ""
     is_over: bool = False
     outcome: Ending | None = None
     exit_code: Int | None = None
@@ -109,18 +112,19 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
     rows = _rows(told, cycle, ages_s)
     newest = next((each for each in summary.cycles if each.cycle == cycle), None)
     failed = [each for each in summary.cycles if each.cause is not None]
-    has_ended = life is not None and life.outcome is not Ending.RUNNING
-    codes = _exit_codes(run, launchers, 0 if newest is None else newest.begin_ns)
-    is_over = has_ended or (bool(codes) and not any(row.state in (State.TRAINING, State.READY) for row in rows))
+    ended = None if life is None or life.outcome is Ending.RUNNING else life
+    codes = [each.last.exit_code for _, each in told if isinstance(each.last, records.RunEnded)]
+    is_over = ended is not None or len(codes) == len(launchers)
     rows = [replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows]
     code = codes[0] if is_over and len(set(codes)) == 1 else None
     return JobView(
+        run_id=run.run_id,
         age_s=max(0, now_ns - max(newest_ns.values())) / 1e9,
         nodes=tuple(rows),
         is_over=is_over,
-        outcome=life.outcome if life is not None and has_ended else None,
-        exit_code=life.exit_code if life is not None and has_ended else code,
-        cause=life.cause if life is not None and has_ended else "",
+        outcome=None if ended is None else ended.outcome,
+        exit_code=code if ended is None else ended.exit_code,
+        cause="" if ended is None else ended.cause,
         cycle=cycle,
         cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
         runs=not is_over and any(row.state is State.TRAINING for row in rows),
@@ -134,18 +138,6 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
         last_cycle=failed[-1].cycle if failed else None,
         last_cause=failed[-1].cause.text if failed and failed[-1].cause else "",
     )
-
-
-def _exit_codes(run: RunLogs, launchers: Sequence[EventLogFile], since_ns: int) -> list[int | None]:
-    """Return the exit codes of the launchers that stayed until the job's end; of all, if none did."""
-    all_, stayed = [], []
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        was_asked = any(type(each.record) in (records.StopRequested, records.Abandoned) for each in log.entries)
-        for each in log.entries:
-            if type(each.record) is records.RunEnded:
-                all_.append(each.record.exit_code)
-                stayed += [each.record.exit_code] if each.t + clock.offset_ns >= since_ns and not was_asked else []
-    return all_ if len(all_) == len(launchers) else stayed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
+from megatron_ft.cli.node_commands import choose
 from megatron_ft.cli.render.terminal import plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
-from megatron_ft.cli.status.pause import choose
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
@@ -171,71 +172,36 @@ def _live(watches: list[JobWatch], console: Console) -> None:
         try:
             while running:
                 live.update(_draw(running, console, lines=console.height // len(running)), refresh=True)
-                for watch, reason in _serve(running, time.monotonic() + _REDRAW_S):
-                    running.remove(watch)
-                    live.console.print(f"job {plain(watch.job.run_id)}: {reason}", markup=False)
+                time.sleep(_REDRAW_S)
+                for watch in list(running):
+                    try:
+                        watch.ask(_REDRAW_S)
+                    except FaultToleranceError:
+                        running.remove(watch)
+                        gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
+                        live.console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
         except KeyboardInterrupt:
             return  # the normal way to leave
-
-
-def _serve(watches: list[JobWatch], until_s: float) -> list[tuple[JobWatch, str]]:
-    """Let the watches receive and ask until then (time.monotonic). Return those that are gone, and why."""
-    gone: dict[JobWatch, str] = {}
-    while True:
-        for watch in watches:
-            try:
-                if watch not in gone:
-                    watch.step()
-            except FaultToleranceError:
-                gone[watch] = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
-        left_s = until_s - time.monotonic()
-        if left_s <= 0 or len(gone) == len(watches):
-            return list(gone.items())
-        poller = select.poll()
-        for watch in watches:
-            if watch not in gone:
-                poller.register(watch.fileno(), select.POLLIN)
-        poller.poll(left_s * 1e3)
 
 
 def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Group:
     from rich.console import Group
 
-    ascii_only, frames = not console.encoding.lower().startswith("utf"), []
+    frames = []
     for watch in watches:
         doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-        frames.append(job_frame(_facts(watch), doubt, width=console.width, lines=lines, ascii_only=ascii_only))
+        frames.append(job_frame(_facts(watch), doubt, width=console.width, lines=lines))
     return Group(*frames)
 
 
 def job_object(facts: JobFacts) -> dict[str, Any]:
     """Return one job, for scripts. The keys are in docs/report.md; times are seconds; null is none or unknown."""
-    cause, now_ns = facts.last_cause, facts.now_ns
-    ranks: list[dict[str, Any]] = to_builtins(facts.ranks)
-    for row, told in zip(facts.ranks, ranks, strict=True):
+    job: dict[str, Any] = to_builtins(asdict(facts))
+    now_ns, job["reported_hangs"] = job.pop("now_ns"), job.pop("hangs")
+    for of, name in (("started_ns", "uptime_s"), ("cycle_started_ns", "cycle_s"), ("paused_since_ns", "paused_s")):
+        then_ns = job.pop(of)
+        job[name] = None if then_ns is None else max(0, now_ns - then_ns) / 1e9
+    for row, told in zip(facts.ranks, job["ranks"], strict=True):
         if row.timeout is not None:
             told["timeout"]["share"] = row.timeout.share
-    return {
-        "run_id": facts.run_id,
-        "launcher_pid": facts.launcher_pid,
-        "log_dir": facts.log_dir,
-        "phase": facts.phase.value,
-        "uptime_s": _since(facts.started_ns, now_ns),
-        "cycle": facts.cycle,
-        "cycle_s": _since(facts.cycle_started_ns, now_ns),
-        "nodes": facts.nodes,
-        "world_size": facts.world_size,
-        "max_restarts": facts.max_restarts,
-        "restarts_left": facts.restarts_left,
-        "observe_only": facts.observe_only,
-        "paused_s": _since(facts.paused_since_ns, now_ns),
-        "last_cause": None if cause is None else to_builtins(cause),
-        "goodput": facts.goodput,
-        "reported_hangs": [to_builtins(each) for each in facts.hangs],
-        "slow_ranks": [to_builtins(each) for each in facts.slow_ranks],
-        "ranks": ranks,
-    }
-
-
-def _since(then_ns: int | None, now_ns: int) -> float | None:
-    return None if then_ns is None else max(0, now_ns - then_ns) / 1e9
+    return job

@@ -19,17 +19,13 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 31, "state": 17}
+COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 20, "state": 17}
 """Columns with their usual widths, so that nothing jumps from one drawing to the next."""
 _ROOM_FOR_ALL = 120
-_ROOM_FOR_BAR = 90
-_BETWEEN = 3
-_LEAST_SECTION = 8
 _LONGEST_NAME = 20
 _TABLE_LINES = 6
 """Lines of a table without its rows, with the line below it, and the cursor's line."""
 _LEAST_ROWS = 3
-_BAR = 10
 _MANY = 0.8
 _SOME = 0.5
 _WORDS = {
@@ -53,11 +49,10 @@ _PHASES = {
 }
 
 
-def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None, ascii_only: bool) -> Group:
+def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None) -> Group:
     """Draw one job in this width and about ``lines`` lines (None: as many as needed).
 
     If there is no room for all ranks, those in trouble come first. ``note`` warns that the values may be out of date.
-    ``ascii_only`` is for terminals without other characters.
     """
     from rich.console import Group
     from rich.text import Text
@@ -67,7 +62,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head]
     if shown:
-        parts.append(_rank_table(shown, width=width, ascii_only=ascii_only))
+        parts.append(_rank_table(shown, width=width))
     if len(shown) < len(facts.ranks):
         names = {row.rank for row in shown}
         hidden = [row for row in facts.ranks if row.rank not in names]
@@ -129,35 +124,30 @@ def _cycle_and_ranks(facts: JobFacts, now_ns: int) -> str:
     return f"cycle {facts.cycle} {phase}, {ranks}, {left}"
 
 
-def _rank_table(rows: list[RankRow], *, width: int, ascii_only: bool) -> Table:
+def _rank_table(rows: list[RankRow], *, width: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    lines = [_cells(row, width=width, ascii_only=ascii_only) for row in rows]
-    natural = {name: max(len(name), *(line[at].cell_len for line in lines)) for at, name in enumerate(COLUMNS)}
-    # the section's name may be cut; the rest is short and important
-    room = width - _BETWEEN * len(COLUMNS) - sum(natural.values()) + natural["section"]
-    table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name, least in COLUMNS.items():
         table.add_column(
             name,
             justify="right" if name in ("rank", "for", "iteration") else "left",
-            no_wrap=True,
+            no_wrap=name
+            != "section",  # it becomes narrower than its texts, which are cut; the rest is short and important
             min_width=least if width >= _ROOM_FOR_ALL else None,
-            max_width=max(_LEAST_SECTION, room) if name == "section" else None,
         )
-    for line in lines:
-        table.add_row(*line)
+    for row in rows:
+        table.add_row(*_cells(row))
     return table
 
 
-def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
+def _cells(row: RankRow) -> tuple[Text, ...]:
     """Return the cells in the order of ``COLUMNS``, as ``Text``, because rich would read a plain str as markup."""
     from rich.text import Text
 
-    bar = _BAR if width >= _ROOM_FOR_BAR else 0
     open_s = row.sections[-1].open_s if row.sections else row.out_of_section_s
-    section = Text(" > ".join(plain(each.name) for each in row.sections))
+    section = Text(" > ".join(plain(each.name) for each in row.sections), no_wrap=True, overflow="ellipsis")
     if not row.sections:
         section = Text("-" if open_s is None else "out of section", style="dim")
     return (
@@ -165,27 +155,22 @@ def _cells(row: RankRow, *, width: int, ascii_only: bool) -> tuple[Text, ...]:
         section,
         Text("-" if open_s is None else duration(open_s)),
         Text("-" if row.iteration is None else str(row.iteration)),
-        _used(row, bar=bar, ascii_only=ascii_only),
+        _used(row),
         _state(row),
     )
 
 
-def _used(row: RankRow, *, bar: int, ascii_only: bool) -> Text:
+def _used(row: RankRow) -> Text:
     """Return the timeout with the highest share, with its name if that isn't the rank's current section."""
     from rich.text import Text
 
     use = row.timeout
     if use is None:
         return Text("-")
-    full, empty = ("#", ".") if ascii_only else ("\u2501", "\u2500")
-    filled = min(bar, int(use.share * bar))
-    style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
     limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
-    told = f"{_percent(use.share):>5} of {limit}"
     name = _name(row, use)
-    return Text.assemble(
-        (full * filled, style), (empty * (bar - filled), "dim"), " " if bar else "", told, f", {name}" if name else ""
-    )
+    style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
+    return Text(f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style=style)
 
 
 def _name(row: RankRow, use: TimeoutUse) -> str:

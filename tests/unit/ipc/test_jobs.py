@@ -133,12 +133,6 @@ def states(watch: JobWatch) -> list[RankState]:
     return [row.state for row in watch.facts.ranks]
 
 
-def again(watch: JobWatch) -> None:
-    """As if it were time for another question."""
-    watch.next_s = 0.0
-    watch.wait()
-
-
 def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: JobWatch) -> None:
     fake.add_boards(2)
     fake.cycle_started(3)
@@ -147,13 +141,13 @@ def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: J
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
     ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
     fake.agent.ended = fake.agent.failed = ended
-    again(watch)
+    watch.wait()
     assert watch.facts is not None
     assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)
     assert watch.facts.last_cause is not None
     assert len(watch.facts.last_cause.text) == 2000
     fake.cycle_started(3, cycle=1)
-    again(watch)
+    watch.wait()
     assert states(watch) == [RankState.NOT_ATTACHED] * 3
 
 
@@ -176,7 +170,7 @@ def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher, watch
     watch.wait()
     assert states(watch) == [RankState.DAMAGED, RankState.RUNNING]
     board.words[W_SECTION_COUNT] = count
-    again(watch)
+    watch.wait()
     assert states(watch) == [RankState.RUNNING, RankState.RUNNING]
 
 
@@ -216,6 +210,6 @@ def test_launcher_that_ends_while_it_is_watched_is_told(tmp_path: Path) -> None:
     watch.wait()
     fake.close()
     with pytest.raises(FaultToleranceError, match="can't be asked: the peer is gone"):
-        watch.step()
+        watch.wait()
     assert states(watch) == [RankState.RUNNING]  # as it was told last
     watch.close()

@@ -106,12 +106,12 @@ def test_job_without_a_result_is_over_by_the_records_of_its_launchers(
 ) -> None:
     for number in range(2):
         begun = (1.0, "cycle_started", {**started(0, number), "group_rank": number})
-        end = [(9.0, "run_ended", {"exit_code": 94})] if number == 0 else []
-        Logs(tmp_path, host=f"node-{number}", run_id="none").write("launcher", begun, *end)
+        end = (9.0, "run_ended", {"exit_code": 94})
+        Logs(tmp_path, host=f"node-{number}", run_id="none").write("launcher", begun, end)
     assert main(["status", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("job: ended with exit code 94, 1 cycle")
-    assert "lost: it has recorded no end" in lines[4]
+    assert "its launcher has exited (code 94)" in lines[4]
     assert lines[-1].endswith(" ago")
 
 

@@ -121,24 +121,14 @@ def test_ended_job_shows_the_outcome_of_its_result() -> None:
     assert (running.outcome, running.iteration) == (None, 90)
 
 
-def test_job_without_a_result_is_over_once_a_launcher_ended_unasked() -> None:
-    over = records.RunEnded(exit_code=94)
-    job = seen(node("a", began(0), FAILED, over), node("b", began(1), opened_s=1.0))
+def test_job_without_a_result_is_over_once_all_launchers_have_ended() -> None:
+    first = node("a", began(0), FAILED, records.RunEnded(exit_code=94))
+    job = seen(first, node("b", began(1), FAILED, records.RunEnded(exit_code=94)))
     assert (job.is_over, job.outcome, job.exit_code, job.runs, job.waits_for) == (True, None, 94, False, "")
-    assert states(job) == [("a", State.ENDED), ("b", State.LOST)]
-    asked = records.StopRequested(signal="SIGTERM", ranks=8)
-    left = node("a", began(0), asked, over)
-    assert not seen(left, node("b", began(1), opened_s=1.0)).is_over
-    assert seen(left, node("b", began(1), asked, records.RunEnded(exit_code=1))).is_over
-    assert seen(left, node("b", began(1), asked, records.RunEnded(exit_code=1))).exit_code is None
-
-
-def test_job_is_not_over_while_others_than_an_ended_node_train_or_wait() -> None:
-    over = records.RunEnded(exit_code=1)
-    gone = node("a", began(0), over)
-    assert not seen(gone, node("b", began(1)), node("c", began(2))).is_over
-    assert not seen(gone, node("b", began(1), FAILED)).is_over
-    assert not seen(gone, node("b", began(1), FAILED, began(0, 1))).is_over
+    assert states(job) == [("a", State.ENDED), ("b", State.ENDED)]
+    assert seen(first, node("b", began(1), records.RunEnded(exit_code=1))).exit_code is None
+    assert not seen(first, node("b", began(1))).is_over
+    assert not seen(first, node("b", began(1), FAILED)).is_over
 
 
 def test_node_that_trained_at_the_end_of_a_job_is_lost() -> None:

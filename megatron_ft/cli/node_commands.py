@@ -1,0 +1,153 @@
+"""`megatron-ft pause`, `resume`, `stacks`, `kill`: commands for the jobs of this user on this node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megatron_ft.core.errors import ConfigError, FaultToleranceError
+from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
+from megatron_ft.ipc.jobs import RunningJob, find_jobs, order, running_ranks, show_rank
+
+_NOTHING_DONE = 1
+_ON_EACH_NODE = (
+    "Needed on every node of the job whose ranks are halted. Exited ranks are still detected; torch's own collective "
+    "timeouts keep running."
+)
+
+
+def add_commands(commands: Any) -> None:
+    _add(commands, "pause", "suspend hang detection on this node until `resume`", _ON_EACH_NODE, _pause)
+    _add(commands, "resume", "resume hang detection; the pause counts against no timeout", _ON_EACH_NODE, _resume)
+    parser = _add(
+        commands,
+        "stacks",
+        "print what the ranks of a job do now, on this node: stack, section, collectives in flight",
+        "The ranks get no signal: a thread of each answers. The exit code is 1 if a rank can't be shown.",
+        _stacks,
+    )
+    parser.add_argument("--rank", type=int, metavar="RANK", help="only this (global) rank")
+    parser = _add(
+        commands,
+        "kill",
+        "send a signal to one rank of a job on this node, to rehearse a fault",
+        "It is sent to that rank's own process only.",
+        _kill,
+    )
+    parser.add_argument("--rank", type=int, required=True, metavar="RANK", help="the global rank")
+    parser.add_argument(
+        "--signal", default="KILL", metavar="NAME", help="KILL (default), STOP, CONT, TERM, or another signal's name"
+    )
+
+
+def _add(
+    commands: Any, name: str, text: str, more: str, act: Callable[[list[RunningJob], argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add a command; ``act`` is called with the jobs that the user means, of which there is at least one."""
+
+    def run(args: argparse.Namespace) -> int:
+        jobs = choose(find_jobs(), run_id=args.job, pid=args.pid)
+        if not jobs:
+            print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
+        return act(jobs, args) if jobs else _NOTHING_DONE
+
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--job", metavar="RUN_ID", help="the job's --rdzv-id")
+    which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
+    """Return the launchers that are meant: of one job, usually one on each node.
+
+    Raises:
+        ConfigError: the choice is ambiguous, or there is no such job; lists the running ones.
+    """
+    listed = "".join(f"; {job.describe()}" for job in jobs)
+    if run_id is not None or pid is not None:
+        chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]
+        if not chosen:
+            wanted = f"--pid {pid}" if run_id is None else f"--job {run_id}"
+            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{listed}")
+        return chosen
+    if len(jobs) > 1:
+        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{listed}")
+    return jobs
+
+
+def _pause(jobs: list[RunningJob], _args: argparse.Namespace) -> int:
+    return _order(jobs, PauseDetection(), "paused until `megatron-ft resume`", "was paused already")
+
+
+def _resume(jobs: list[RunningJob], _args: argparse.Namespace) -> int:
+    return _order(jobs, ResumeDetection(), "resumed", "was not paused")
+
+
+def _order(jobs: list[RunningJob], what: PauseDetection | ResumeDetection, done: str, was_done: str) -> int:
+    code = 0
+    for job in jobs:
+        try:
+            print(f"{done if order(job, what) else was_done}: {job.describe()}")
+        except FaultToleranceError as error:
+            print(f"megatron-ft: {error}", file=sys.stderr)
+            code = _NOTHING_DONE
+    return code
+
+
+def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
+    found: list[tuple[int, str, bool]] = []
+    for job in jobs:
+        for row in running_ranks(job):
+            if args.rank in (None, row.rank):
+                try:
+                    found.append((row.rank, show_rank(job, row.local_rank), True))
+                except FaultToleranceError as error:
+                    found.append((row.rank, f"megatron-ft: rank {row.rank} can't be shown: {error}", False))
+    if args.rank is not None and not found:
+        raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node")
+    for _, text, is_shown in sorted(found):
+        print(text, file=sys.stdout if is_shown else sys.stderr, flush=True)
+    if not found:
+        print("megatron-ft: no rank of yours runs on this node", file=sys.stderr)
+    return 0 if found and all(is_shown for _, _, is_shown in found) else _NOTHING_DONE
+
+
+def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
+    try:
+        number = signal.Signals[f"SIG{args.signal.upper().removeprefix('SIG')}"]
+    except KeyError:
+        raise ConfigError(f"--signal {args.signal}: not a signal; for instance KILL, STOP, CONT or TERM") from None
+    try:
+        pid = _pid_of(args.rank, jobs)
+        process = os.pidfd_open(pid)
+        try:
+            # the id may have become another process's since the launcher named it; it can't any more
+            if _pid_of(args.rank, jobs) != pid:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(process, number)
+        finally:
+            os.close(process)
+    except ConfigError:
+        raise
+    except (FaultToleranceError, ProcessLookupError) as error:
+        print(f"megatron-ft: {error or f'rank {args.rank} has exited'}", file=sys.stderr)
+        return _NOTHING_DONE
+    print(f"sent {number.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
+    return 0
+
+
+def _pid_of(rank: int, jobs: Sequence[RunningJob]) -> int:
+    """Raises ConfigError: the job has no such rank that runs on this node."""
+    pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
+    if rank not in pids:
+        there = ", ".join(map(str, sorted(pids))) or "none"
+        raise ConfigError(f"--rank {rank}: not a rank that runs on this node; those of {jobs[0].run_id} here: {there}")
+    return pids[rank]
