@@ -40,7 +40,11 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--rank", type=int, required=True, metavar="RANK", help="the global rank")
     parser.add_argument(
-        "--signal", default="KILL", metavar="NAME", help="KILL (default), STOP, CONT, TERM, or another signal's name"
+        "--signal",
+        type=_signal,
+        default=signal.SIGKILL,
+        metavar="NAME",
+        help="KILL (default), STOP, CONT, TERM, or another signal's name",
     )
 
 
@@ -122,17 +126,13 @@ def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
 
 def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
     try:
-        number = signal.Signals[f"SIG{args.signal.upper().removeprefix('SIG')}"]
-    except KeyError:
-        raise ConfigError(f"--signal {args.signal}: not a signal; for instance KILL, STOP, CONT or TERM") from None
-    try:
         pid = _pid_of(args.rank, jobs)
         process = os.pidfd_open(pid)
         try:
             # the id may have become another process's since the launcher named it; it can't any more
             if _pid_of(args.rank, jobs) != pid:
                 raise ProcessLookupError
-            signal.pidfd_send_signal(process, number)
+            signal.pidfd_send_signal(process, args.signal)
         finally:
             os.close(process)
     except ConfigError:
@@ -140,8 +140,15 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
     except (FaultToleranceError, ProcessLookupError) as error:
         print(f"megatron-ft: {error or f'rank {args.rank} has exited'}", file=sys.stderr)
         return _NOTHING_DONE
-    print(f"sent {number.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
+    print(f"sent {args.signal.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
     return 0
+
+
+def _signal(name: str) -> signal.Signals:
+    try:
+        return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"{name} is not a signal; for instance KILL, STOP, CONT or TERM") from None
 
 
 def _pid_of(rank: int, jobs: Sequence[RunningJob]) -> int:
