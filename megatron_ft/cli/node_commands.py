@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
-from megatron_ft.ipc.jobs import RunningJob, find_jobs, order, running_ranks, show_rank
+from megatron_ft.ipc.jobs import RunningJob, choose, find_jobs, order, running_ranks, show_rank
 
 _NOTHING_DONE = 1
 _ON_EACH_NODE = (
@@ -67,24 +67,6 @@ def _add(
     which.add_argument("--pid", type=int, metavar="LAUNCHER_PID", help="the process of this node's ft_launcher")
     parser.set_defaults(run=run)
     return parser
-
-
-def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
-    """Return the launchers that are meant: of one job, usually one on each node.
-
-    Raises:
-        ConfigError: the choice is ambiguous, or there is no such job; lists the running ones.
-    """
-    listed = "".join(f"; {job.describe()}" for job in jobs)
-    if run_id is not None or pid is not None:
-        chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]
-        if not chosen:
-            wanted = f"--pid {pid}" if run_id is None else f"--job {run_id}"
-            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{listed}")
-        return chosen
-    if len(jobs) > 1:
-        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{listed}")
-    return jobs
 
 
 def _pause(jobs: list[RunningJob], _args: argparse.Namespace) -> int:

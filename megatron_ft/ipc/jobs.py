@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from megatron_ft.core.errors import FaultToleranceError, ProtocolError
+from megatron_ft.core.errors import ConfigError, FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.core.messages.rank_messages import SHOWN, RankRefused, ShowRank
 from megatron_ft.core.status.job_facts import JobFacts, RankRow
@@ -49,6 +49,24 @@ def find_jobs() -> list[RunningJob]:
         job = RunningJob(launcher_pid=stat.parent, run_id=options["--run-id"], run_dir=run_dir)
         jobs.setdefault((stat.parent, run_dir), job).monitors[int(options["--local-rank"])] = options["--socket"]
     return sorted(jobs.values(), key=lambda job: job.launcher_pid)
+
+
+def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> list[RunningJob]:
+    """Return the launchers that are meant: of one job, usually one on each node.
+
+    Raises:
+        ConfigError: the choice is ambiguous, or there is no such job; lists the running ones.
+    """
+    listed = "".join(f"; {job.describe()}" for job in jobs)
+    if run_id is not None or pid is not None:
+        chosen = [job for job in jobs if pid in (None, job.launcher_pid) and run_id in (None, job.run_id)]
+        if not chosen:
+            wanted = f"--pid {pid}" if run_id is None else f"--job {run_id}"
+            raise ConfigError(f"no ft_launcher of yours on this node has {wanted}{listed}")
+        return chosen
+    if len(jobs) > 1:
+        raise ConfigError(f"several jobs run on this node, choose one with --pid or --job{listed}")
+    return jobs
 
 
 def connect_to(job: RunningJob, timeout_s: float) -> Channel:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from megatron_ft.cli.node_commands import choose
 from megatron_ft.cli.render.terminal import plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
@@ -21,7 +20,7 @@ from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.job import batch_script
 from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, find_jobs
+from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, choose, find_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
