@@ -248,8 +248,8 @@ class LauncherLearning:
         if kill.moved or name in self._killed.get(kill.cycle - 1, ()):
             self._double(name, kill.timeout_s, turn)
             why = "although ranks made progress" if kill.moved else "again"
-            now = f"it is {self._in_force()[name]:.4g} s now, was {kill.timeout_s:.4g} s"
-            turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: {now}")
+            now = f"{self._in_force()[name]:.4g} s now, was {kill.timeout_s:.4g} s"
+            turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: it is {now}")
             self._write(turn)
 
     def _double(self, name: str, timeout_s: float, turn: Turn) -> None:
