@@ -26,6 +26,7 @@ from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.job import etcd_leader
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.etcd_keys import Ledger
 
 
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epoch=0 if start.held is None else start.held.epoch,
         former=None if ledger is None else ledger.former,
         now_s=time.monotonic(),
+        parts=LEADER_PARTS,
     )
     Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say, etcd=etcd).run()
     return 0

@@ -12,13 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from megatron_ft.coordinator.message_frames import frame
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job.actions import BeginLife, Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
 from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
-from megatron_ft.core.job.messages import Admitted, Beat, Dismiss, FromMember, Hello
+from megatron_ft.core.job.messages import TO_LEADER, Admitted, Beat, Dismiss, FromMember, Hello
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Denied, Handshake, Open
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
@@ -28,8 +27,9 @@ from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.net.tcp import Peer, format_address
 from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
+from megatron_ft.job.parts import HEARD_BY_PARTS
 
-_FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(FromMember | Ask)
+_FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(TO_LEADER | Ask | HEARD_BY_PARTS)
 """``Ask``: from one that has a secret, where this job has none."""
 
 GREETING_S = 10.0
@@ -37,7 +37,7 @@ GREETING_S = 10.0
 _ACCEPTED_AT_ONCE = 1000
 MOST_STRANGERS = 256
 """Connections of one address that haven't said hello; a further one is closed at once. A launcher tries again."""
-_ASK = encode(Ask())[LENGTH_BYTES:]
+_ASK, _BEAT = encode(Ask())[LENGTH_BYTES:], encode(Beat())
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors for which a waiting connection can't be taken; it stays in the queue."""
 FULL_PAUSE_S = 1.0
@@ -192,7 +192,7 @@ class Service:
             self._epoll.register(link.fd, select.EPOLLIN)
             first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
             if first is not None:
-                self._write(link, frame(first))
+                self._write(link, encode(first))
 
     def _greet(self, link: _Link) -> None:
         """Count a connection as a stranger's no more."""
@@ -247,7 +247,7 @@ class Service:
                 return None  # the challenge is on its way
             answer = link.handshake.answer(_read_handshake(body))
             if answer is not None:
-                self._write(link, frame(answer))
+                self._write(link, encode(answer))
             if link.handshake.session is not None:
                 link.peer.secure(link.handshake.session.channel(Role.LISTENS))
             return None
@@ -322,7 +322,7 @@ class Service:
                 else:
                     self._etcd.begin_life()
             elif isinstance(effect, Send):
-                data = frame(effect.message)
+                data = _BEAT if effect.message == Beat() else encode(effect.message)
                 for number in effect.links:
                     if (link := self.links.get(number)) is not None:
                         self._write(link, data)

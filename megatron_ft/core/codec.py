@@ -42,6 +42,11 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of what processes send each other: fields at their default aren't written."""
 
 
+class PartMessage(Message, frozen=True):
+    """Base of messages between a part of the launcher and the same part of the leader. Those who carry them know no
+    more."""
+
+
 class Fact(msgspec.Struct, frozen=True):
     """Base of what stands in files and in the output of commands: written in full, for users' scripts."""
 

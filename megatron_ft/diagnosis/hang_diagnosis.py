@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Finite, Int, Message
 from megatron_ft.core.facts.launcher import Attribution, Cause, CauseKind, FailureClass
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.wording import listed, when
@@ -23,6 +22,7 @@ from megatron_ft.diagnosis.cycle_cause import (
     undetermined_hang,
 )
 from megatron_ft.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
+from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.diagnosis.root_cause import RootCause, find, spans
 
@@ -32,38 +32,6 @@ _MOST = 0.5
 _SHOWN, _NAMED = 4, 8
 _SLACK, _SLACK_S = 0.1, 1.0
 """Share of a timeout, and seconds, by which a rank may have come to its place after others began to wait for it."""
-
-
-class Reviewed(Message, frozen=True):
-    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
-
-    Args:
-        asker: the place of the node that had asked for it.
-        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
-        rank: that rank; None if it isn't known.
-        is_waited: some rank waits in a collective.
-        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
-        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
-        decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
-        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
-            ``section``, what is overdue on ``rank``.
-        progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
-    """
-
-    cycle: Int
-    asker: Int
-    elapsed_s: Finite
-    timeout_s: Finite
-    text: str
-    rank: Int | None = None
-    is_waited: bool = False
-    timed: str = ""
-    iteration: Int | None = None
-    decides: bool = False
-    hanging: tuple[Int, ...] = ()
-    kind: str = ""
-    section: str | None = None
-    progress: str = ""
 
 
 class HangDiagnosis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.codec import Count, Cycle, Finite, Message, Rank
+from megatron_ft.core.codec import Count, Cycle, Finite, Message, PartMessage, Rank
 
 _WINDOW_S, _NODES_PER_S = 12.0, 100
 """Shortest window, and messages a second that a coordinator takes beside its others."""
@@ -36,7 +36,7 @@ class RankWaits(Message, frozen=True):
         return RankWaits(self.rank, self.looks + more.looks, self.waiting + more.waiting, self.waits + more.waits)
 
 
-class Waits(Message, frozen=True):
+class Waits(PartMessage, frozen=True):
     """Looks at the ranks of a node since it told this last."""
 
     cycle: Cycle
@@ -63,7 +63,7 @@ class RankLag(Message, frozen=True):
         return f"rank {self.rank} on {self.node} holds the others back: {waits}"
 
 
-class Lags(Message, frozen=True):
+class Lags(PartMessage, frozen=True):
     """Result of the looks at all ranks, for the launcher that speaks for the job.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Count, Cycle, Message, Rank, Seconds
+from megatron_ft.core.codec import Count, Cycle, Message, PartMessage, Rank, Seconds
 
 MOST_NAMES = 72 + 1
 """In one message: all sections of a board, and OUT_OF_SECTION."""
@@ -34,7 +34,7 @@ class Observed(Message, frozen=True):
     rank: Rank = 0
 
 
-class Intervals(Message, frozen=True):
+class Intervals(PartMessage, frozen=True):
     """Intervals of a cycle so far: of a rank, of a node, or of the job.
 
     Args:
@@ -80,7 +80,7 @@ def merge(cycle: int, all_of: Iterable[Intervals]) -> Intervals:
     return replace(merged, seen=seen)
 
 
-class Killed(Message, frozen=True):
+class Killed(PartMessage, frozen=True):
     """A learned timeout of this name has ended a rank. From a launcher, and relayed to all.
 
     ``timeout_s`` was exceeded. ``moved``: a rank of the job was seen to make progress before, in the same interval.

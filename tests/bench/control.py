@@ -29,6 +29,7 @@ from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job.parts import LEADER_PARTS
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import StandIns
 
@@ -72,7 +73,7 @@ def _coordinator(fd: int, path: str, total: int) -> None:
     prepare_process()
     service_module.MOST_STRANGERS = total  # all launchers have one address here
     rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
-    machine = Coordinator("bench", m.JobDefinition("bench", rules), now_s=time.monotonic())
+    machine = Coordinator("bench", m.JobDefinition("bench", rules), now_s=time.monotonic(), parts=LEADER_PARTS)
     nowhere = open(os.devnull, "wb")  # noqa: SIM115 - as long as the process
     service = Service(
         socket.socket(fileno=fd),

@@ -22,10 +22,11 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
 from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
+from megatron_ft.job.parts import SAID_BY_PARTS
 
 __all__ = ["TO_MEMBER", "StandIns"]
 
-TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
+TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 _BEAT = encode(m.Beat())
 _READY = encode(m.Ready())
 _DECISION = b'{"v":%d,"fds":0,"type":"assignment"' % PROTOCOL_VERSION

@@ -33,12 +33,13 @@ from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, Ext
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rerun import RerunState
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.messages import Arm, Intervals, Killed
 from megatron_ft.learning.state import parse
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Kept, Passed, Restore
+from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Kept, OfSnapshots, Passed, Restore
 from tests.simulation.learning import STATE_PATH, Learning, ToyRank
 from tests.simulation.plan import Fault
 from tests.simulation.snapshots import PER_S, Keeper, Snapshots
@@ -75,7 +76,7 @@ HANG = replace(SECTION_HANG, iteration=1, at_ns=0)
 class Told:
     """A message that the agent has for the coordinator, or for its keeper."""
 
-    message: m.NodeMessage | m.OfSnapshots
+    message: m.NodeMessage | OfSnapshots
 
 
 @dataclass
@@ -289,7 +290,7 @@ class Launcher(Process):
         if self.is_alive and self.code is None:
             asked = self.agent.handle(event, round(self.clock() * 1e9), self._seen())
             self._agent_ns = self.agent.alarm_ns
-            self.do([Told(each) if isinstance(each, m.NodeMessage | m.OfSnapshots) else each for each in asked])
+            self.do([Told(each) if isinstance(each, m.NodeMessage | OfSnapshots) else each for each in asked])
 
     def _due_s(self) -> float:
         alarm_ns = self._agent_ns
@@ -311,11 +312,11 @@ class Launcher(Process):
             case actions.Begin(held):
                 self._begun = held
                 self.hear(effect)
-            case m.End() | m.Verdict() | m.DiagnoseHang() | actions.Leave():
+            case m.End() | m.Verdict() | DiagnoseHang() | actions.Leave():
                 self.hear(effect)
             case Reviewed() | Intervals() | Killed() | Complete() | Passed() | CopyTo():
                 self.hear(effect)
-            case actions.StandBy() | m.PrintJobLines():
+            case actions.StandBy() | actions.PrintsJobLines():
                 self.hear(effect)
             case actions.LeftOut():
                 self.stays_since_s = self.world.now_s
@@ -413,7 +414,7 @@ class Launcher(Process):
 
     # -- its ranks: one on each node, a toy --------------------------------------------------------------------
 
-    def _tell(self, message: m.NodeMessage | m.OfSnapshots) -> None:
+    def _tell(self, message: m.NodeMessage | OfSnapshots) -> None:
         match message:
             case Complete(key):
                 if self.keeper is not None:
@@ -715,7 +716,7 @@ def _tells_of_own_failure(message: Any) -> bool:
     match message:
         case m.Report(state=state, cause=cause):
             return state is not NodeState.SUCCEEDED and not cause.follows
-        case m.RankSnapshots(notes=notes):
+        case RankSnapshots(notes=notes):
             return any(note.is_stopped or (note.gone and not is_peer_loss(note.raised)) for note in notes)
     return isinstance(message, m.Goodbye)
 
@@ -793,7 +794,9 @@ class CoordinatorProcess(Process):
         self.job = job
         self.listener = listener
         defined = m.JobDefinition(JOB, job.rules)
-        self.machine = Coordinator(self.name, defined, record=listener.record, now_s=self.host.clock_s())
+        self.machine = Coordinator(
+            self.name, defined, record=listener.record, now_s=self.host.clock_s(), parts=LEADER_PARTS
+        )
         self.numbers: dict[int, Link] = {}
         self.has_quit = False
         self.started_s = self.world.now_s

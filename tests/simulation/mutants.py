@@ -58,6 +58,7 @@ class Mutant:
 _COORDINATOR = "megatron_ft/core/coordinator/coordinator.py"
 _JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
 _NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
+_HANGS = "megatron_ft/diagnosis/leader_parts.py"
 _NODES = "megatron_ft/core/coordinator/nodes.py"
 _VERDICT = "megatron_ft/core/coordinator/verdict.py"
 _MEMBER = "megatron_ft/core/job/member.py"
@@ -301,8 +302,8 @@ MUTANTS = (
     Mutant(
         "a request to end is forgotten after the verdict",
         _JOB_CYCLE,
-        "        self.state.move(CoordinatorMove.REQUEST)\n",
-        "",
+        "verdict = self.verdict if self.outcome is not None and self.shutdown is None else None",
+        "verdict = self.verdict if self.outcome is not None else None",
     ),
     Mutant(
         "a verdict isn't restored", _JOB_CYCLE, "if self.verdict is None and standing.verdict is not None:", "if False:"
@@ -322,14 +323,14 @@ MUTANTS = (
     ),
     Mutant(
         "an open diagnosis is ended",
-        _JOB_CYCLE,
-        "elif self.diagnosis is not None and self.diagnosis.is_open(now_s):",
-        "elif False:",
+        _HANGS,
+        "if self._is_open(diagnosis, now_s):",
+        "if False:",
     ),
-    Mutant("a hang is never diagnosed", _JOB_CYCLE, "if is_refused or self.diagnosis", "if True or self.diagnosis"),
+    Mutant("a hang is never diagnosed", _HANGS, "if is_refused or self._diagnosis", "if True or self._diagnosis"),
     Mutant(
         "a hang under min-healthy is never reviewed",
-        _JOB_CYCLE,
+        _HANGS,
         "is_refused = is_asked if hang.passive else",
         "is_refused = True if hang.passive else",
     ),
@@ -351,21 +352,21 @@ MUTANTS = (
     ),
     Mutant(
         "a diagnosis asks no launcher that has just gone",
-        _JOB_CYCLE,
-        "asked = links.keys() | {place for place in range(len(self.seats)) if place not in self.gone}",
-        "asked = links.keys() | self._missing",
+        _HANGS,
+        "asked = {at for at in range(len(cycle.seats)) if at not in cycle.gone}",
+        "asked = {at for at in range(len(cycle.seats)) if not cycle.is_missing(at)}",
     ),
     Mutant(
         "a failure explains no lost peer",
-        _JOB_CYCLE,
-        "elif self.diagnosis is not None and self.diagnosis.is_of_lost_peer and self._has_own_failure:",
-        "elif False:",
+        _HANGS,
+        "if diagnosis.is_of_lost_peer and cycle.has_own_failure:",
+        "if False:",
     ),
     Mutant(
         "a diagnosis of a lost peer names no rank",
-        _JOB_CYCLE,
-        "if found is None:  # the report on",
-        "if True:  # the report on",
+        _HANGS,
+        "if diagnosis.is_of_lost_peer and found is None:",
+        "if diagnosis.is_of_lost_peer:",
     ),
     Mutant(
         "a node whose connection the kernel gave up is lost at once",
@@ -448,7 +449,10 @@ MUTANTS = (
         "return len(self._restored) == 1",
     ),
     Mutant(
-        "what was complete is given up at a takeover", _COORDINATOR, "if standing.complete is not None:", "if False:"
+        "what was complete is given up at a takeover",
+        "megatron_ft/memory/leader/snapshots_part.py",
+        "if status.complete is not None:",
+        "if False:",
     ),
     Mutant(
         "a cycle that ends before its nodes meet had no ranks",

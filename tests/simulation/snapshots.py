@@ -18,6 +18,7 @@ from megatron_ft.memory.rules.snapshots import (
     KeptSnapshot,
     Passed,
     Restore,
+    Restored,
     Saved,
     SnapshotKey,
 )
@@ -292,10 +293,10 @@ class Snapshots:
         """A coordinator has got a message."""
         match message:
             case m.Hello(standing=standing):
-                self.kept[coordinator.name, message.instance] = standing.kept
+                self.kept[coordinator.name, message.instance] = standing.snapshots.kept
             case m.Ready(kept) | m.StockTaken(kept):
                 self.kept[coordinator.name, launcher] = kept
-            case Saved() | m.Restored():
+            case Saved() | Restored():
                 self.messages += 1
 
     def plans(self, coordinator: CoordinatorProcess) -> None:

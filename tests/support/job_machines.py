@@ -13,6 +13,7 @@ from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision, DecisionKind
 from megatron_ft.core.job.member import Member
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.memory.rules.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
@@ -61,7 +62,9 @@ def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
 
 def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> Coordinator:
     """Cycle 0 runs, on these nodes; the connection of each is its number. ``stock``: what each can restore."""
-    machine = Coordinator("c", m.JobDefinition("job", replace(rules, max_nodes=len(names))), now_s=0.0)
+    machine = Coordinator(
+        "c", m.JobDefinition("job", replace(rules, max_nodes=len(names))), now_s=0.0, parts=LEADER_PARTS
+    )
     rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
         machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=link == 0)), 0.0)

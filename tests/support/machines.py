@@ -15,6 +15,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState, Reached
+from megatron_ft.job.parts import LEADER_PARTS
 
 __all__ = ["Job", "Launcher"]
 
@@ -38,7 +39,8 @@ class Launcher:
     """That it was told."""
     printed: list[str] = field(default_factory=list)
     """Those of them that no other launcher prints."""
-    times_told_to_speak: int = 0
+    prints: bool | None = None
+    """It prints the lines of the job, as far as it was told."""
     begun: Assignment | None = None
     ends: list[m.End] = field(default_factory=list)
     verdicts: list[m.Verdict] = field(default_factory=list)
@@ -67,29 +69,28 @@ class Launcher:
                 case actions.OpenStore():
                     self.do(self.member.store_opened(f"{self.name}:store", self.job.now_s))
                 case actions.Begin(held):
-                    self.begun = held
+                    self.begun, self.prints = held, held.place == 0
+                case actions.StandBy():
+                    self.prints = False
                 case m.End():
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | actions.Say() | m.Tell() | m.PrintJobLines():
+                case m.Verdict() | actions.Say() | actions.PrintsJobLines():
                     self._hears(effect)
                 case actions.Leave(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | actions.Say | m.Tell | m.PrintJobLines) -> None:
+    def _hears(self, effect: m.Verdict | actions.Say | actions.PrintsJobLines) -> None:
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
-            case actions.Say(text):
-                self.lines.append(text)
-                self.printed.append(text)
-            case m.Tell(text, is_copy):
+            case actions.Say(text, is_copy):
                 self.lines.append(text)
                 self.printed += [] if is_copy else [text]
-            case m.PrintJobLines():
-                self.times_told_to_speak += 1
+            case actions.PrintsJobLines(is_printer):
+                self.prints = is_printer
 
     def ready(self) -> None:
         """None of its ranks is left."""
@@ -132,7 +133,7 @@ class Job:
     def __init__(self, *, owner: str = "a", **rules: Any) -> None:
         self.rules = m.Rules(**{"min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "node_lost_s": 5.0, **rules})
         self.now_s = 0.0
-        self.coordinator = Coordinator("c", m.JobDefinition("job", self.rules), now_s=0.0)
+        self.coordinator = Coordinator("c", m.JobDefinition("job", self.rules), now_s=0.0, parts=LEADER_PARTS)
         self.launchers: list[Launcher] = []
         self.decided: list[actions.Decided] = []
         self.has_quit = False
@@ -194,7 +195,7 @@ class Job:
     def take_over(self) -> None:
         """The leader dies, and the next one is given the record of its last decision."""
         record, defined = self.decided[-1].record, m.JobDefinition("job", self.rules)
-        self.coordinator = Coordinator("d", defined, record=record, now_s=self.now_s)
+        self.coordinator = Coordinator("d", defined, record=record, now_s=self.now_s, parts=LEADER_PARTS)
 
     def connect(self, launcher: Launcher) -> None:
         """To the only coordinator."""

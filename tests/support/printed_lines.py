@@ -13,7 +13,12 @@ from tests import ROOT
 
 PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
-LINES = ("core/agent/cycle_lines.py", "core/job/job_lines.py", "launcher/base/launcher_lines.py")
+LINES = (
+    "core/agent/cycle_lines.py",
+    "core/job/job_lines.py",
+    "launcher/base/launcher_lines.py",
+    "memory/rules/lines.py",
+)
 """Files whose functions each format a line, or a part of one."""
 _FOLDERS = (
     "launcher",

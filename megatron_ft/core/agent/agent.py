@@ -39,27 +39,27 @@ from megatron_ft.core.facts.launcher import (
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import actions as job
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import (
-    DiagnoseHang,
-    End,
-    Goodbye,
-    OfSnapshots,
-    Ready,
-    Restored,
-    Shutdown,
-    StockTaken,
-    Verdict,
-)
+from megatron_ft.core.job.messages import End, Goodbye, Ready, Shutdown, StockTaken, Verdict
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.state_table import follow
 from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Reviewed
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.learning.launcher_part import LauncherLearning, StateFileDone
 from megatron_ft.learning.messages import Intervals, Killed
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Restore, Saved
+from megatron_ft.memory.rules.snapshots import (
+    Complete,
+    CopyTo,
+    KeeperPort,
+    Kept,
+    OfSnapshots,
+    Passed,
+    Restore,
+    Restored,
+    Saved,
+)
 
 _ACTIVITIES = {
     AgentPhase.JOINING: NodeActivity.WAITING,
@@ -131,7 +131,8 @@ class Agent:
 
     def handle(self, event: events.Event, now_ns: int, seen: events.Readings) -> list[Effect]:
         """Return what is to be done. At most one effect is an `effects.Work`; the next one follows after its result."""
-        self._turn = Turn(now_ns=now_ns, seen=seen, effects=[*self._printer.hear(event)], printer=self._printer)
+        self._turn = Turn(now_ns=now_ns, seen=seen, printer=self._printer)
+        self._printer.hear(event)
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         self._learning.tick(self._turn)
@@ -210,7 +211,7 @@ class Agent:
         match event:
             case Intervals() | Killed() | StateFileDone():
                 self._learning.hear(event, self._turn)
-            case Reviewed(timed=timed) if timed:
+            case Reviewed(timed=timed) if timed and self._runs(event.cycle):
                 interval = event.timed, event.iteration
                 if interval not in self._would_hang:
                     self._would_hang.add(interval)
@@ -225,7 +226,7 @@ class Agent:
                     )
                     self._do(Write(told))
                     self._learning.reported(timed, self._turn)
-            case DiagnoseHang() | Reviewed():
+            case DiagnoseHang() | Reviewed() if self._runs(event.cycle):
                 self.cycle.hear_of_others(event, self._turn)
             case Lags():
                 self.cycle.told(event, self._turn)
@@ -247,17 +248,12 @@ class Agent:
 
     def _hear_of_snapshots(self, event: OfSnapshots | events.FromKeeper) -> None:
         record = self.cycle.record
-        runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
         match event:
-            case Complete(key) | Passed(key) if key.cycle == record.cycle:
+            case Complete(key) | Passed(key) | Saved(key) if self._runs(key.cycle):
                 self._do(event)
-            case CopyTo(cycle) if cycle == record.cycle:
+            case CopyTo(cycle) | KeeperPort(cycle) | Restored(cycle) if self._runs(cycle):
                 self._do(event)
-            case Saved(key) if runs and key.cycle == record.cycle:
-                self._do(event)
-            case KeeperPort(cycle) | Restored(cycle) if runs and cycle == record.cycle:
-                self._do(event)
-            case SnapshotRestored() if runs and event.cycle == record.cycle and record.unrestored is None:
+            case SnapshotRestored() if self._runs(event.cycle) and record.unrestored is None:
                 redone = None if self._restore is None else self._restore.redone
                 self._do(
                     Write(replace(event, ranks=tuple(record.ranks), redone=redone)),
@@ -267,6 +263,11 @@ class Agent:
                 self._take_stock(kept)
                 if self.phase is AgentPhase.READY and not self._orders.has_begun:
                     self._do(StockTaken(self._kept))
+
+    def _runs(self, cycle: int) -> bool:
+        """Return True if ranks of that cycle run here, or start."""
+        runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
+        return runs and cycle == self.cycle.record.cycle
 
     def _take_stock(self, kept: Kept) -> None:
         # ranks of a cycle that ended before its nodes had met aren't known, and are as many as before

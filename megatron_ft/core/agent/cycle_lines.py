@@ -10,7 +10,7 @@ from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signal_rules import AGAIN_AFTER_S
 from megatron_ft.core.wording import counted, when
 from megatron_ft.diagnosis.cycle_cause import describe_overdue
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.diagnosis.waits import RankLag
 

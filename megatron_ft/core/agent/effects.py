@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Cause, RankExited
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import NodeMessage, OfSnapshots, Verdict
+from megatron_ft.core.job.messages import NodeMessage, Verdict
 from megatron_ft.core.messages.monitor_messages import RankOrder, Release
 from megatron_ft.learning.launcher_part import StateFile, TellStateWritten
-from megatron_ft.memory.rules.snapshots import Restore
+from megatron_ft.memory.rules.snapshots import OfSnapshots, Restore
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 

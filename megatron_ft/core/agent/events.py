@@ -24,12 +24,12 @@ from megatron_ft.core.facts.launcher import (
     SnapshotRestored,
 )
 from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.messages import OfCycle, PrintJobLines, Restored, StockTaken
+from megatron_ft.core.job.messages import OfCycle, StockTaken
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.learning.launcher_part import StateFileDone
-from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Saved
+from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Restored, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +124,5 @@ class MonitorReport:
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateFileDone
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
 FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
-FromCoordinator = job.Begin | job.StandBy | OfCycle | PrintJobLines | job.LeftOut | job.Leave
+FromCoordinator = job.Begin | job.StandBy | OfCycle | job.PrintsJobLines | job.LeftOut | job.Leave
 Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator

@@ -16,12 +16,12 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, RankExited
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import Hang, RankSnapshots
 from megatron_ft.core.messages.monitor_messages import Collect, Release
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.diagnosis.exceptions import collective_raised_in
 from megatron_ft.diagnosis.exits import one_line
 from megatron_ft.diagnosis.hang_diagnosis import blamed
+from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.learning.launcher_part import LauncherLearning
 from megatron_ft.learning.messages import Killed

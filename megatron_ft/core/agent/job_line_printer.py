@@ -1,10 +1,9 @@
-"""Selection of the launcher that prints lines about the whole job: one, so that they aren't repeated per node. Pure.
+"""Which lines this launcher prints: those about the whole job, where it is the one that does, and its own. Pure.
 
+One launcher prints them, so that they aren't repeated per node: the one at place 0, or another one that the leader
+names, because that node is gone. A launcher that has had no place yet prints them, too: nothing is known of the others.
 A launcher that ends with a code other than 0 prints why in any case, because a node may have an output of its own.
 Where all outputs go to one place, a reason common to all is printed by one launcher, too.
-
-The printing launcher is at the lowest place of the cycle; when it is lost, the coordinator has the next one
-`PrintJobLines`. A launcher that has had no place yet prints these lines, too: nothing is known of the others then.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.agent.events import Event
-from megatron_ft.core.job.actions import Begin, Leave, LeftOut, Say, StandBy
-from megatron_ft.core.job.messages import End, PrintJobLines, Report
+from megatron_ft.core.job.actions import Begin, Leave, PrintsJobLines, Say, StandBy
+from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import NodeState
 
 
@@ -26,27 +25,34 @@ class JobLinePrinter:
     def __init__(self, *, says_all: bool = False, shares_output: bool = False) -> None:
         self._says_all = says_all
         self._shares_output = shares_output
-        self._speaks = True
-        self._is_the_one = False
-        """True if this launcher prints at the coordinator's order, not because nothing is known of the others."""
         self._unsaid = ""
+        self.is_named: bool | None = None
+        """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
+
+    def hear(self, event: Event) -> None:
+        """Note which launcher prints from now on."""
+        match event:
+            case Begin(held):
+                self.is_named = held.place == 0
+            case StandBy():
+                self.is_named = False
+            case PrintsJobLines(is_printer):
+                self.is_named = is_printer
 
     @property
     def is_spokesman(self) -> bool:
         """True if no other launcher prints lines about the whole job unless the user wants them all."""
-        return self._speaks
+        return self.is_named is not False
 
     @property
     def speaks(self) -> bool:
         """True if this launcher prints lines about the whole job."""
-        return self._says_all or self._speaks
+        return self._says_all or self.is_spokesman
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
-        """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
-        if self.speaks:
-            return [Say(text)]
-        self._unsaid = text if ends_cycle else self._unsaid
-        return []
+        """Return the line if this launcher prints such lines. One that ends a cycle is kept for the end."""
+        self._unsaid = text if ends_cycle and not self.speaks else ""
+        return [Say(text)] if self.speaks else []
 
     def failed(self, report: Report) -> list[Say]:
         """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
@@ -63,27 +69,6 @@ class JobLinePrinter:
         is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
         is_same = is_end and left is not None and left.is_of_all and over.text in ("", left.text)
         if self._shares_output and is_same:
-            return [Say(said)] if said and (self._says_all or self._is_the_one) else []
-        if over.code and not self.speaks:
-            said, self._unsaid = said or self._unsaid, ""
-            is_for_all = False
-        if not said:
-            return []
-        return self.for_all(said) if is_for_all else [Say(said)]
-
-    def hear(self, event: Event) -> list[Say]:
-        """Follow a decision of the coordinator. Return the lines to print."""
-        match event:
-            case Begin(held):
-                self._speaks = self._is_the_one = held.place == 0
-                self._unsaid = ""
-            case StandBy():
-                self._speaks = self._is_the_one = False
-                self._unsaid = ""
-            case LeftOut() | End(lost=True):
-                self._is_the_one = False  # another launcher is asked to print
-            case PrintJobLines():
-                self._speaks = self._is_the_one = True
-                unsaid, self._unsaid = self._unsaid, ""
-                return [Say(unsaid)] if unsaid else []
-        return []
+            return [Say(said)] if said and (self._says_all or self.is_named) else []
+        said = said or (self._unsaid if over.code else "")
+        return [Say(said)] if said and (self.speaks or over.code or not is_for_all) else []

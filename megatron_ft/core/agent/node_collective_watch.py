@@ -19,11 +19,10 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.facts.launcher import NoCollective
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.messages import Hang
 from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 
 _SHARE_OF_GROUP = 0.5

@@ -11,13 +11,18 @@ knows. In etcd the next leader finds the decision; it may be one of an earlier r
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from megatron_ft.core.codec import PartMessage
 from megatron_ft.core.coordinator.admission import is_of_next, knows, refusal
+from megatron_ft.core.coordinator.announcements import Announcements
 from megatron_ft.core.coordinator.decider import Decider, Plan
-from megatron_ft.core.coordinator.job_cycle import JobCycle
-from megatron_ft.core.coordinator.job_phases import CoordinatorMove, JobState
+from megatron_ft.core.coordinator.job_cycle import JobCycle, printer
 from megatron_ft.core.coordinator.next_cycle import NextCycle, nodes_left
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.notices import Notices
+from megatron_ft.core.coordinator.parts import LeaderPart, Line, ToNodes
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import (
@@ -34,11 +39,6 @@ from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord, FormerD
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
-from megatron_ft.diagnosis.slow_ranks import SlowRanks
-from megatron_ft.diagnosis.waits import Waits
-from megatron_ft.learning.gathering import OF_NODES_S, Gathering
-from megatron_ft.learning.messages import Intervals, Killed
-from megatron_ft.memory.rules.snapshots import KeeperPort, Saved
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -50,7 +50,6 @@ FORMER_S = 15.0
 _LINGER_S = 5.0
 """Seconds for which the leader stays after the job's end for new launchers on the hosts of lost ones."""
 _SHOWN_NAME = 200
-_SETTLES_NOTHING = (m.Beat, Saved, Waits)
 
 
 class Coordinator:
@@ -69,6 +68,7 @@ class Coordinator:
         epoch: int = 0,
         former: FormerDecision | None = None,
         now_s: float = 0.0,
+        parts: Sequence[type[LeaderPart]] = (),
     ) -> None:
         self._out: list[CoordinatorEffect] = []
         self._clock = OwnClock(now_s)
@@ -88,13 +88,14 @@ class Coordinator:
         self._arrivals = 0
         self._sweep_s = 0.0
         self._alarms: list[float] = []
-        self._state = JobState()
+        self.is_over = False
+        """The end of the job is decided."""
         self._cycle: JobCycle | None = None
-        self._learning = Gathering(-1, OF_NODES_S)
-        """The learning of ``_cycle``."""
-        self._slow_ranks = SlowRanks(-1, 0)
-        self._next_cycle = NextCycle(self._state, self._decider, self._nodes)
-        self._notices = Notices(self._state, self._nodes)
+        self._parts = [part() for part in parts]
+        self._by_message: dict[type, LeaderPart] = {kind: part for part in self._parts for kind in _kinds(part.HEARS)}
+        self._settles_nothing: tuple[type, ...] = (m.Beat, *(kind for part in self._parts for kind in part.QUIET))
+        self._next_cycle = NextCycle(self._decider, self._nodes, self._parts)
+        self._announcements = Announcements(self._nodes)
         self._founds_s: float | None = FOUNDING_S if record is None else None
         """When a leader without a record may decide at the latest; None: it may."""
         self._ended_s = self._over_s = self._lingers_s = 0.0
@@ -115,10 +116,6 @@ class Coordinator:
         return self._clock.callers_s(min([self._sweep_s, *self._alarms]))
 
     @property
-    def is_over(self) -> bool:
-        return self._state.is_over
-
-    @property
     def rules(self) -> m.Rules:
         return self._rules
 
@@ -136,7 +133,7 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, _SETTLES_NOTHING)
+        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, self._settles_nothing)
         if isinstance(event, Broken):
             node = self._links.get(event.link)
             if node is not None:
@@ -211,11 +208,11 @@ class Coordinator:
             self._end_without(node, cycle)
             return
         self._next_cycle.restore_place(node)
-        self._restore(node, place, cycle)
-        self._out += [Send([link], question) for question in cycle.questions_to(place)]
+        cycle.restored(place, node.standing, self._clock.now_s)
+        for part in self._parts:
+            self._answer(part.joined(node, place))
         if cycle.outcome is not None:
             self._end_for([node], cycle)
-        self._out += [Send([link], answer) for answer in cycle.snapshots.missed(node.standing.saved)]
         if cycle.verdict is not None and node.standing.verdict != cycle.verdict:
             self._out.append(Send([link], cycle.verdict))
 
@@ -226,19 +223,6 @@ class Coordinator:
             node.enter(m.NodePhase.BUSY)
             text = cycle.why_lost(node)
             self._out.append(Send([node.link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
-
-    def _restore(self, node: Node, place: int, cycle: JobCycle) -> None:
-        """Take over the state that a launcher reports of the cycle."""
-        standing = node.standing
-        cycle.restored(place, standing, self._clock.now_s)
-        if standing.complete is not None:
-            self._tell_of_snapshot(cycle, cycle.snapshots.was_complete(place, standing.complete))
-        for key in standing.saved:
-            self._heard_of_snapshot(cycle, place, node, Saved(key))
-        if standing.restored and standing.cycle == cycle.decision.cycle:
-            cycle.snapshots.restored(place, None, cycle.decision.restore)
-        if standing.keeper_port:
-            self._heard_of_snapshot(cycle, place, node, KeeperPort(standing.cycle, standing.keeper_port))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
         match message:
@@ -270,47 +254,20 @@ class Coordinator:
             return
         if isinstance(message, m.Report):
             cycle.changed(place, message)
-        elif isinstance(message, Waits):
-            self._slow_ranks.heard(node.name, message, self._clock.now_s)
-        elif isinstance(message, m.Hang) and message.cycle == cycle.decision.cycle:
-            asked = cycle.hang(place, message, self._nodes.values(), self._clock.now_s)
-            question = m.DiagnoseHang(message.cycle, message.passive, looks=message.decides)
-            self._out += [Send(asked, question)] if asked else []
-        elif isinstance(message, Saved | m.Restored | KeeperPort):
-            self._heard_of_snapshot(cycle, place, node, message)
-        elif isinstance(message, m.RankSnapshots) and message.cycle == cycle.decision.cycle:
-            cycle.noted(place, message)
-        elif isinstance(message, Intervals):
-            self._learning.hear(place, message, self._clock.now_s)
-        elif isinstance(message, Killed) and self._learning.is_first(message):
-            links = [link for link in cycle.links(self._nodes.values()).values() if link != node.link]
-            self._out += [Send(links, message)] if links else []
+        elif (part := self._by_message.get(type(message))) is not None:
+            self._answer(part.hear(node, place, message, self._clock.now_s))
 
-    def _heard_of_snapshot(
-        self, cycle: JobCycle, place: int, node: Node, message: Saved | m.Restored | KeeperPort
-    ) -> None:
-        if isinstance(message, KeeperPort):
-            address = node.address_of(message.port)
-            if address and message.cycle == cycle.decision.cycle:
-                self._serves_copies(cycle, place, address)
-        elif isinstance(message, m.Restored):
-            if cycle.snapshots.restored(place, message, cycle.decision.restore):
-                self._out += self._notices.restored(cycle, message.newer_than)
-            if (mixed := cycle.snapshots.take_mixed()) is not None:
-                cycle.changed(*mixed)
-        else:
-            self._tell_of_snapshot(cycle, cycle.snapshots.saved(place, message.key))
-
-    def _tell_of_snapshot(self, cycle: JobCycle, answer: m.OfSnapshots | None) -> None:
-        if answer is not None and cycle.outcome is None:
-            links = list(cycle.links(self._nodes.values()).values())
-            self._out += [Send(links, each) for each in cycle.snapshots.with_complete(answer)]
-
-    def _serves_copies(self, cycle: JobCycle, place: int, address: str) -> None:
-        """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""
-        for at, message in cycle.copies.serves(place, address):
-            if (link := cycle.links(self._nodes.values()).get(at)) is not None:
-                self._out.append(Send([link], message))
+    def _answer(self, answers: Iterable[ToNodes | Line]) -> None:
+        """Send what a part answers."""
+        for each in answers:
+            assert self._cycle is not None
+            if isinstance(each, Line):
+                self._out += self._announcements.say(self._cycle, each.text)
+                continue
+            links = self._cycle.links(self._nodes.values())
+            places = sorted(links)[:1] if each.to_printer else links if each.places is None else each.places
+            if to := [link for place, link in links.items() if place in places]:
+                self._out.append(Send(to, each.message))
 
     def _goodbye(self, node: Node, link: int, goodbye: m.Goodbye) -> None:
         if self.is_over:
@@ -373,9 +330,8 @@ class Coordinator:
         if decision.kind is DecisionKind.END:
             self._job_ended(record.instances, NEW_LEADER_S)
             return
-        self._begin_cycle(record)
-        assert self._cycle is not None
-        self._cycle.await_all(record, now_s)
+        self._begin_cycle(record).await_all(record, now_s)
+        self._begin_parts()
 
     def _go_on_from(self, former: FormerDecision, *, believed_by_all: bool) -> None:
         """Lead the job on whose last decision is in etcd. If that is its end, new launchers may be of the next run."""
@@ -413,18 +369,15 @@ class Coordinator:
         """While etcd doesn't answer, another leader may lead: no launcher's silence counts."""
         self._lock_answers = answers
 
-    def _begin_cycle(self, record: DecisionRecord) -> None:
+    def _begin_cycle(self, record: DecisionRecord) -> JobCycle:
         decision = record.decision
-        self._state.move(CoordinatorMove.CYCLE)
         self._end = None
-        self._cycle = JobCycle(self._rules, decision, self._state)
-        self._learning = Gathering(decision.cycle, OF_NODES_S)
-        self._slow_ranks = SlowRanks(decision.cycle, decision.world)
+        self._cycle = JobCycle(self._rules, decision)
+        return self._cycle
 
     def _job_ended(self, instances: tuple[str, ...], stays_s: float) -> None:
         """Stay until the launchers of the last cycle, and those that are here, know that the job has ended."""
-        self._state.move(CoordinatorMove.END)
-        self._ended_s, self._over_s = self._clock.now_s, self._clock.now_s + stays_s
+        self.is_over, self._ended_s, self._over_s = True, self._clock.now_s, self._clock.now_s + stays_s
         here = {node.instance for node in self._links.values()}
         gone = set() if self._cycle is None else {self._cycle.seats[place].instance for place in self._cycle.gone}
         if self._cycle is not None and self._cycle.count(NodeState.LOST):
@@ -442,14 +395,17 @@ class Coordinator:
         if made.decision.kind is DecisionKind.END:
             self._job_ended(record.instances, HOLDER_STAYS_S)
             return
-        self._begin_cycle(record)
-        assert self._cycle is not None
+        cycle = self._begin_cycle(record)
         for place, node in made.members.items():
-            self._cycle.occupied(place, node.instance, node.name)
+            cycle.occupied(place, node.instance, node.name)
             node.begin(made.decision.cycle)
         self._next_cycle.cycle_began()
-        if self._next_cycle.without_snapshot:
-            self._out += self._notices.without_snapshot(self._cycle, self._next_cycle.without_snapshot)
+        self._begin_parts()
+
+    def _begin_parts(self) -> None:
+        assert self._cycle is not None
+        for part in self._parts:
+            self._answer(part.begin(self._cycle))
 
     # -- what follows -----------------------------------------------------------------------------------------
 
@@ -463,26 +419,26 @@ class Coordinator:
             self._conclude()
             plan = self._next_cycle.due(self._rules, self._cycle, arrivals=self._arrivals, now_s=self._clock.now_s)
             coming = plan or self._decider.plan
-            self._out += self._notices.tell(self._rules, self._cycle, coming, now_s=self._clock.now_s)
+            self._out += self._announcements.due(self._rules, self._cycle, coming, now_s=self._clock.now_s)
             self._decide(plan)
             self._alarms += [] if self._next_cycle.alarm_s is None else [self._next_cycle.alarm_s]
-            self._learn()
-            self._look_for_slow_ranks()
+            if self._cycle is not None:  # after all decisions, which they mustn't delay
+                self._tick_parts()
         elif self._decider.decision is None and not self.is_over:
             if not self._next_cycle.meet(self._rules, arrivals=self._arrivals, now_s=self._clock.now_s):
-                self._out += self._notices.tell(self._rules, None, None, now_s=self._clock.now_s)
-        self._alarms += [] if self._notices.alarm_s is None else [self._notices.alarm_s]
+                self._out += self._announcements.due(self._rules, None, None, now_s=self._clock.now_s)
+        self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
         until_s = self._over_s if self._unacknowledged else self._lingers_s
-        if self._state.is_over:
+        if self.is_over:
             self._alarms.append(until_s)
-        is_needless = self._state.is_over and self._clock.now_s >= until_s
+        is_needless = self.is_over and self._clock.now_s >= until_s
         if self._is_orphan or is_needless:
             self._out.append(Quit())
         return self._take()
 
     def _may_act(self) -> bool:
         """Whether this leader knows the last decision of the job, or that there is none."""
-        if self._state.is_over or (self._former is not None and not self._may_begin_life(self._former)):
+        if self.is_over or (self._former is not None and not self._may_begin_life(self._former)):
             return False
         if self._founds_s is not None:
             fresh = [node for node in self._links.values() if node.decided is None]
@@ -539,9 +495,10 @@ class Coordinator:
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.link is not None for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost
-        self._out += cycle.reviewed(self._clock.now_s, self._nodes.values())
-        is_news = cycle.take_news()
-        if cycle.conclude(self._clock.now_s, joining=max(0, min(ready, room))) or is_news:
+        is_news, now_s = cycle.take_news(), self._clock.now_s
+        told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []
+        found = next((each for each in told if each is not None), None)
+        if cycle.conclude(now_s, joining=max(0, min(ready, room)), found=found) or is_news:
             if cycle.outcome is not None:
                 self._end_for(list(self._nodes.values()), cycle)
             if cycle.verdict is not None:
@@ -549,31 +506,19 @@ class Coordinator:
         if cycle.outcome is not None and cycle.verdict is None:
             left = nodes_left(cycle, self._nodes, self._arrivals)
             has_absent = any(cycle.place_of(node) is not None for node in self._absent.values())
-            verdict = cycle.judge(self._clock.now_s, nodes_left=left, has_absent=has_absent)
+            first = printer(cycle, self._nodes.values())
+            prints = "" if first is None else first.instance
+            verdict = cycle.judge(self._clock.now_s, nodes_left=left, has_absent=has_absent, printer=prints)
             if verdict is not None:
                 self._out += [Judged(verdict), Send(list(self._links), verdict)]
                 self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)
 
-    def _learn(self) -> None:
-        """Tell all nodes the longest intervals, once they are due. After all decisions, which it must not delay."""
-        cycle = self._cycle
-        if cycle is not None and not self._learning.is_idle:
-            result = self._learning.take(cycle.healthy, self._clock.now_s)
-            if result is not None and (links := cycle.links(self._nodes.values())):
-                self._out.append(Send([*links.values()], result))
-            self._alarms += [] if self._learning.due_s is None else [self._learning.due_s]
-
-    def _look_for_slow_ranks(self) -> None:
-        """Tell the launcher that speaks for the job which ranks hold the others back."""
-        cycle = self._cycle
-        if cycle is None or cycle.outcome is not None:
-            return
-        lags = self._slow_ranks.take(self._clock.now_s)
-        if lags is not None and (links := cycle.links(self._nodes.values())):
-            self._out.append(Send([links[min(links)]], lags))
-        self._alarms += [] if self._slow_ranks.alarm_s is None else [self._slow_ranks.alarm_s]
+    def _tick_parts(self) -> None:
+        for part in self._parts:
+            self._answer(part.tick(self._clock.now_s))
+            self._alarms += [] if part.due_s is None else [part.due_s]
 
     def _end_for(self, nodes: list[Node], cycle: JobCycle) -> None:
         running = [node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None]
@@ -583,3 +528,7 @@ class Coordinator:
         if links:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send(links, self._end))
+
+
+def _kinds(union: Any) -> tuple[type[PartMessage], ...]:
+    return typing.get_args(union) or (union,)

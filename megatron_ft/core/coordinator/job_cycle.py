@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.job_phases import CoordinatorMove, CoordinatorPhase, JobState
 from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.verdict import GOOD, Seat, failure_signature, finished, first_failure, verdict_on
+from megatron_ft.core.coordinator.verdict import GOOD, Seat, finished, first_failure, verdict_on
 from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
 from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.actions import Send
 from megatron_ft.core.job.decisions import Decision, DecisionRecord
 from megatron_ft.core.job.liveness import FINISHED_S, excused_s, lost_s, stall_s
-from megatron_ft.core.job.messages import (
-    DiagnoseHang,
-    End,
-    Goodbye,
-    Hang,
-    NodeStatus,
-    RankSnapshots,
-    Report,
-    Rules,
-    Verdict,
-)
+from megatron_ft.core.job.messages import End, Goodbye, NodePhase, NodeStatus, Report, Rules, Verdict
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.core.times import earliest
-from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
-from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
-from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
-from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
-from megatron_ft.memory.rules.choice import CycleEnd
 
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
@@ -44,22 +28,48 @@ RERUN_S = 3.0
 _GONE = (NodeState.LOST, NodeState.EXCLUDED)
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A part may know more until then: the cycle isn't concluded before."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartVerdict:
+    """A part ends the cycle.
+
+    Args:
+        place: of the node that has reported what ended it.
+        reached: how far the cycle got; None if the part doesn't know.
+        cause: why; None if the part doesn't know.
+        is_by_report: the report of that node says why.
+        is_weak: that of a node which has failed by itself explains more than ``cause``.
+    """
+
+    outcome: Outcome
+    place: int
+    reached: Reached | None = None
+    cause: Cause | None = None
+    is_by_report: bool = False
+    is_weak: bool = False
+
+
 @dataclass(slots=True)
 class JobCycle:
     """``seats`` by place. Times are seconds of the coordinator's own clock."""
 
     rules: Rules
     decision: Decision
-    state: JobState = field(default_factory=lambda: JobState(CoordinatorPhase.RUNNING))
-    """Phase of the job; RUNNING by the time the cycle is made."""
     seats: list[Seat] = field(init=False)
     outcome: Outcome | None = None
     verdict: Verdict | None = None
     shutdown: tuple[int | None, str] | None = None
     decided_by: int | None = None
-    diagnosis: HangDiagnosis | None = None
-    review: HangDiagnosis | None = None
-    """The observe-only diagnosis: its ranks go on, whatever it finds."""
+    judged: tuple[Outcome, int] | None = None
+    """How the reports of its nodes have ended it, and the place of the last of these."""
+    has_snapshot: bool = False
+    """All its ranks have kept their state, so that they were through their start."""
     lost: int = 0
     """How many nodes were lost or excluded while it ran."""
     gone: set[int] = field(default_factory=set)
@@ -74,24 +84,18 @@ class JobCycle:
     _farewell_s: float | None = None
     _ends_with: int | None = None
     """Place of the launcher that holds the lock, if it was asked to stop."""
-    _judged: tuple[Outcome, int] | None = None
     _counts: Counter[NodeState] = field(default_factory=Counter)
     _reached: Reached | None = None
-    _hang_reached: Reached | None = None
+    _found: PartVerdict | None = None
     _longest_gap_s: float | None = None
     """From one progress of a node to its next; None before the first progress."""
     _joining: int = 0
     _missing: set[int] = field(default_factory=set)
-    snapshots: CompleteSnapshots = field(init=False)
-    copies: SnapshotCopies = field(init=False)
 
     def __post_init__(self) -> None:
         healthy = Report(self.decision.cycle, NodeState.HEALTHY)
-        world = self.decision.world
-        self.seats = [Seat(healthy) for _ in range(world)]
+        self.seats = [Seat(healthy) for _ in range(self.decision.world)]
         self._counts.update(seat.state for seat in self.seats)
-        self.snapshots = CompleteSnapshots(self.decision.cycle, world)
-        self.copies = SnapshotCopies(self.decision.cycle, world, self.rules.segment)
 
     def await_all(self, record: DecisionRecord, now_s: float) -> None:
         """Wait for the launchers of a cycle that another leader has begun. The record may not name them."""
@@ -118,11 +122,9 @@ class JobCycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self._is_news = standing.ended, True
-            self._over(now_s)
+            self.outcome, self._ended_s, self._is_news = standing.ended, now_s, True
         if self.verdict is None and standing.verdict is not None:
-            self._is_news = True
-            self._take_verdict(standing.verdict)
+            self.verdict, self._is_news = standing.verdict, True
 
     def changed(self, place: int, report: Report) -> None:
         """A node reports another state."""
@@ -131,7 +133,7 @@ class JobCycle:
             return
         if report.state in _GONE:
             self._note_departure(place, report)
-        has_ended_it = self._judged == (Outcome.FAILED, place) and not seat.report.cause.follows
+        has_ended_it = self.judged == (Outcome.FAILED, place) and not seat.report.cause.follows
         if report.state is NodeState.EXCLUDED and has_ended_it:
             report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         if self.outcome is not None:
@@ -147,17 +149,21 @@ class JobCycle:
             self._counts[report.state] += 1
             self._changes.append(place)
             self.lost += report.state in _GONE
-            judged = None if self._judged is not None else self.rules.policy.judge(self._counts)
-            if self._judged is None and report.is_mixed:
+            judged = None if self.judged is not None else self.rules.policy.judge(self._counts)
+            if self.judged is None and report.is_mixed:
                 judged = Outcome.FAILED
             if judged is not None:
-                self._judged = judged, place
+                self.judged = judged, place
 
     def _note_departure(self, place: int, report: Report) -> None:
         if place not in self.gone and (report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP):
             name, cause = self.seats[place].name, report.cause.text
             self._departures.append(NodeLost(cycle=self.decision.cycle, node=name, text=cause))
         self.gone.add(place)
+
+    @property
+    def has_departures(self) -> bool:
+        return bool(self._departures)
 
     def take_departures(self) -> list[NodeLost]:
         """Nodes that have left without being asked to since the last call, whether the cycle ran or not."""
@@ -173,16 +179,13 @@ class JobCycle:
     def lose(self, place: int, text: str) -> None:
         """Count the node at that place as lost."""
         self._missing.discard(place)
-        for diagnosis in filter(None, (self.diagnosis, self.review)):
-            diagnosis.lost(place)
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
 
     def finish_without(self, place: int, text: str, now_s: float) -> None:
         """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
         if self.outcome is None:
             self.seats[place].change(Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
-            self.outcome, self._is_news = Outcome.SUCCEEDED, True
-            self._over(now_s)
+            self.outcome, self._ended_s, self._is_news = Outcome.SUCCEEDED, now_s, True
 
     def progressed(self, node: Node, at_s: float) -> None:
         """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
@@ -236,59 +239,9 @@ class JobCycle:
         kind = CauseKind.MEMBERSHIP if goodbye.failed else CauseKind.REQUEST
         self.changed(place, Report(self.decision.cycle, state, Cause(kind=kind, text=goodbye.text)))
 
-    def hang(self, place: int, hang: Hang, nodes: Iterable[Node], now_s: float) -> list[int]:
-        """A rank of that node hangs. Returns the connections of those that are to collect evidence on their ranks now.
-
-        Of thousands of nodes that detect the same hang all but the first cost nothing.
-        """
-        # a question that decides takes the place of one that only reports
-        is_asked = self.review is not None and (self.review.decides or not hang.decides)
-        is_refused = is_asked if hang.passive else self.rules.min_healthy
-        if is_refused or self.diagnosis is not None or self.outcome is not None:
-            return []
-        links = self.links(nodes)
-        # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
-        asked = links.keys() | {place for place in range(len(self.seats)) if place not in self.gone}
-        is_whole = len(asked) == len(self.seats)
-        diagnosis = HangDiagnosis(hang.verdict, place, asked=asked, are_all=is_whole, decides=hang.decides, now_s=now_s)
-        if hang.passive:
-            self.review = diagnosis
-        else:
-            self.diagnosis, self._hang_reached = diagnosis, hang.reached
-        return [*links.values()]
-
-    def questions_to(self, place: int) -> list[DiagnoseHang]:
-        """Requests for evidence of a hang to the node at that place, which has just connected."""
-        open_ones = ((self.diagnosis, False), (self.review, True)) if self.outcome is None else ()
-        return [
-            DiagnoseHang(self.decision.cycle, passive, looks=diagnosis.decides)
-            for diagnosis, passive in open_ones
-            if diagnosis is not None and diagnosis.awaits(place)
-        ]
-
-    def noted(self, place: int, notes: RankSnapshots) -> None:
-        """Take the evidence that the node at that place has collected."""
-        diagnosis = self.review if notes.passive else self.diagnosis
-        if diagnosis is not None:
-            name = self.seats[place].name  # of ranks that have exited only their launcher tells, which knows no name
-            named = [each if each.host else replace(each, host=name) for each in notes.notes]
-            diagnosis.told(place, named, more=notes.more)
-
     def asked_to_end(self, place: int | None, text: str) -> None:
         """A rank of that node has requested the end of the job, with these words; the first request counts."""
         self.shutdown = self.shutdown or (place, text)
-        self.state.move(CoordinatorMove.REQUEST)
-
-    def reviewed(self, now_s: float, nodes: Iterable[Node]) -> list[Send]:
-        """The result of an observe-only hang diagnosis, for all nodes: once it is known, if no rank has moved since."""
-        review = self.review
-        if review is None or (review.is_open(now_s) and self.outcome is None):
-            return []
-        self.review = None
-        found = review.reviewed(self.decision.cycle, several=len(self.seats) > 1)
-        if found is None or self.outcome is not None:
-            return []
-        return [Send(list(self.links(nodes).values()), found)]
 
     # -- questions about its nodes ----------------------------------------------------------------------------
 
@@ -352,43 +305,35 @@ class JobCycle:
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
-    def conclude(self, now_s: float, *, joining: int) -> bool:
-        """End the cycle if it is over, or if ``joining`` nodes wait; returns whether it has just ended."""
+    def conclude(self, now_s: float, *, joining: int, found: Hold | PartVerdict | None = None) -> bool:
+        """End the cycle if it is over, or if ``joining`` nodes wait; return True if it has just ended.
+
+        ``found``: what the parts know.
+        """
         if self.outcome is not None:
             return False
-        if self.review is not None:
-            self._wake(self.review.bound_s)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
-        elif self.diagnosis is not None and self.diagnosis.is_of_lost_peer and self._has_own_failure:
-            self.diagnosis = None  # what that node did explains the peers that were lost
-            self.outcome, self.decided_by = self._explained
-        elif self.diagnosis is not None and self.diagnosis.is_open(now_s):
-            self._wake(self.diagnosis.bound_s)
-        elif self.diagnosis is not None:
-            self._conclude_hang(self.diagnosis)
-        elif self._judged is not None:
-            follows = self.seats[self._judged[1]].report.cause.follows and not (self._missing or self.rules.min_healthy)
-            self.outcome, self.decided_by = self._explained if follows and self._has_own_failure else self._judged
+        elif isinstance(found, Hold):
+            self._wake(found.until_s)
+        elif found is not None:
+            self.outcome, self.decided_by, self._reached = found.outcome, found.place, found.reached
+            self._found = None if found.is_by_report else found
+        elif self.judged is not None:
+            follows = self.seats[self.judged[1]].report.cause.follows and not (self._missing or self.rules.min_healthy)
+            self.outcome, self.decided_by = self.explained if follows and self.has_own_failure else self.judged
         elif joining:
             self.outcome, self._joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
-        if self.outcome is not None:
-            self._over(now_s)
+        self._ended_s = now_s
         return self.outcome is not None
 
-    def _over(self, now_s: float) -> None:
-        """Note that the outcome is known."""
-        self._ended_s = now_s
-        self.state.move(CoordinatorMove.ENDED)
-        if self.verdict is not None:  # a lost node may have told it before another one has told the outcome
-            self._take_verdict(self.verdict)
-
-    def _take_verdict(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-        restarts = verdict.decision.action is Action.RESTART and self.shutdown is None
-        self.state.move(CoordinatorMove.RESTART if restarts else CoordinatorMove.NO_RESTART)
+    @property
+    def restarts(self) -> bool:
+        """True once it is known that another cycle follows."""
+        verdict = self.verdict if self.outcome is not None and self.shutdown is None else None
+        return verdict is not None and verdict.decision.action is Action.RESTART
 
     def give_up_round(self, place: int | None, text: str) -> None:
         """A node has left after the cycle's end, and the others, which meet for the next one, are too few."""
@@ -403,10 +348,11 @@ class JobCycle:
         text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
 
-    def judge(self, now_s: float, *, nodes_left: int, has_absent: bool = False) -> Verdict | None:
+    def judge(self, now_s: float, *, nodes_left: int, has_absent: bool = False, printer: str = "") -> Verdict | None:
         """Return the verdict, once it is known; None before, and when it was returned already.
 
-        ``has_absent``: the connection of one of its nodes has just ended, and may yet turn out to be the cause.
+        ``has_absent``: the connection of one of its nodes has just ended, and may yet turn out to be the cause;
+        ``printer``: the launcher (instance) that prints it.
         """
         if self.outcome is None or self.verdict is not None:
             return None
@@ -415,19 +361,18 @@ class JobCycle:
                 return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
         by = self.decided_by
-        if by is not None and self.seats[by].report.cause.follows and self._lacks_evidence:
+        if by is not None and self.seats[by].report.cause.follows and (self._found is None or self._found.is_weak):
             place = first_failure(self.seats, by)
             is_known = place not in (None, by) and self.seats[place].state is not NodeState.EXCLUDED
             within_s = _CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S
-            may_come = self.diagnosis is None and now_s < self._ended_s + within_s
+            may_come = self._found is None and now_s < self._ended_s + within_s
             if not is_known and (self._missing or has_absent or may_come):
                 self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
             if is_known:
-                self.diagnosis = None  # the node that it lacked evidence from has failed
-        verdict = self._judge(nodes_left)
-        self._take_verdict(verdict)
-        return verdict
+                self._found = None  # the node that the part lacked evidence from has failed
+        self.verdict = replace(self._judge(nodes_left), printer=printer)
+        return self.verdict
 
     @property
     def shutdown_text(self) -> str:
@@ -450,34 +395,18 @@ class JobCycle:
         if self.outcome is not Outcome.FAILED or blamed is None:
             return before
         restored = self.decision.restore is not None
-        return before.after(self._how_far, restored=restored, has_snapshot=self.snapshots.has_complete)
+        return before.after(self.how_far, restored=restored, has_snapshot=self.has_snapshot)
 
     @property
-    def _how_far(self) -> Reached | None:
+    def how_far(self) -> Reached | None:
         """How far the cycle got; None if it hasn't failed, or that isn't known."""
         if self.verdict is not None:
             return self.verdict.reached
         if self.outcome is not Outcome.FAILED or self.decided_by is None:
             return None
-        place = first_failure(self.seats, self.decided_by) if self.diagnosis is None else None
+        place = first_failure(self.seats, self.decided_by) if self._found is None else None
         told = None if place is None else self.seats[place].report.reached
         return self._reached or told or self.seats[self.decided_by].report.reached
-
-    @property
-    def end_for_snapshots(self) -> CycleEnd:
-        """How the cycle ended, for the choice of what the next one goes on from."""
-        verdict, reached = self.verdict, self._how_far
-        assert verdict is not None
-        return CycleEnd(
-            self.decision.cycle,
-            self.decision.restore,
-            failure_signature(verdict, self.seats),
-            None if reached is None else reached.last,
-            self.decision.advance.is_exceeded(reached),
-            verdict.cause.rerun is not None,
-            self.decision.restore is not None or self.snapshots.has_complete,
-            self.snapshots.is_read,
-        )
 
     @property
     def restarts_used(self) -> int:
@@ -486,11 +415,6 @@ class JobCycle:
 
     def _judge(self, nodes_left: int) -> Verdict:
         assert self.outcome is not None
-        found, diagnosis = None, self.diagnosis
-        if diagnosis is not None and (found := diagnosis.cause(several=len(self.seats) > 1)) is not None:
-            unheard = [job_lines.node(place, self.seats[place].name) for place in diagnosis.unheard]
-            if found.rank is None and unheard:
-                found = replace(found, detail=job_lines.joined([found.detail, job_lines.no_evidence(unheard)]))
         return verdict_on(
             self.rules,
             self.seats,
@@ -499,66 +423,29 @@ class JobCycle:
             restarts=self.decision.restarts,
             advance=self.advance,
             decided_by=self.decided_by,
-            found=found if self.outcome is Outcome.FAILED else None,
+            found=None if self._found is None or self.outcome is not Outcome.FAILED else self._found.cause,
             shutdown=self.shutdown,
             nodes_left=nodes_left,
             joining=job_lines.nodes_waiting(self._joining),
             restored=self.decision.restore is not None,
-            reached=self._how_far,
+            reached=self.how_far,
         )
 
-    def _conclude_hang(self, diagnosis: HangDiagnosis) -> None:
-        """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
-        self.outcome, self.decided_by, self._reached = Outcome.FAILED, diagnosis.asker, self._hang_reached
-        found, lost = diagnosis.cause(several=len(self.seats) > 1), None if self._judged is None else self._judged[1]
-        if diagnosis.is_of_lost_peer:
-            if found is None:  # the report on the ranks that lost their peer is still on its way if nothing is judged
-                self.diagnosis, self._reached = None, None
-                self.outcome, self.decided_by = self._judged or (None, None)
-            return
-        if lost is not None and self.seats[lost].state is NodeState.LOST and (found is None or found.rank is None):
-            self.decided_by, self.diagnosis = lost, None
-            return
-        if found is not None and found.kind is CauseKind.HANG:
-            exited = [place for place in self._own_failures if self._has_exited(place, found.rank)]
-            if exited:  # its node has said how it ended
-                self.decided_by, self.diagnosis = exited[0], None
-                return
-        cycle, first = self.decision.cycle, diagnosis.first
-        cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
-        if found is None and not first.stopped:  # without evidence it may only have waited for another rank
-            cause = undetermined_hang(first, detail="root cause undetermined")
-        hung = Report(cycle, NodeState.UNHEALTHY, cause)
-        self.seats[diagnosis.asker].change(hung)
-
     @property
-    def _lacks_evidence(self) -> bool:
-        """Whether no rank is known to be the cause of a failure that follows from another one."""
-        if self.diagnosis is None:
-            return True
-        found = self.diagnosis.cause(several=len(self.seats) > 1)
-        return self.diagnosis.is_of_lost_peer and bool(self.diagnosis.unheard) and (found is None or found.rank is None)
-
-    def _has_exited(self, place: int, rank: int | None) -> bool:
-        """Whether the node at that place has failed by the end of that rank, and not by a hang of it."""
-        cause = self.seats[place].report.cause
-        return rank is not None and cause.rank == rank and cause.kind is not CauseKind.HANG
-
-    @property
-    def _has_own_failure(self) -> bool:
+    def has_own_failure(self) -> bool:
         """Whether a node has failed, and not only because of another one."""
-        return self._judged is not None and bool(self._own_failures)
+        return self.judged is not None and bool(self.own_failures)
 
     @property
-    def _own_failures(self) -> list[int]:
+    def own_failures(self) -> list[int]:
         return [
             place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows
         ]
 
     @property
-    def _explained(self) -> tuple[Outcome, int]:
+    def explained(self) -> tuple[Outcome, int]:
         """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart."""
-        own, judged = self._own_failures, self._judged
+        own, judged = self.own_failures, self.judged
         assert judged is not None
         if all(self.seats[place].state is NodeState.EXCLUDED for place in own):
             return Outcome.MEMBERSHIP, own[0]
@@ -581,8 +468,20 @@ class JobCycle:
                     self.changed(
                         place, Report(self.decision.cycle, NodeState.LOST, Cause(kind=CauseKind.REQUEST, text=text))
                     )
-            if self._judged is not None and self.outcome is None:
-                self.outcome, self.decided_by = self._judged
+            if self.judged is not None and self.outcome is None:
+                self.outcome, self.decided_by = self.judged
 
     def _wake(self, at_s: float) -> None:
         self.alarm_s = earliest(self.alarm_s, at_s)
+
+
+def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
+    """Return the launcher that prints the lines of the job; None if none is connected."""
+    here = (node for node in nodes if node.link is not None and node.phase is not NodePhase.EXCLUDED)
+    return min(here, key=lambda each: (cycle is None or not cycle.is_seated(each), _order(each)), default=None)
+
+
+def _order(node: Node) -> tuple[float, float, int]:
+    """Sort key of nodes that meet: by their places so far."""
+    place, rank = node.place, node.rank
+    return math.inf if place is None else place, math.inf if rank is None else rank, node.arrived

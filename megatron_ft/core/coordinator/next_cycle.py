@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from megatron_ft.core.coordinator.bad_nodes import BadNodeTracker
 from megatron_ft.core.coordinator.decider import Decider, Plan
-from megatron_ft.core.coordinator.job_cycle import JobCycle
-from megatron_ft.core.coordinator.job_phases import JobState
+from megatron_ft.core.coordinator.job_cycle import JobCycle, printer
 from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.parts import LeaderPart
 from megatron_ft.core.coordinator.places import Slot, choose, choose_segments, rotated_slots, usable
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
@@ -21,9 +19,6 @@ from megatron_ft.core.job.messages import NodePhase, Rules
 from megatron_ft.core.job.restart_policy import NodeState, Outcome, furthest
 from megatron_ft.core.job.rotation import Rotation, rotated_within
 from megatron_ft.core.times import earliest
-from megatron_ft.memory.rules.choice import choose as choose_snapshot
-from megatron_ft.memory.rules.choice import choose_files, first_restore, next_restore
-from megatron_ft.memory.rules.snapshots import CopySource, Restore, SavedFiles
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0
@@ -98,13 +93,11 @@ class RoundCompletion:
 class NextCycle:
     """One coordinator's. ``nodes``: all launchers by instance. Times are seconds of the coordinator's clock."""
 
-    def __init__(self, state: JobState, decider: Decider, nodes: Mapping[str, Node]) -> None:
-        self._state = state
+    def __init__(self, decider: Decider, nodes: Mapping[str, Node], parts: Sequence[LeaderPart]) -> None:
+        self._parts = parts
         self.alarm_s: float | None = None
         """When to call ``due`` again, at the latest."""
         self.bad_nodes = BadNodeTracker()
-        self.without_snapshot = ""
-        """Why the cycle that was planned last goes on from no snapshot; empty if it does, or if there are none."""
         self._decider = decider
         self._nodes = nodes
         self._completion = RoundCompletion()
@@ -142,11 +135,10 @@ class NextCycle:
     def due(self, rules: Rules, cycle: JobCycle | None, *, arrivals: int, now_s: float) -> Plan | None:
         """Return the decision to plan, if one is due: the next cycle, or the end of the job."""
         self.alarm_s = None
-        if self._decider.plan is not None or self._state.is_running or self._state.is_over:
+        if self._decider.plan is not None or (cycle is not None and cycle.outcome is None):
             return None
-        if not self._state.gathers:
-            awaited = cycle is not None and (cycle.awaited > 0 or self._awaits)
-            if cycle is None or cycle.verdict is None or awaited:
+        if cycle is not None and not cycle.restarts:
+            if cycle.verdict is None or cycle.awaited > 0 or self._awaits:
                 return None
             if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
                 return self.end_job(cycle, 1, cycle.shutdown_text)
@@ -201,13 +193,9 @@ class NextCycle:
         if rotation is Rotation.NODES:
             chosen = rotated_within(chosen, rules.segment)
             self._next_slots = rotated_slots(self._next_slots, chosen)
-        takes_part, restore, self.without_snapshot = set(chosen), None, ""
-        found = next(filter(None, (node.standing.kept.files for node in ready)), None)
-        if cycle is None:
-            choice = choose_files([node.standing.kept for node in chosen], found)
-            restore, self.without_snapshot = first_restore(choice), choice.reason
-        elif cycle.verdict is not None:
-            restore = self._restore(cycle, chosen, [node for node in ready if node not in takes_part], found)
+        takes_part = set(chosen)
+        spares = [node for node in ready if node not in takes_part]
+        attachments = {name: value for part in self._parts for name, value in part.attachment(chosen, spares).items()}
         shift = 0 if cycle is None else cycle.decision.shift
         decision = self._decider.next(
             DecisionKind.START,
@@ -217,29 +205,9 @@ class NextCycle:
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
             shift=shift + (rotation is Rotation.RANKS),
-            restore=restore,
+            **attachments,
         )
         return Plan(decision, dict(enumerate(chosen)))
-
-    def _restore(
-        self, cycle: JobCycle, chosen: Sequence[Node], spares: Sequence[Node], found: SavedFiles | None
-    ) -> Restore | None:
-        """Choose the snapshot for the next cycle, and keep the reason if there is none.
-
-        ``spares`` may have copies; ``found``: by an earlier life; as long as no later snapshot was restored, a cycle
-        may go on from there again.
-        """
-        last, kept = cycle.end_for_snapshots, [node.kept for node in chosen]
-        choice = choose_snapshot(kept, last, [node.kept for node in spares])
-        if choice.key is None and found is not None and last.restored is not None and last.restored.files == found.name:
-            choice = choose_files(kept, found)
-        restore, self.without_snapshot = next_restore(choice, last)
-        holders = [*chosen, *spares]
-        sources = tuple(
-            CopySource(holders[at].address_of(holders[at].kept.port), holders[at].name, ranks)
-            for at, ranks in choice.copies
-        )
-        return None if restore is None else replace(restore, sources=sources)
 
     def meet(self, rules: Rules, *, arrivals: int, now_s: float) -> bool:
         """Note that nodes meet for the first cycle, which can't be decided yet; return True if there are enough."""
@@ -263,7 +231,7 @@ class NextCycle:
 
     def end_job(self, cycle: JobCycle | None, code: int, text: str) -> Plan:
         """Return the decision that the job ends."""
-        last = self._decider.decision
+        last, first = self._decider.decision, printer(cycle, self._nodes.values())
         decision = self._decider.next(
             DecisionKind.END,
             cycle=-1 if last is None else last.cycle,
@@ -272,6 +240,7 @@ class NextCycle:
             advance=furthest(node.before for node in self._nodes.values()) if cycle is None else cycle.advance,
             code=code,
             text=text,
+            printer="" if first is None else first.instance,
         )
         return Plan(decision, {})
 

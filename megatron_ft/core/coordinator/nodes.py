@@ -81,12 +81,6 @@ class Node:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.host}:{port}" if self.host else ""
 
-    @property
-    def kept(self) -> Kept:
-        """Return what its keeper can restore, and serve to others."""
-        kept = self.standing.kept
-        return kept if self.host else replace(kept, port=0)
-
     def seat(self, place: int | None) -> None:
         """Note its place in the last cycle; None: it has none."""
         self.place = place
@@ -97,12 +91,16 @@ class Node:
     def ready(self, kept: Kept, store: str) -> None:
         """Note that the node is ready, what its keeper can restore, and where its store is."""
         self.phase = NodePhase.READY
-        self.standing = replace(self.standing, kept=kept, store=store)
+        self.standing = replace(self.standing, store=store)
+        self._keep(kept)
 
     def stock_taken(self, kept: Kept) -> None:
         """Note what its keeper can restore, as long as no cycle has begun."""
-        if self.phase is NodePhase.READY and kept != self.standing.kept:
-            self.standing = replace(self.standing, kept=kept)
+        if self.phase is NodePhase.READY:
+            self._keep(kept)
+
+    def _keep(self, kept: Kept) -> None:
+        self.standing = replace(self.standing, snapshots=replace(self.standing.snapshots, kept=kept))
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None

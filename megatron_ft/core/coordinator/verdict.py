@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from megatron_ft.core.job.rotation import Rotation, rotation_for
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
-_NUMBER = re.compile(r"\d+(\.\d+)?")
-_LONGEST = 200
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """States a node reaches by itself; the later end of its launcher changes nothing."""
 _LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
@@ -186,22 +183,6 @@ def finished(seats: Sequence[Seat]) -> str:
     if count == len(seats):
         return ""
     return job_lines.finished_without(finished=count, nodes=len(seats), told=_bad(seats, (NodeState.SUCCEEDED,)))
-
-
-def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
-    """Return how ranks have ended a cycle, the same words for the same failure; empty if none has.
-
-    Numbers are left out: durations and iterations differ. All ranks may raise the same exception, so that its rank
-    says nothing; which rank hung, or was killed, does.
-    """
-    if verdict.outcome is not Outcome.FAILED:
-        return ""
-    own = [seat.report.cause for seat in seats if seat.state is NodeState.UNHEALTHY and not seat.report.cause.follows]
-    for cause in (verdict.cause, *own):
-        if cause.kind in (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL):
-            who = "" if cause.kind is CauseKind.CRASH or cause.rank is None else f" {cause.rank}"
-            return f"{cause.kind.value}{who}: {_NUMBER.sub('#', cause.text)}"[:_LONGEST]
-    return ""
 
 
 def _bad(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:

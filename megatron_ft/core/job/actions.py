@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.job.decisions import Assignment, DecisionRecord
-from megatron_ft.core.job.messages import FromMember, OfCycle, PrintJobLines, Tell, ToMember, Verdict
+from megatron_ft.core.job.messages import FromMember, OfCycle, ToMember, Verdict
 
 # -- the leader -----------------------------------------------------------------------------------------------
 
@@ -116,9 +116,17 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A line for the user."""
+    """A line for the user. ``is_copy``: another launcher of the job prints it."""
 
     text: str
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrintsJobLines:
+    """This launcher prints the lines about the whole job from now on, or another one does."""
+
+    is_printer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +139,5 @@ class Leave:
 
 
 MemberEffect = (
-    Connect
-    | Disconnect
-    | Transmit
-    | OpenStore
-    | Begin
-    | StandBy
-    | LeftOut
-    | OfCycle
-    | Say
-    | Tell
-    | PrintJobLines
-    | Leave
+    Connect | Disconnect | Transmit | OpenStore | Begin | StandBy | LeftOut | OfCycle | Say | PrintsJobLines | Leave
 )

@@ -31,6 +31,7 @@ class Decision(Message, frozen=True):
         world: number of nodes in ``cycle``; their places are 0 to ``world - 1``.
         restarts: used by the job before this cycle began.
         code: for the end: the launchers' exit code, with the reason in ``text``.
+        printer: for the end: the launcher (instance) that prints why.
         founding: id of the job's first decision, which tells two lives of one job apart.
         back: names of nodes that were lost once, and are ready for this cycle.
         shift: places by which the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
@@ -47,6 +48,7 @@ class Decision(Message, frozen=True):
     advance: JobProgress = JobProgress()
     code: Int = 0
     text: str = ""
+    printer: str = ""
     founding: str = ""
     back: tuple[str, ...] = ()
     shift: Int = 0

@@ -13,16 +13,14 @@ import random
 
 from msgspec.structs import replace
 
+from megatron_ft.core.codec import PartMessage
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.core.job import actions, give_up_policy
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionKind
 from megatron_ft.core.job.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
-from megatron_ft.diagnosis.waits import Lags
-from megatron_ft.learning.messages import Intervals, Killed
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved
+from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 CUT_OFF_S = 30.0
 """Time since the leader's last message after which a node counts as cut off, where its ranks tell of no progress."""
@@ -31,8 +29,6 @@ _ANSWER_S = 5.0
 """Seconds from a hello to its answer: the leader may just be starting."""
 _RETRY_S = (0.02, 0.2)
 _LONGEST_RETRY_S = 1.0
-_MOST_SAVED = 8
-"""Snapshots of which a new leader is told; a node has no memory for as many."""
 
 
 class Member:
@@ -261,26 +257,27 @@ class Member:
             case m.End():
                 self._ended(message)
             case m.Verdict():
+                self._prints(message.printer)
                 if message.cycle == self.standing.cycle:
                     self.standing = replace(self.standing, verdict=message)
                 self._out.append(message)
-            case m.DiagnoseHang(cycle) | Reviewed(cycle) | Lags(cycle) if self._is_running(cycle):
+            case PartMessage():
+                self._note(message)
                 self._out.append(message)
-            case Intervals() | Killed() if message.cycle == self.standing.cycle:
-                # also right after its end: that a timeout is doubled counts for the next cycle
-                self._out.append(message)
-            case Complete(key) | Passed(key) if self._is_running(key.cycle):
-                waiting = tuple(each for each in self.standing.saved if each > key)
-                complete = key if isinstance(message, Complete) else self.standing.complete
-                self.standing = replace(self.standing, complete=complete, saved=waiting)
-                self._out.append(message)
-            case CopyTo(cycle) if self._is_running(cycle):
-                self._out.append(message)
-            case m.Tell() | m.PrintJobLines() | NodeLost():
+            case m.Tell(text, printer):
+                self._prints(printer)
+                self._out.append(actions.Say(text, is_copy=printer not in ("", self.identity.instance)))
+            case NodeLost():
                 self._out.append(message)
 
-    def _is_running(self, cycle: int) -> bool:
-        return cycle == self.standing.cycle and self.standing.phase is m.NodePhase.RUNNING
+    def _prints(self, printer: str) -> None:
+        """Note which launcher prints the lines about the job; empty: that is as it was."""
+        if printer:
+            self._out.append(actions.PrintsJobLines(printer == self.identity.instance))
+
+    def _note(self, message: PartMessage) -> None:
+        """Keep what the next leader is to be told."""
+        self.standing = replace(self.standing, snapshots=self.standing.snapshots.after(message))
 
     def _decided(self, held: Assignment) -> None:
         decision, last = held.decision, self.decided
@@ -288,12 +285,14 @@ class Member:
             return
         self.decided = held
         if decision.kind is DecisionKind.END:
+            self._prints(decision.printer)
             end = give_up_policy.at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif self._leaving is not None:
             pass  # the decision crossed the goodbye
         elif held.place is not None:
-            self.standing, self._opening = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle), None
+            snapshots, self._opening = SnapshotStatus(decision.cycle), None
+            self.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle, snapshots=snapshots)
             self._progress, self._progress_s = 0, None
             self._out.append(actions.Begin(held))
         else:
@@ -324,46 +323,38 @@ class Member:
                 self._out.append(actions.OpenStore())
                 return self._take()
             case m.Ready(kept):  # no cycle follows
-                self.standing = replace(self.standing, phase=m.NodePhase.READY, kept=kept)
+                self._ready(kept, "")
             case m.StockTaken(kept) if self._opening is not None:
                 self._opening = kept
                 return self._take()
+            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
+                self._ready(kept, self.standing.store)
+            case m.Shutdown(text):
+                self.standing = replace(self.standing, shutdown=text)
             case m.NodeUnfit():
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Goodbye():
                 self._leaving, self._opening = message, None
                 within_s = give_up_policy.HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
                 self._leave_s = self._clock.now_s + within_s
-            case _:
+            case PartMessage():
                 self._note(message)
         if self._is_open:  # else the next hello says it
             self._out.append(actions.Transmit(message))
         return self._take()
-
-    def _note(self, message: m.NodeMessage) -> None:
-        """Keep what the next leader is to be told."""
-        match message:
-            case m.Report():
-                self.standing = replace(self.standing, report=message)
-            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
-                self.standing = replace(self.standing, kept=kept)
-            case Saved(key) if key.cycle == self.standing.cycle:
-                self.standing = replace(self.standing, saved=(*self.standing.saved, key)[-_MOST_SAVED:])
-            case KeeperPort(cycle, port) if cycle == self.standing.cycle:
-                self.standing = replace(self.standing, keeper_port=port)
-            case m.Restored(cycle, is_whole=True) if cycle == self.standing.cycle:
-                self.standing = replace(self.standing, restored=True)
-            case m.Shutdown(text):
-                self.standing = replace(self.standing, shutdown=text)
 
     def store_opened(self, address: str, now_s: float) -> list[actions.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
         kept, self._opening = self._opening, None
         if kept is not None:
-            self.standing = replace(self.standing, phase=m.NodePhase.READY, kept=kept, store=address)
+            self._ready(kept, address)
             self._out += [actions.Transmit(m.Ready(kept, address))] if self._is_open else []
         return self._take()
+
+    def _ready(self, kept: Kept, store: str) -> None:
+        snapshots = replace(self.standing.snapshots, kept=kept)
+        self.standing = replace(self.standing, phase=m.NodePhase.READY, snapshots=snapshots, store=store)
 
     @property
     def _nodes(self) -> int:

@@ -1,6 +1,6 @@
 """Every message between a launcher and the coordinator, defined once; `docs/design/control-plane.md` has their order.
 
-Those by which timeouts are learned are in `learning.messages`.
+But for those of parts (`PartMessage`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import enum
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Finite, Int, Message
+from megatron_ft.core.codec import Finite, Int, Message, PartMessage
 from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.job import job_lines
 from megatron_ft.core.job.decisions import Assignment, DecisionRecord
 from megatron_ft.core.job.restart_policy import (
@@ -27,11 +26,7 @@ from megatron_ft.core.job.restart_policy import (
     RestartPolicy,
 )
 from megatron_ft.core.job.rotation import Rotation
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
-from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.diagnosis.waits import Lags, Waits
-from megatron_ft.learning.messages import Intervals, Killed
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, KeeperPort, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 _GOODBYE_S = 1.0
 """Seconds to wait until the others have received why this node leaves."""
@@ -88,6 +83,7 @@ class Verdict(Message, frozen=True):
         code: the launchers' exit code, if there is no other cycle.
         stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
         rotation: who changes places in the next cycle because of ``cause.rerun``.
+        printer: the launcher (instance) that prints lines about the job from now on: the node at place 0 may be gone.
         reached: how far a cycle got that failed, for a coordinator that takes over when that node is lost, too.
     """
 
@@ -102,6 +98,7 @@ class Verdict(Message, frozen=True):
     stopped: bool = False
     rotation: Rotation = Rotation.NONE
     reached: Reached | None = None
+    printer: str = ""
 
     def cause_for(self, place: int | None) -> Cause:
         """Why, in the words for the node that has that place (None: for one that has none)."""
@@ -127,16 +124,7 @@ class NodeStatus(Message, frozen=True):
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
-    kept: Kept = Kept()
-    """Stock of the node's keeper, once the node is ready."""
-    complete: SnapshotKey | None = None
-    """The last snapshot of the cycle of which `Complete` has come."""
-    saved: tuple[SnapshotKey, ...] = ()
-    """Later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of."""
-    restored: bool = False
-    """This node has `Restored`."""
-    keeper_port: Int = 0
-    """Port at which this node's keeper takes copies in that cycle; 0: none."""
+    snapshots: SnapshotStatus = SnapshotStatus()
     store: str = ""
     """Address of the store that this node has opened for the ranks of the next cycle, once the node is ready."""
 
@@ -149,44 +137,6 @@ class NodeStatus(Message, frozen=True):
         return replace(
             self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
         )
-
-
-class Hang(Message, frozen=True):
-    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on.
-
-    ``decides``: the result decides which ranks are terminated; their nodes do that.
-    """
-
-    cycle: Int
-    verdict: RankHung
-    reached: Reached | None = None
-    passive: bool = False
-    decides: bool = False
-
-
-class RankSnapshots(Message, frozen=True):
-    """Snapshots of a node's ranks. ``passive``: as in the `DiagnoseHang` before; ``more``: further ones follow."""
-
-    cycle: Int
-    notes: tuple[RankSnapshot, ...]
-    passive: bool = False
-    more: bool = False
-
-
-class Restored(Message, frozen=True):
-    """Ranks of this node have restored their state from memory, and compared it; or one trains without.
-
-    Args:
-        is_whole: all of them have; False: one has.
-        without: a rank that begins to train without what was chosen for its cycle; None if no rank does.
-        newer_than: iteration of the checkpoint that the script has on disk; None if it named none.
-    """
-
-    cycle: Int
-    key: SnapshotKey
-    is_whole: bool = True
-    without: Int | None = None
-    newer_than: Int | None = None
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
@@ -474,26 +424,11 @@ class End(Message, frozen=True):
     """This launcher says so itself, because no coordinator can be reached."""
 
 
-class DiagnoseHang(Message, frozen=True):
-    """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on.
-
-    ``looks``: the snapshots also say what the ranks do meanwhile.
-    """
-
-    cycle: Int
-    passive: bool = False
-    looks: bool = False
-
-
 class Tell(Message, frozen=True):
-    """A line for the user. ``is_copy``: another launcher of the job prints it, so that this one needn't."""
+    """A line for the user. ``printer``: the launcher (instance) that prints lines about the job; empty: this one."""
 
     text: str
-    is_copy: bool = False
-
-
-class PrintJobLines(Message, frozen=True):
-    """All nodes at lower places have left: print lines about the whole job until the next cycle begins."""
+    printer: str = ""
 
 
 REFUSED = 2
@@ -511,13 +446,11 @@ class Dismiss(Message, frozen=True):
     text: str = ""
 
 
-OfRanks = Report | Hang | RankSnapshots | Intervals | Killed | Saved | Restored | KeeperPort | Waits
-NodeMessage = OfRanks | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
+OfNode = Report | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
+NodeMessage = OfNode | PartMessage
 """Messages of a launcher about its node and its ranks."""
-FromMember = Hello | NodeMessage | Beat
-FromJob = Admitted | Assignment | Stay | Dismiss | Beat
-OfLearning = Intervals | Killed
-OfSnapshots = Complete | Passed | CopyTo
-OfHangs = DiagnoseHang | Reviewed
-OfCycle = End | Verdict | NodeLost | OfHangs | Lags | OfLearning | OfSnapshots
-ToMember = FromJob | OfCycle | Tell | PrintJobLines
+TO_LEADER = Hello | OfNode | Beat
+FromMember = TO_LEADER | PartMessage
+OfCycle = End | Verdict | NodeLost | PartMessage
+TO_MEMBER = Admitted | Assignment | Stay | Dismiss | Beat | End | Verdict | NodeLost | Tell
+ToMember = TO_MEMBER | PartMessage

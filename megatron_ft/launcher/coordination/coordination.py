@@ -18,7 +18,9 @@ from megatron_ft.launcher.coordination.coordinator_connection import Coordinator
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor, Timer
 
-CoordinatorDecision = actions.Begin | actions.StandBy | actions.LeftOut | actions.Leave | m.PrintJobLines | m.OfCycle
+CoordinatorDecision = (
+    actions.Begin | actions.StandBy | actions.LeftOut | actions.Leave | actions.PrintsJobLines | m.OfCycle
+)
 
 
 class Coordination:
@@ -141,9 +143,7 @@ class Coordination:
                 self._stores_wanted += 1
                 if self._stores_wanted == 1:
                     self._reactor.call_in_thread(self._open_store, self._store_opened)
-            case actions.Say(text):
-                self._say(text)
-            case m.Tell(text, is_copy):
+            case actions.Say(text, is_copy):
                 if self._says_all or not is_copy:
                     self._say(text)
             case actions.Leave():

@@ -12,16 +12,17 @@ from typing import Protocol
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import REFUSED, Admitted, Dismiss, FromMember, ToMember
+from megatron_ft.core.job.messages import REFUSED, TO_MEMBER, Admitted, Dismiss, FromMember, ToMember
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Challenge, Handshake
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, LauncherHandshake, SecretError
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
+from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.link.reactor import Reactor, Timer
 
-_TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(ToMember | Challenge)
+_TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(TO_MEMBER | Challenge | SAID_BY_PARTS)
 """``Challenge``: from one that has a secret, where this launcher has none."""
 _RESET = struct.pack("ii", 1, 0)
 

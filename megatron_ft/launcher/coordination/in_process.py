@@ -10,6 +10,7 @@ from collections.abc import Callable
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import actions
 from megatron_ft.core.job.messages import FromMember, JobDefinition
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.launcher.coordination.coordinator_connection import Listener
 from megatron_ft.link.reactor import Reactor, Timer
 
@@ -20,7 +21,8 @@ class InProcess:
     def __init__(self, reactor: Reactor, listener: Listener, defined: JobDefinition) -> None:
         self._reactor, self._listener = reactor, listener
         name = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
-        self._machine: Coordinator | None = Coordinator(name, defined, now_s=time.monotonic())
+        machine = Coordinator(name, defined, now_s=time.monotonic(), parts=LEADER_PARTS)
+        self._machine: Coordinator | None = machine
         """The coordinator's machine; None once it has nothing to do any more."""
         self._links = 0
         self._link: int | None = None

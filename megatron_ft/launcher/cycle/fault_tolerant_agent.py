@@ -23,7 +23,7 @@ from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import Goodbye, NodeMessage, PrintJobLines
+from megatron_ft.core.job.messages import Goodbye, NodeMessage
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
@@ -200,8 +200,6 @@ class FaultTolerantAgent(TorchAgent):
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", asked)
         if not self._mailbox.post(asked):
             return
-        if isinstance(event, PrintJobLines):
-            self._launcher.telemetry.speak()
         alarm_ns = self._machine.alarm_ns
         if alarm_ns != self._alarm_ns:
             self._alarm_ns = alarm_ns

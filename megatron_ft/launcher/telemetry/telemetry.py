@@ -9,7 +9,6 @@ from typing import Any
 
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import CycleStarted
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.telemetry.notifications import job_ended, notification
 from megatron_ft.launcher.telemetry.event_command import EventCommand
@@ -41,8 +40,6 @@ class Telemetry:
         self._metrics: MetricsOutput | None = None
         self._traces: Traces | None = None
         self._command: EventCommand | None = None
-        self._untold: dict[str, Any] | None = None
-        """End of the last cycle, which another launcher was to tell."""
         if options.metrics_address is not None or options.metrics_textfile is not None:
             self._metrics = MetricsOutput(options, node=node, say=say)
         if are_wanted(os.environ):
@@ -69,14 +66,6 @@ class Telemetry:
             return
         told = notification(record)
         if told is not None and is_spokesman:
-            self._tell(told)
-        elif told is not None or isinstance(record, CycleStarted):
-            self._untold = told
-
-    def speak(self) -> None:
-        """Tell the end of the cycle if the launcher that should have is gone."""
-        told, self._untold = self._untold, None
-        if told is not None:
             self._tell(told)
 
     def look(self, node: NodeReader) -> None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.job.messages import OfSnapshots, StockTaken
+from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command
@@ -45,7 +45,7 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, OfSnapshots, Saved, SnapshotKey
 
 _QUICK_S = 10.0
 _MOST_BAD = 5

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job.messages import OfSnapshots, Restored, StockTaken
+from megatron_ft.core.job.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
-from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, Restore, Saved
+from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, OfSnapshots, Restore, Restored, Saved
 
 
 class MemoryCheckpoints:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.messages import OfSnapshots, Report, Restored
+from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import NodeState
-from megatron_ft.memory.rules.snapshots import Complete, Passed, Restore, SnapshotKey
+from megatron_ft.memory.rules import lines
+from megatron_ft.memory.rules.snapshots import Complete, OfSnapshots, Passed, Restore, Restored, SnapshotKey
 
 _HELD = 2
 """Snapshots that a node has memory for, beside the complete one; without one, for one more."""
@@ -115,7 +115,7 @@ class CompleteSnapshots:
         if (restored.cycle, restored.key) != (self._cycle, chosen.key):
             return False
         if restored.without is not None:
-            text = job_lines.mixed(restored.without, chosen.key.iteration)
+            text = lines.mixed(restored.without, chosen.key.iteration)
             cause = Cause(kind=CauseKind.CRASH, text=text, rank=restored.without)
             self._mixed = self._mixed or (place, Report(self._cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
             return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, Rank, Seconds, WorldSize
+from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, PartMessage, Rank, Seconds, WorldSize
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
@@ -99,7 +100,7 @@ class Restore(Message, frozen=True):
         return None if self.reached is None else max(0, self.reached - self.key.iteration)
 
 
-class Saved(Message, frozen=True):
+class Saved(PartMessage, frozen=True):
     """All ranks of this node have a verified snapshot, and so has the node that keeps copies of them, if one does.
 
     It is kept until `Complete` or `Passed` comes.
@@ -108,13 +109,13 @@ class Saved(Message, frozen=True):
     key: SnapshotKey
 
 
-class Complete(Message, frozen=True):
+class Complete(PartMessage, frozen=True):
     """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
 
     key: SnapshotKey
 
 
-class Passed(Message, frozen=True):
+class Passed(PartMessage, frozen=True):
     """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
 
     Without it nodes would wait for ever for `Complete` of a snapshot that one node has skipped.
@@ -123,15 +124,69 @@ class Passed(Message, frozen=True):
     key: SnapshotKey
 
 
-class KeeperPort(Message, frozen=True):
+class KeeperPort(PartMessage, frozen=True):
     """The keeper of this node takes copies of other nodes' snapshots at this port."""
 
     cycle: Cycle
     port: Count
 
 
-class CopyTo(Message, frozen=True):
+class CopyTo(PartMessage, frozen=True):
     """The keeper at ``address`` takes copies of this node's snapshots."""
 
     cycle: Cycle
     address: str
+
+
+class Restored(PartMessage, frozen=True):
+    """Ranks of this node have restored their state from memory, and compared it; or one trains without.
+
+    Args:
+        is_whole: all of them have; False: one has.
+        without: a rank that begins to train without what was chosen for its cycle; None if no rank does.
+        newer_than: iteration of the checkpoint that the script has on disk; None if it named none.
+    """
+
+    cycle: Int
+    key: SnapshotKey
+    is_whole: bool = True
+    without: Int | None = None
+    newer_than: Int | None = None
+
+
+OfSnapshots = Complete | Passed | CopyTo
+_MOST_SAVED = 8
+"""Snapshots of which a new leader is told; a node has no memory for as many."""
+
+
+class SnapshotStatus(Message, frozen=True):
+    """Memory checkpoints of a node, for a leader that has just taken over.
+
+    Args:
+        kept: stock of the node's keeper, once the node is ready.
+        complete: the last snapshot of the cycle of which `Complete` has come.
+        saved: later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of.
+        restored: all ranks of this node have `Restored`.
+        port: where its keeper takes copies in that cycle; 0: nowhere.
+    """
+
+    cycle: Int = -1
+    kept: Kept = Kept()
+    complete: SnapshotKey | None = None
+    saved: tuple[SnapshotKey, ...] = ()
+    restored: bool = False
+    port: Int = 0
+
+    def after(self, message: PartMessage) -> SnapshotStatus:
+        """Return the status after a message from or to the leader."""
+        match message:
+            case Complete(key) | Passed(key) if key.cycle == self.cycle:
+                complete = key if isinstance(message, Complete) else self.complete
+                return replace(self, complete=complete, saved=tuple(each for each in self.saved if each > key))
+            case Saved(key) if key.cycle == self.cycle:
+                return replace(self, saved=(*self.saved, key)[-_MOST_SAVED:])
+            case KeeperPort(cycle, port) if cycle == self.cycle:
+                return replace(self, port=port)
+            case Restored(cycle, is_whole=True) if cycle == self.cycle:
+                return replace(self, restored=True)
+        return self

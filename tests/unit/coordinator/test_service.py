@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 
 from megatron_ft.coordinator import service as service_module
-from megatron_ft.coordinator.message_frames import frame
 from megatron_ft.coordinator.service import Service
 from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.messages.secret_messages import Challenge, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job.parts import LEADER_PARTS
 
 BOUND_S = 20.0
 
@@ -63,7 +61,7 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
     listener.setblocking(False)
     listener.code = code
     said: list[str] = []
-    machine = Coordinator("c", DEFINED)
+    machine = Coordinator("c", DEFINED, parts=LEADER_PARTS)
     service = Service(
         listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None, say=said.append
     )
@@ -81,26 +79,12 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
         service.close()
 
 
-def test_a_decision_whose_place_alone_is_written_anew_is_what_any_message_is() -> None:
-    about = Decision(3, "c.1", DecisionKind.END, 1, 4, text='says "place":7, and \\"place\\":8')
-    for place in (0, 5, 9999, None):
-        held = Assignment(about, place, 'host"place":1:29500')
-        assert frame(held) == encode(held)
-    for beat in (m.Beat(), m.Beat(7)):
-        assert frame(beat) == encode(beat)
-
-
-def test_challenge_and_welcome_of_which_only_the_digits_are_written_anew_are_what_any_message_is() -> None:
-    for message in (Challenge("0f" * 16, over=False), Challenge("a1" * 16, over=True, job="job?"), Welcome("2b" * 32)):
-        assert frame(message) == encode(message)
-
-
 @contextlib.contextmanager
 def served(
     handle: Callable[[CoordinatorEvent, float], list[CoordinatorEffect]] | None = None,
 ) -> Iterator[tuple[Service, Any, list[CoordinatorEvent]]]:
     """A service, its address, and the events of its machine, which ``handle`` may handle in the machine's place."""
-    machine, events = Coordinator("c", DEFINED, now_s=time.monotonic()), list[CoordinatorEvent]()
+    machine, events = Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS), list[CoordinatorEvent]()
     handle = handle or machine.handle
 
     def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:

@@ -17,9 +17,10 @@ from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, D
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
+from megatron_ft.job.parts import LEADER_PARTS, SAID_BY_PARTS
 
 BOUND_S = 20.0
-TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.ToMember)
+TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 
 
 class FakeEtcd(LeaderInEtcd):
@@ -65,7 +66,9 @@ class Launcher:
 
     def __init__(self, rules: m.Rules, former: FormerDecision | None = None) -> None:
         listener = tcp.listen("127.0.0.1", 0)
-        machine = Coordinator("c", m.JobDefinition("job", rules), epoch=5, former=former, now_s=time.monotonic())
+        machine = Coordinator(
+            "c", m.JobDefinition("job", rules), epoch=5, former=former, now_s=time.monotonic(), parts=LEADER_PARTS
+        )
         self.etcd, self.has_ended = FakeEtcd(), False
         self.recorded: list[DecisionRecord] = []
         owner = os.pidfd_open(os.getpid())

@@ -13,8 +13,10 @@ from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.diagnosis.collectives import Collective
-from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, Reviewed, blamed, review
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, blamed, review
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers
@@ -101,7 +103,7 @@ def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
 def running(nodes: str = "ab") -> Coordinator:
     """The coordinator of a cycle of these nodes, whose launchers' links are 0, 1 ..."""
     rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
-    machine = Coordinator("c", m.JobDefinition("job", rules))
+    machine = Coordinator("c", m.JobDefinition("job", rules), parts=LEADER_PARTS)
     for link, name in enumerate(nodes):
         machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, owns=name == "a")), 0.0)
         machine.handle(actions.Heard(link, m.Ready()), 0.0)
@@ -115,15 +117,15 @@ def tell(machine: Coordinator, *events: actions.Heard, now_s: float = 1.0) -> li
     return [effect for effect in effects if isinstance(effect, actions.Send)]
 
 
-ASKS = m.Hang(0, FIRST, passive=True)
+ASKS = Hang(0, FIRST, passive=True)
 
 
 def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     machine = running()
     (asked,) = tell(machine, actions.Heard(1, ASKS), actions.Heard(0, ASKS))
-    assert (list(asked.links), asked.message) == ([0, 1], m.DiagnoseHang(0, passive=True))
-    assert tell(machine, actions.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True))) == []
-    (told,) = tell(machine, actions.Heard(1, m.RankSnapshots(0, (works(1), waits(2)), passive=True)))
+    assert (list(asked.links), asked.message) == ([0, 1], DiagnoseHang(0, passive=True))
+    assert tell(machine, actions.Heard(0, RankSnapshots(0, (waits(0),), passive=True))) == []
+    (told,) = tell(machine, actions.Heard(1, RankSnapshots(0, (works(1), waits(2)), passive=True)))
     assert list(told.links) == [0, 1]
     assert isinstance(told.message, Reviewed)
     assert (told.message.asker, told.message.rank) == (1, 1)
@@ -133,7 +135,7 @@ def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
 
 def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0),), passive=True)))
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0),), passive=True)))
     told = None
     while told is None:
         assert machine.alarm_s is not None
@@ -145,8 +147,8 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
 
 def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
-    assert tell(machine, actions.Heard(1, m.RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    assert tell(machine, actions.Heard(1, RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -156,28 +158,27 @@ def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> Non
 )
 def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, m.RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
     left = replace(works(1), closing=True, **change)
-    told = tell(machine, actions.Heard(1, m.RankSnapshots(0, (left,), passive=True)))
+    told = tell(machine, actions.Heard(1, RankSnapshots(0, (left,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
 def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     machine = running()
     tell(machine, actions.Heard(0, ASKS))
-    (asked,) = tell(machine, actions.Heard(1, m.Hang(0, FIRST)))
-    assert asked.message == m.DiagnoseHang(0)
-    tell(machine, *(actions.Heard(link, m.RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
-    ended = tell(machine, *(actions.Heard(link, m.RankSnapshots(0, (waits(link),))) for link in (0, 1)))
+    (asked,) = tell(machine, actions.Heard(1, Hang(0, FIRST)))
+    assert asked.message == DiagnoseHang(0)
+    tell(machine, *(actions.Heard(link, RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
+    ended = tell(machine, *(actions.Heard(link, RankSnapshots(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
 
 
 @pytest.mark.parametrize(
-    "message", [ASKS, m.DiagnoseHang(0, True), m.RankSnapshots(0, (), True), said([waits(0), works(1)])]
+    "message", [ASKS, DiagnoseHang(0, True), RankSnapshots(0, (), True), said([waits(0), works(1)])]
 )
 def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMember) -> None:
-    kinds = m.ToMember if isinstance(message, m.DiagnoseHang | Reviewed) else m.FromMember
-    assert Vocabulary(kinds).parse(arrived(message)) == message
+    assert Vocabulary(HEARD_BY_PARTS | SAID_BY_PARTS).parse(arrived(message)) == message
 
 
 INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12, learned=True)

@@ -45,7 +45,8 @@ FLOORS = {
     ),
     "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc")),
     "job/rules": Floor(inside=("core",), pure=True),
-    "job": Floor(inside=("core", "job/rules")),
+    # with the list of a leader's parts
+    "job": Floor(inside=("core", "diagnosis", "learning", "memory/leader", "job/rules")),
     "coordinator": Floor(inside=("core", "ipc", "job", "job/rules")),
     # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
     "memory/rules": Floor(inside=("core",), pure=True),

@@ -20,7 +20,7 @@ from megatron_ft.core.board.layout import (
 )
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.monitor_messages import Release
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.learning.launcher_part import (
     LearningOptions,
     StateFile,
@@ -424,7 +424,7 @@ def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_noth
     driven = loaded(learns=False, observe_only=observe_only)
     for local_rank in (0, 1, 0):
         driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
-    (hang,) = [said for said in driven.told if isinstance(said, m.Hang)]
+    (hang,) = [said for said in driven.told if isinstance(said, Hang)]
     assert hang.passive
     text = "rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in recv"
     for _ in range(2):
@@ -440,4 +440,4 @@ def test_configured_timeout_exceeded_under_observe_only_is_told_of_its_rank() ->
     driven = loaded(learns=False, observe_only=True)
     driven.hear(found_hung(0, 0, replace(HANG, learned=False), observed_only=True))
     assert driven.said[-1].endswith("not killed (observe-only)")
-    assert not [said for said in driven.told if isinstance(said, m.Hang)]
+    assert not [said for said in driven.told if isinstance(said, Hang)]

@@ -17,6 +17,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.messages.monitor_messages import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
 from megatron_ft.learning.messages import Killed
@@ -258,11 +259,11 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
 def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     driven = running()
     driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
-    assert isinstance(driven.told[0], m.Hang)
+    assert isinstance(driven.told[0], Hang)
     assert [each.local_rank for each in driven.orders(Collect)] == [1]
     for local_rank in (0, 1):
         driven.hear(observed(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
-    assert isinstance(driven.told[-1], m.RankSnapshots)
+    assert isinstance(driven.told[-1], RankSnapshots)
     assert driven.all_of(Release) == []
     assert driven.ends() == [Release(0)]
     driven.hear(signalled(0, signal.SIGTERM))
@@ -275,7 +276,7 @@ def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> No
     driven = running()
     driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
     assert [said for said in driven.told if isinstance(said, Killed)] == [Killed(0, "step", HANG.timeout_s)]
-    (hang,) = (message for message in driven.told if isinstance(message, m.Hang))
+    (hang,) = (message for message in driven.told if isinstance(message, Hang))
     assert hang.reached is None
 
 
@@ -285,11 +286,11 @@ def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: 
     driven = running(ranks=32)
     for local_rank in range(32):
         driven.hear(attached(local_rank, 0, 1))
-    driven.hear(m.DiagnoseHang(0))
+    driven.hear(DiagnoseHang(0))
     for local_rank in range(32):
         note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
         driven.hear(observed(local_rank, 0, note))
-    told = [each for each in driven.told if isinstance(each, m.RankSnapshots)]
+    told = [each for each in driven.told if isinstance(each, RankSnapshots)]
     assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
     assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
     assert [note.rank for each in told for note in each.notes] == [10 * local_rank for local_rank in range(32)]

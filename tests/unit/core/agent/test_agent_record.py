@@ -13,6 +13,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.hang_diagnosis import blamed
+from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
@@ -86,7 +87,7 @@ def test_a_hung_rank_that_should_be_gone_and_lives_counts_as_failed_unless_it_go
     driven = running(watched=False)
     hang = hung(rank=10, local_rank=1, iteration=3)
     driven.hear(found_hung(1, 0, hang))
-    assert isinstance(driven.told[1], m.Hang)
+    assert isinstance(driven.told[1], Hang)
     driven.run_delays_ns[1] = {101: 4_000_000_000}
     driven.wait(23.9)
     assert sent(driven, m.Report) == []
@@ -163,7 +164,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
         driven.wait(2.0)
     driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hang))
     driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
-    notes = sent(driven, m.RankSnapshots)
+    notes = sent(driven, RankSnapshots)
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
         driven.exits(local_rank, -9, sent=(9,))
@@ -198,10 +199,10 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
         driven.exits(1, -2, sent=(2,))
     driven.hear(observed(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
     driven.wait(2.0)
-    (notes,) = sent(driven, m.RankSnapshots)
+    (notes,) = sent(driven, RankSnapshots)
     (unseen,) = (note for note in notes.notes if note.rank == 10)
     assert (unseen.found_hung, unseen.gone, unseen.state, unseen.raised) == (True, False, "T", "")
-    (hang,) = sent(driven, m.Hang)
+    (hang,) = sent(driven, Hang)
     cause = blamed(notes.notes, hang.verdict, are_all=True, several=False)
     assert cause is not None
     assert (cause.kind, cause.rank) == (CauseKind.HANG, 10)

@@ -16,6 +16,7 @@ from megatron_ft.memory.rules.snapshots import (
     KeptSnapshot,
     Passed,
     Restore,
+    Restored,
     Saved,
     SnapshotKey,
 )
@@ -70,7 +71,7 @@ def test_restore_of_the_node_is_logged_and_told() -> None:
     restoring(driven, Restore(KEY, reached=9))
     record = SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.5, redone=2)
     asked = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
-    assert asked == [effects.Write(record), m.Restored(1, KEY)]
+    assert asked == [effects.Write(record), Restored(1, KEY)]
     assert driven.hear(SnapshotRestored(cycle=0, key=KEY, seconds=0.5)) == []
 
 

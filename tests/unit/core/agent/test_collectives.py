@@ -7,9 +7,8 @@ import pytest
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.monitor_messages import Collect
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import Driven, attached, observed
 
@@ -39,9 +38,9 @@ def moves(driven: Driven, local_rank: int) -> None:
     driven.collectives[local_rank] = CollectiveCounts(driven.now_ns, driven.now_ns, count, count)
 
 
-def asked(driven: Driven) -> list[m.Hang]:
+def asked(driven: Driven) -> list[Hang]:
     """What it has asked the coordinator."""
-    return [said for said in driven.told if isinstance(said, m.Hang)]
+    return [said for said in driven.told if isinstance(said, Hang)]
 
 
 def test_silence_of_all_ranks_is_asked_about_when_its_time_is_over_and_once() -> None:
@@ -162,27 +161,27 @@ def test_time_that_is_nobodys_does_not_count() -> None:
 def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
     driven = watching()
     driven.exits(0)
-    driven.hear(m.DiagnoseHang(0, passive=True))
+    driven.hear(DiagnoseHang(0, passive=True))
     (collect,) = driven.orders(Collect)
     assert (collect.local_rank, collect.order.passive) == (1, True)
     driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
-    notes = next(said for said in driven.told if isinstance(said, m.RankSnapshots))
+    notes = next(said for said in driven.told if isinstance(said, RankSnapshots))
     assert notes.passive
     assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
 
 
 def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:
     driven = watching()
-    driven.hear(m.DiagnoseHang(0, passive=True))
+    driven.hear(DiagnoseHang(0, passive=True))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
-    driven.hear(m.DiagnoseHang(0))
+    driven.hear(DiagnoseHang(0))
     driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
-    first, second = (said for said in driven.told if isinstance(said, m.RankSnapshots))
+    first, second = (said for said in driven.told if isinstance(said, RankSnapshots))
     assert {note.frame for note in first.notes} == {"old"}
     assert {note.frame for note in second.notes} == {"new"}
 
 
-def ended(driven: Driven) -> list[m.Hang]:
+def ended(driven: Driven) -> list[Hang]:
     """What it wants the cycle to be ended for."""
     return [hang for hang in asked(driven) if not hang.passive]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.messages import PrintJobLines
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from tests.support.agents import Driven, verdict
 
@@ -70,23 +69,21 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         driven.hear(events.RanksEnded())
         driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
         assert driven.said == []
-        if is_told_to_speak:
-            driven.hear(PrintJobLines())
-        driven.hear(job.Leave(1, "", True), PrintJobLines())
+        driven.hear(job.PrintsJobLines(is_told_to_speak), job.Leave(1, "", True))
         assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
 def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
     why = "too few"
-    for place, is_told, lines in ((0, False, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
+    for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [why])):
         driven = running(place, shares_output=True)
         ends(driven)
-        driven.hear(*[PrintJobLines()] * is_told, job.Leave(94, why, True))
+        driven.hear(job.PrintsJobLines(is_told), job.Leave(94, why, True))
         assert driven.said == lines
     for is_told in (False, True):
         fresh = Driven(max_nodes=3, shares_output=True)
-        fresh.hear(events.Tick(), *[PrintJobLines()] * is_told, job.Leave(94, why, True))
+        fresh.hear(events.Tick(), job.PrintsJobLines(is_told), job.Leave(94, why, True))
         assert fresh.said == [why] * is_told
     everywhere = running(1, shares_output=True, says_all=True)
     ends(everywhere)
@@ -102,7 +99,9 @@ def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     lost = running(0, shares_output=True)
     lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     lost.wait(10.0)
-    lost.hear(events.RanksEnded(), job.Leave(94, "too few", True))  # and the job's is for another one to say
+    lost.hear(
+        events.RanksEnded(), job.PrintsJobLines(is_printer=False), job.Leave(94, "too few", True)
+    )  # and the job's is for another one to say
     assert [line.partition("; ")[0] for line in lost.said[1:]] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
-from megatron_ft.diagnosis.hang_diagnosis import Reviewed
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
@@ -60,8 +59,8 @@ def orders(driven: Driven) -> list[effects.Effect]:
     ]
 
 
-def hangs(driven: Driven) -> list[m.Hang]:
-    return [each for each in driven.told if isinstance(each, m.Hang)]
+def hangs(driven: Driven) -> list[Hang]:
+    return [each for each in driven.told if isinstance(each, Hang)]
 
 
 @pytest.mark.parametrize("options", [{}, {"min_healthy": True}])
@@ -128,7 +127,7 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
     driven = running(2)
     for looks in (True, False):
         driven.done.clear()
-        driven.hear(m.DiagnoseHang(0, passive=True, looks=looks))
+        driven.hear(DiagnoseHang(0, passive=True, looks=looks))
         agains = [each.order.again_ns for each in driven.orders(Collect) if isinstance(each.order, Collect)]
         assert [again is not None and again > driven.now_ns for again in agains] == [looks, looks]
         driven.hear(*(observed(local_rank, 0, RankSnapshot(rank=0, local_rank=local_rank)) for local_rank in (0, 1)))

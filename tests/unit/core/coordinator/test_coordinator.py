@@ -9,6 +9,7 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.restart_policy import NodeState, Outcome
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.parts import LEADER_PARTS
 from tests.support.agents import hung
 from tests.support.job_machines import answers, begun, led, links, member
 
@@ -16,7 +17,7 @@ from tests.support.job_machines import answers, begun, led, links, member
 def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     for failed in (False, True):
-        machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0)
+        machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
         for link, name in enumerate("abc"):
             machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=name == "b")), 0.0)
             machine.handle(actions.Heard(link, m.Ready()), 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,16 @@ from msgspec.structs import replace
 from megatron_ft.core.coordinator.coordinator import FOUNDING_S, NEW_LEADER_S, Coordinator
 from megatron_ft.core.coordinator.job_cycle import JobCycle
 from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.parts import ToNodes
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang
+from megatron_ft.diagnosis.leader_parts import HangsAtLeader
+from megatron_ft.job.parts import LEADER_PARTS
 from tests.support.agents import hung
 from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
 
@@ -36,7 +40,7 @@ def hello(
 
 
 def leader(record: DecisionRecord | None = None, rules: m.Rules = RULES_3) -> Coordinator:
-    return Coordinator("c", m.JobDefinition("job", rules), record=record)
+    return Coordinator("c", m.JobDefinition("job", rules), record=record, parts=LEADER_PARTS)
 
 
 def sent(effects: Sequence[actions.CoordinatorEffect], kind: type) -> list[Any]:
@@ -281,20 +285,9 @@ def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_
 
 
 def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
-    def nobody_looks() -> Iterator[Node]:
-        raise AssertionError("all nodes were looked at once more")
-        yield
-
-    cycle, nodes = JobCycle(RULES, decision(size=2)), []
-    for place in (0, 1):
-        node = Node.of(m.Hello("job", RULES, f"i{place}", 1, f"h{place}"), place)
-        node.place, node.link = place, 10 + place
-        cycle.occupied(place, node.instance, node.name)
-        nodes.append(node)
-    hang = m.Hang(
-        0,
-        hung(rank=1, elapsed_s=3.0, timeout_s=2.0),
-    )
-    assert cycle.hang(1, hang, nodes, 0.0) == [10, 11]
-    assert cycle.hang(0, hang, nobody_looks(), 0.1) == []
-    assert cycle.hang(0, replace(hang, passive=True), nobody_looks(), 0.2) == []
+    part, node = HangsAtLeader(), Node.of(m.Hello("job", RULES, "i0", 1, "h0"), 0)
+    part.begin(JobCycle(RULES, decision(size=2)))
+    hang = Hang(0, hung(rank=1, elapsed_s=3.0, timeout_s=2.0))
+    assert [*part.hear(node, 1, hang, 0.0)] == [ToNodes(DiagnoseHang(0))]
+    assert [*part.hear(node, 0, hang, 0.1)] == []
+    assert [*part.hear(node, 0, replace(hang, passive=True), 0.2)] == []

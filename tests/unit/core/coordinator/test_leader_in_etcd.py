@@ -11,6 +11,7 @@ from megatron_ft.core.coordinator.coordinator import FORMER_S, Coordinator
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord, FormerDecision
+from megatron_ft.job.parts import LEADER_PARTS
 from tests.support.job_machines import answers, links
 
 RULES = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, join_timeout_s=60.0)
@@ -37,7 +38,7 @@ class Leader:
     def __init__(self, last: Decision | None = LAST) -> None:
         record = None if last is None else DecisionRecord(last, "s:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
         former = None if record is None else FormerDecision(record, MADE_AT)
-        self.machine = Coordinator("c", m.JobDefinition("job", RULES), epoch=9, former=former)
+        self.machine = Coordinator("c", m.JobDefinition("job", RULES), epoch=9, former=former, parts=LEADER_PARTS)
         self.effects: list[actions.CoordinatorEffect] = []
         self.now_s = 0.0
         self._alive: list[int] = []

@@ -9,9 +9,9 @@ from megatron_ft.core.coordinator.nodes import Node
 from megatron_ft.core.coordinator.places import Slot, choose
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.core.job.lives import Life, Lives
+from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
@@ -93,12 +93,12 @@ def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None
     nodes = job.start("abc")
     for cycle, cut in enumerate(((0, 2), (1, 2))):
         found = replace(HANG, cycle=cycle, kind="lost peer", error="gloo: Connection reset by peer", rank=cut[0])
-        nodes[cut[0]].do(nodes[cut[0]].member.tell(m.Hang(cycle, found), job.now_s))
+        nodes[cut[0]].do(nodes[cut[0]].member.tell(Hang(cycle, found), job.now_s))
         job.run()
         for place, node in enumerate(nodes):
             raised = "RuntimeError: gloo: Connection reset by peer" if place in cut else ""
             note = RankSnapshot(rank=place, state="" if raised else "S", has_stack=not raised, raised=raised)
-            node.do(node.member.tell(m.RankSnapshots(cycle, (note,)), job.now_s))
+            node.do(node.member.tell(RankSnapshots(cycle, (note,)), job.now_s))
         job.run(3.0)
     faults = [fault_of(verdict) for verdict in nodes[1].verdicts]
     assert [fault and fault.nodes for fault in faults] == [("a", "c"), ("b", "c")]
@@ -200,12 +200,12 @@ def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:
     """The node that finds it waits for that rank, like all the others."""
     job = Job(min_nodes=2)
     nodes = job.start("abc")
-    nodes[0].do(nodes[0].member.tell(m.Hang(0, HANG), job.now_s))
+    nodes[0].do(nodes[0].member.tell(Hang(0, HANG), job.now_s))
     job.run()
     for place, node in enumerate(nodes):
         waits_in, state = ("", "T") if place == 2 else ("all_reduce", "S")
         note = RankSnapshot(rank=place, host=node.name, state=state, has_stack=True, waits_in=waits_in)
-        node.do(node.member.tell(m.RankSnapshots(0, (note,)), job.now_s))
+        node.do(node.member.tell(RankSnapshots(0, (note,)), job.now_s))
     job.run(0.5)
     (verdict,) = nodes[1].verdicts
     fault = fault_of(verdict)

@@ -23,7 +23,17 @@ from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Assignment, DecisionRecord
 from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
-from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, Passed, Saved, SnapshotKey
+from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
+from megatron_ft.memory.rules.snapshots import (
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restored,
+    Saved,
+    SnapshotKey,
+    SnapshotStatus,
+)
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
@@ -290,7 +300,7 @@ def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
     assert (verdict.node, verdict.cause.text) == (0, "no packet from its host")
 
 
-MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.FromMember | m.ToMember)
+MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.TO_LEADER | m.TO_MEMBER | HEARD_BY_PARTS | SAID_BY_PARTS)
 
 
 @pytest.mark.parametrize(
@@ -316,31 +326,31 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     seven, eight, nine = (SnapshotKey(0, 0, iteration) for iteration in (7, 8, 9))
     for each in (seven, eight, nine):
         assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
-    machine.tell(m.Restored(0, seven), 1.0)
+    machine.tell(Restored(0, seven), 1.0)
     assert machine.heard(Complete(seven), 1.0) == [Complete(seven)]
     machine.heard(Passed(eight), 1.0)
-    standing = machine.standing
-    assert (standing.complete, standing.saved, standing.restored) == (seven, (nine,), True)
-    assert machine.heard(Complete(SnapshotKey(1, 0, 9)), 1.0) == []
+    machine.heard(Complete(SnapshotKey(1, 0, 9)), 1.0)
+    status = machine.standing.snapshots
+    assert (status.complete, status.saved, status.restored) == (seven, (nine,), True)
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
     machine.tell(m.StockTaken(stock), 1.0)
-    assert machine.standing.kept == Kept(), "while its ranks run"
+    assert machine.standing.snapshots.kept == Kept(), "while its ranks run"
     assert machine.tell(m.Ready(), 1.0) == [actions.OpenStore()]
     machine.tell(m.StockTaken(stock), 1.0)
     assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(stock, "here:1"))]
-    assert (machine.standing.kept, machine.standing.store) == (stock, "here:1")
+    assert (machine.standing.snapshots.kept, machine.standing.store) == (stock, "here:1")
     machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
-    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)
+    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1, snapshots=SnapshotStatus(1))
 
 
 def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
     decided = decision(size=2)
     record = DecisionRecord(decided, "s", ("a", "b"), ("a", "b"))
-    machine = Coordinator("d", m.JobDefinition("job", RULES), record=record)
+    machine = Coordinator("d", m.JobDefinition("job", RULES), record=record, parts=LEADER_PARTS)
     seven, eight = SnapshotKey(0, 0, 7), SnapshotKey(0, 0, 8)
     standings = {
-        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, complete=seven, saved=(eight,)),
-        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, saved=(seven,)),
+        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, complete=seven, saved=(eight,))),
+        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, saved=(seven,))),
     }
     effects = []
     for link, (name, standing) in enumerate(standings.items()):

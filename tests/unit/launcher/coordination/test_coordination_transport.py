@@ -26,6 +26,7 @@ from megatron_ft.core.job.member import Member
 from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc import wire
 from megatron_ft.ipc.net import tcp
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
@@ -45,7 +46,7 @@ class Served:
     def __init__(self, secret: bytes | None) -> None:
         self.listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.machine = Coordinator("c", DEFINED, now_s=time.monotonic())
+        self.machine = Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS)
         self.broken: list[actions.Broken] = []
         handle = self.machine.handle
 

@@ -6,21 +6,25 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.verdict import Seat, failure_signature
+from megatron_ft.core.coordinator.verdict import Seat
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.job import actions
 from megatron_ft.core.job import messages as m
 from megatron_ft.core.job.decisions import Decision
 from megatron_ft.core.job.messages import Report
 from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
+from megatron_ft.memory.leader.snapshots_part import failure_signature
 from megatron_ft.memory.rules.snapshots import (
     EARLIER_LIFE,
     Complete,
     Kept,
     KeptSnapshot,
+    OfSnapshots,
     Passed,
     Restore,
+    Restored,
     Saved,
     SavedFiles,
     SnapshotKey,
@@ -60,7 +64,7 @@ def kept(place: int, *keys: SnapshotKey) -> Kept:
     ],
 )
 def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_when_one_has_skipped_it(
-    said: list[tuple[int, int]], answers: list[m.OfSnapshots | None]
+    said: list[tuple[int, int]], answers: list[OfSnapshots | None]
 ) -> None:
     snapshots = CompleteSnapshots(0, 2)
     assert [snapshots.saved(place, key(iteration)) for place, iteration in said] == answers
@@ -93,10 +97,10 @@ def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes
 
 def test_restored_is_said_once_when_all_nodes_have() -> None:
     chosen, snapshots = Restore(key(5)), CompleteSnapshots(1, 2)
-    said = m.Restored(1, key(5))
+    said = Restored(1, key(5))
     assert not snapshots.restored(0, said, chosen)
     assert not snapshots.restored(0, said, chosen)
-    assert not snapshots.restored(1, m.Restored(1, key(4)), chosen)
+    assert not snapshots.restored(1, Restored(1, key(4)), chosen)
     assert not snapshots.restored(1, said, None)
     assert snapshots.restored(1, said, chosen)
     assert not snapshots.restored(1, said, chosen)
@@ -108,7 +112,7 @@ def test_restored_is_not_said_again_by_a_coordinator_that_takes_over() -> None:
     assert not snapshots.restored(1, None, chosen)
     other = CompleteSnapshots(1, 2)
     assert not other.restored(0, None, chosen)
-    assert other.restored(1, m.Restored(1, key(5)), chosen)
+    assert other.restored(1, Restored(1, key(5)), chosen)
 
 
 def fails_and_meets(
@@ -127,7 +131,7 @@ def fails_and_meets(
 
 def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
     told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, m.Tell)]
-    return [each.text for each in told if not each.is_copy]
+    return [each.text for each in told]
 
 
 def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restored() -> None:
@@ -138,8 +142,8 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
         Restore(key(7), failure="crash: rank # raised NaN", reached=9),
         [],
     )
-    assert machine.handle(actions.Heard(0, m.Restored(1, key(7))), 0.0) == []
-    told = machine.handle(actions.Heard(1, m.Restored(1, key(7))), 0.0)
+    assert machine.handle(actions.Heard(0, Restored(1, key(7))), 0.0) == []
+    told = machine.handle(actions.Heard(1, Restored(1, key(7))), 0.0)
     assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
     assert links(told, m.Tell) == [0, 1]
 
@@ -152,7 +156,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     found, other = Kept(local_ranks=1, files=FILES, reads_files=True), Kept(local_ranks=1, reads_files=True)
     machine = begun(RULES, "ab", [found, other])
     for link in (0, 1):
-        said = lines(machine.handle(actions.Heard(link, m.Restored(0, EARLIER)), 0.0))
+        said = lines(machine.handle(actions.Heard(link, Restored(0, EARLIER)), 0.0))
     assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
     decision, _ = fails_and_meets(machine, 0, found, other)
     assert decision.restore is not None
@@ -167,7 +171,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
-    machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)))
+    machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)), parts=LEADER_PARTS)
     machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", 1, "a", owns=True)), 0.0)
     machine.handle(actions.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
     effects = answers(machine, machine.settle(0.0))
@@ -195,7 +199,7 @@ def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
     machine = begun(RULES, "ab")
     stock = kept(0, key(7)), kept(1, key(7))
     fails_and_meets(machine, 0, *stock)
-    machine.handle(actions.Heard(0, m.Restored(1, key(7), is_whole=False)), 0.0)
+    machine.handle(actions.Heard(0, Restored(1, key(7), is_whole=False)), 0.0)
     decision, said = fails_and_meets(machine, 1, *stock)
     assert decision.restore is None
     why = "the cycle that restored iteration 7 failed in the same way as the one before"
@@ -213,7 +217,7 @@ def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_f
         assert (decision.restore.key, decision.restore.tries, said) == (key(7), 0, [])
 
 
-WHOLE, FIRST, WITHOUT = (m.Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))
+WHOLE, FIRST, WITHOUT = (Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ WHOLE, FIRST, WITHOUT = (m.Restored(1, key(7), *given) for given in ((True,), (F
     ],
 )
 def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
-    told: list[tuple[int, m.Restored]],
+    told: list[tuple[int, Restored]],
 ) -> None:
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
@@ -240,7 +244,7 @@ def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
 
 
 @pytest.mark.parametrize("told", [[WITHOUT, WITHOUT], [WHOLE, WHOLE], [FIRST, WHOLE]])
-def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[m.Restored]) -> None:
+def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[Restored]) -> None:
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
     for link, message in enumerate(told):
@@ -252,7 +256,7 @@ def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
     for link in (0, 1):
-        said = lines(machine.handle(actions.Heard(link, m.Restored(1, key(7), newer_than=5)), 0.0))
+        said = lines(machine.handle(actions.Heard(link, Restored(1, key(7), newer_than=5)), 0.0))
     assert said == ["restored iteration 7 from memory, newer than the 5 on disk, 2 iterations redone"]
 
 

@@ -1,0 +1,73 @@
+"""Messages about hangs between the launchers and the leader. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.codec import Finite, Int, PartMessage
+from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.job.restart_policy import Reached
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+
+
+class Hang(PartMessage, frozen=True):
+    """A rank of this node was found hung: every node is to collect evidence. ``passive``: the ranks run on.
+
+    ``decides``: the result decides which ranks are terminated; their nodes do that.
+    """
+
+    cycle: Int
+    verdict: RankHung
+    reached: Reached | None = None
+    passive: bool = False
+    decides: bool = False
+
+
+class RankSnapshots(PartMessage, frozen=True):
+    """Snapshots of a node's ranks. ``passive``: as in the `DiagnoseHang` before; ``more``: further ones follow."""
+
+    cycle: Int
+    notes: tuple[RankSnapshot, ...]
+    passive: bool = False
+    more: bool = False
+
+
+class DiagnoseHang(PartMessage, frozen=True):
+    """A rank hangs: collect snapshots of yours, and send them (`RankSnapshots`). ``passive``: they run on.
+
+    ``looks``: the snapshots also say what the ranks do meanwhile.
+    """
+
+    cycle: Int
+    passive: bool = False
+    looks: bool = False
+
+
+class Reviewed(PartMessage, frozen=True):
+    """Result of an observe-only diagnosis: why no collective completes, or why an interval lasts.
+
+    Args:
+        asker: the place of the node that had asked for it.
+        text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
+        rank: that rank; None if it isn't known.
+        is_waited: some rank waits in a collective.
+        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
+        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
+        decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
+        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
+            ``section``, what is overdue on ``rank``.
+        progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
+    """
+
+    cycle: Int
+    asker: Int
+    elapsed_s: Finite
+    timeout_s: Finite
+    text: str
+    rank: Int | None = None
+    is_waited: bool = False
+    timed: str = ""
+    iteration: Int | None = None
+    decides: bool = False
+    hanging: tuple[Int, ...] = ()
+    kind: str = ""
+    section: str | None = None
+    progress: str = ""

@@ -1,0 +1,168 @@
+"""Hangs, and slow ranks, at the leader of a job: two parts of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from megatron_ft.core.coordinator.job_cycle import Hold, JobCycle, PartVerdict
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.parts import Answers, LeaderPart, ToNodes
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.job import job_lines
+from megatron_ft.core.job.messages import Report
+from megatron_ft.core.job.restart_policy import NodeState, Outcome, Reached
+from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
+from megatron_ft.diagnosis.slow_ranks import SlowRanks
+from megatron_ft.diagnosis.waits import Lags, Waits
+
+
+class HangsAtLeader(LeaderPart):
+    """A rank hangs: all nodes are asked for evidence, once, and the cause is found in it."""
+
+    HEARS = Hang | RankSnapshots
+    SAYS = DiagnoseHang | Reviewed
+
+    def __init__(self) -> None:
+        self._cycle: JobCycle
+        self._diagnosis: HangDiagnosis | None = None
+        self._reached: Reached | None = None
+        self._review: HangDiagnosis | None = None
+        """The observe-only diagnosis: its ranks go on, whatever it finds."""
+
+    @property
+    def due_s(self) -> float | None:
+        return None if self._review is None else self._review.bound_s
+
+    def begin(self, cycle: JobCycle) -> Answers:
+        self._cycle, self._diagnosis, self._review = cycle, None, None
+        return ()
+
+    def joined(self, node: Node, place: int) -> Answers:
+        if self._cycle.outcome is not None:
+            return []
+        open_ones = [each for each in (self._diagnosis, self._review) if each is not None and each.awaits(place)]
+        return [ToNodes(self._question(each), [place]) for each in open_ones]
+
+    def _question(self, diagnosis: HangDiagnosis) -> DiagnoseHang:
+        is_passive = diagnosis is self._review
+        return DiagnoseHang(self._cycle.decision.cycle, is_passive, looks=diagnosis.decides)
+
+    def hear(self, node: Node, place: int, message: Any, now_s: float) -> Answers:
+        if message.cycle != self._cycle.decision.cycle:
+            return []
+        if isinstance(message, Hang):
+            return self._begin_diagnosis(place, message, now_s)
+        diagnosis = self._review if message.passive else self._diagnosis
+        if diagnosis is not None:
+            name = node.name  # of ranks that have exited only their launcher tells, which knows no name
+            named = [each if each.host else replace(each, host=name) for each in message.notes]
+            diagnosis.told(place, named, more=message.more)
+        return []
+
+    def _begin_diagnosis(self, place: int, hang: Hang, now_s: float) -> Answers:
+        """Ask all nodes for evidence. Of thousands that detect the same hang all but the first cost nothing."""
+        cycle = self._cycle
+        # a question that decides takes the place of one that only reports
+        is_asked = self._review is not None and (self._review.decides or not hang.decides)
+        is_refused = is_asked if hang.passive else cycle.rules.min_healthy
+        if is_refused or self._diagnosis is not None or cycle.outcome is not None:
+            return []
+        # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
+        asked = {at for at in range(len(cycle.seats)) if at not in cycle.gone}
+        are_all = len(asked) == len(cycle.seats)
+        diagnosis = HangDiagnosis(hang.verdict, place, asked=asked, are_all=are_all, decides=hang.decides, now_s=now_s)
+        if hang.passive:
+            self._review = diagnosis
+        else:
+            self._diagnosis, self._reached = diagnosis, hang.reached
+        return [ToNodes(self._question(diagnosis))]
+
+    def tick(self, now_s: float) -> Answers:
+        """Tell all nodes the result of an observe-only diagnosis, once it is known, if no rank has moved since."""
+        review = self._review
+        if review is None or (self._is_open(review, now_s) and self._cycle.outcome is None):
+            return []
+        self._review = None
+        found = review.reviewed(self._cycle.decision.cycle, several=len(self._cycle.seats) > 1)
+        return [] if found is None or self._cycle.outcome is not None else [ToNodes(found)]
+
+    def _is_open(self, diagnosis: HangDiagnosis, now_s: float) -> bool:
+        for place in self._cycle.gone:
+            diagnosis.lost(place)
+        return diagnosis.is_open(now_s)
+
+    def verdict(self, now_s: float) -> Hold | PartVerdict | None:
+        """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
+        diagnosis, cycle = self._diagnosis, self._cycle
+        if diagnosis is None:
+            return None
+        if diagnosis.is_of_lost_peer and cycle.has_own_failure:
+            self._diagnosis = None  # what that node did explains the peers that were lost
+            return PartVerdict(*cycle.explained, is_by_report=True)
+        if self._is_open(diagnosis, now_s):
+            return Hold(diagnosis.bound_s)
+        self._diagnosis = None
+        found, lost = diagnosis.cause(several=len(cycle.seats) > 1), None if cycle.judged is None else cycle.judged[1]
+        names_rank = found is not None and found.rank is not None
+        if diagnosis.is_of_lost_peer and found is None:
+            return None  # the report on the ranks that lost their peer is still on its way if nothing is judged
+        if not diagnosis.is_of_lost_peer:
+            if lost is not None and cycle.seats[lost].state is NodeState.LOST and not names_rank:
+                return PartVerdict(Outcome.FAILED, lost, self._reached, is_by_report=True)
+            exited = [place for place in cycle.own_failures if self._has_exited(place, found)]
+            if exited:  # its node has said how it ended
+                return PartVerdict(Outcome.FAILED, exited[0], self._reached, is_by_report=True)
+            self._report(diagnosis, found)
+        if found is not None and not names_rank and diagnosis.unheard:
+            unheard = [job_lines.node(place, cycle.seats[place].name) for place in diagnosis.unheard]
+            found = replace(found, detail=job_lines.joined([found.detail, job_lines.no_evidence(unheard)]))
+        is_weak = diagnosis.is_of_lost_peer and bool(diagnosis.unheard) and not names_rank
+        return PartVerdict(Outcome.FAILED, diagnosis.asker, self._reached, found, is_weak=is_weak)
+
+    def _has_exited(self, place: int, found: Cause | None) -> bool:
+        """Return True if that node has failed by the end of the rank that was found to hang, and not by its hang."""
+        if found is None or found.kind is not CauseKind.HANG or found.rank is None:
+            return False
+        cause = self._cycle.seats[place].report.cause
+        return cause.rank == found.rank and cause.kind is not CauseKind.HANG
+
+    def _report(self, diagnosis: HangDiagnosis, found: Cause | None) -> None:
+        """Report the hang for the node that has detected it."""
+        first = diagnosis.first
+        cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
+        if found is None and not first.stopped:  # without evidence it may only have waited for another rank
+            cause = undetermined_hang(first, detail="root cause undetermined")
+        report = Report(self._cycle.decision.cycle, NodeState.UNHEALTHY, cause)
+        self._cycle.seats[diagnosis.asker].change(report)
+
+
+class SlowRanksAtLeader(LeaderPart):
+    """The launcher that prints the lines of the job is told which ranks hold the others back."""
+
+    HEARS = Waits
+    SAYS = Lags
+    QUIET = (Waits,)
+
+    def __init__(self) -> None:
+        self._cycle: JobCycle
+        self._found = SlowRanks(-1, 0)
+
+    @property
+    def due_s(self) -> float | None:
+        return self._found.alarm_s
+
+    def begin(self, cycle: JobCycle) -> Answers:
+        self._cycle, self._found = cycle, SlowRanks(cycle.decision.cycle, cycle.decision.world)
+        return ()
+
+    def hear(self, node: Node, place: int, message: Waits, now_s: float) -> Answers:
+        self._found.heard(node.name, message, now_s)
+        return ()
+
+    def tick(self, now_s: float) -> Answers:
+        lags = None if self._cycle.outcome is not None else self._found.take(now_s)
+        return [] if lags is None else [ToNodes(lags, to_printer=True)]

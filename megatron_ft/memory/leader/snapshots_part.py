@@ -1,0 +1,164 @@
+"""Memory checkpoints at the leader of a job: a part of it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from megatron_ft.core.coordinator.job_cycle import JobCycle
+from megatron_ft.core.coordinator.nodes import Node
+from megatron_ft.core.coordinator.parts import Answers, LeaderPart, Line, ToNodes
+from megatron_ft.core.coordinator.verdict import Seat
+from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.job.messages import Verdict
+from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
+from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
+from megatron_ft.memory.rules import lines
+from megatron_ft.memory.rules.choice import CycleEnd, choose, choose_files, first_restore, next_restore
+from megatron_ft.memory.rules.snapshots import (
+    CopySource,
+    KeeperPort,
+    Kept,
+    OfSnapshots,
+    Restore,
+    Restored,
+    Saved,
+    SavedFiles,
+)
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_LONGEST = 200
+
+
+class SnapshotsAtLeader(LeaderPart):
+    """Which snapshots are complete, where copies are kept, and what the ranks of the next cycle go on from."""
+
+    HEARS = Saved | Restored | KeeperPort
+    SAYS = OfSnapshots
+    QUIET = (Saved,)
+
+    def __init__(self) -> None:
+        self._cycle: JobCycle | None = None
+        self._snapshots = CompleteSnapshots(-1, 0)
+        self._copies = SnapshotCopies(-1, 0, 0)
+        self._without = ""
+        """Why the cycle that was planned last restores nothing; empty if it does, or if there are no snapshots."""
+
+    def begin(self, cycle: JobCycle) -> Answers:
+        decision, reason = cycle.decision, self._without
+        self._cycle, self._without = cycle, ""
+        self._snapshots = CompleteSnapshots(decision.cycle, decision.world)
+        self._copies = SnapshotCopies(decision.cycle, decision.world, cycle.rules.segment)
+        return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
+
+    def joined(self, node: Node, place: int) -> Answers:
+        status, cycle = node.standing.snapshots, self._cycle
+        assert cycle is not None
+        answers = []
+        if status.complete is not None:
+            answers += self._told(cycle, self._snapshots.was_complete(place, status.complete))
+        for key in status.saved:
+            answers += self._told(cycle, self._snapshots.saved(place, key))
+        if status.restored and status.cycle == cycle.decision.cycle:
+            self._snapshots.restored(place, None, cycle.decision.restore)
+        if status.port:
+            answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
+        cycle.has_snapshot = self._snapshots.has_complete
+        return [*answers, *(ToNodes(each, [place]) for each in self._snapshots.missed(status.saved))]
+
+    def hear(self, node: Node, place: int, message: Saved | Restored | KeeperPort, now_s: float) -> Answers:
+        cycle = self._cycle
+        assert cycle is not None
+        if isinstance(message, KeeperPort):
+            return self._serves(node, place, message)
+        if isinstance(message, Saved):
+            answers = self._told(cycle, self._snapshots.saved(place, message.key))
+            cycle.has_snapshot = self._snapshots.has_complete
+            return answers
+        have_all = self._snapshots.restored(place, message, cycle.decision.restore)
+        if (mixed := self._snapshots.take_mixed()) is not None:
+            cycle.changed(*mixed)
+        restore = cycle.decision.restore
+        return [Line(lines.restored(restore, message.newer_than))] if have_all and restore is not None else []
+
+    def _told(self, cycle: JobCycle, answer: OfSnapshots | None) -> list[ToNodes]:
+        if answer is None or cycle.outcome is not None:
+            return []
+        return [ToNodes(each) for each in self._snapshots.with_complete(answer)]
+
+    def _serves(self, node: Node, place: int, message: KeeperPort) -> list[ToNodes]:
+        """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""
+        address = node.address_of(message.port)
+        if self._cycle is None or not address or message.cycle != self._cycle.decision.cycle:
+            return []
+        return [ToNodes(each, [at]) for at, each in self._copies.serves(place, address)]
+
+    def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Mapping[str, Any]:
+        """Choose the snapshot for the next cycle, and keep the reason if there is none.
+
+        ``spares`` may have copies. As long as no later snapshot was restored, a cycle may go on from the files that an
+        earlier life has left again.
+        """
+        holders = [*chosen, *spares]
+        found = next(filter(None, (node.standing.snapshots.kept.files for node in holders)), None)
+        if self._cycle is None:
+            choice = choose_files([node.standing.snapshots.kept for node in chosen], found)
+            restore, self._without = first_restore(choice), choice.reason
+        else:
+            restore = self._next(self._cycle, chosen, spares, found)
+        return {"restore": restore}
+
+    def _next(
+        self, cycle: JobCycle, chosen: Sequence[Node], spares: Sequence[Node], found: SavedFiles | None
+    ) -> Restore | None:
+        last, kept = self._end_of(cycle), [_kept(node) for node in chosen]
+        choice = choose(kept, last, [_kept(node) for node in spares])
+        if choice.key is None and found is not None and last.restored is not None and last.restored.files == found.name:
+            choice = choose_files(kept, found)
+        restore, self._without = next_restore(choice, last)
+        holders = [*chosen, *spares]
+        sources = tuple(
+            CopySource(holders[at].address_of(_kept(holders[at]).port), holders[at].name, ranks)
+            for at, ranks in choice.copies
+        )
+        return None if restore is None else replace(restore, sources=sources)
+
+    def _end_of(self, cycle: JobCycle) -> CycleEnd:
+        verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.restore
+        assert verdict is not None
+        return CycleEnd(
+            cycle.decision.cycle,
+            restored,
+            failure_signature(verdict, cycle.seats),
+            None if reached is None else reached.last,
+            cycle.decision.advance.is_exceeded(reached),
+            verdict.cause.rerun is not None,
+            restored is not None or self._snapshots.has_complete,
+            self._snapshots.is_read,
+        )
+
+
+def _kept(node: Node) -> Kept:
+    """Return what the keeper of a node can restore, and serve to others, if they know its address."""
+    kept = node.standing.snapshots.kept
+    return kept if node.host else replace(kept, port=0)
+
+
+def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
+    """Return how ranks have ended a cycle, the same words for the same failure; empty if none has.
+
+    Numbers are left out: durations and iterations differ. All ranks may raise the same exception, so that its rank
+    says nothing; which rank hung, or was killed, does.
+    """
+    if verdict.outcome is not Outcome.FAILED:
+        return ""
+    own = [seat.report.cause for seat in seats if seat.state is NodeState.UNHEALTHY and not seat.report.cause.follows]
+    for cause in (verdict.cause, *own):
+        if cause.kind in (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL):
+            who = "" if cause.kind is CauseKind.CRASH or cause.rank is None else f" {cause.rank}"
+            return f"{cause.kind.value}{who}: {_NUMBER.sub('#', cause.text)}"[:_LONGEST]
+    return ""

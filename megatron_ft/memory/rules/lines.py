@@ -1,0 +1,34 @@
+"""Lines for the user about snapshots in memory. Pure."""
+
+from __future__ import annotations
+
+from megatron_ft.core.wording import consecutive, counted, rough
+from megatron_ft.memory.rules.snapshots import Restore
+
+
+def restored(restore: Restore, newer_than: int | None = None) -> str:
+    """All ranks have restored their state; ``newer_than``: iteration of the checkpoint that the script has on disk."""
+    place = f"the files of an earlier life, written {rough(restore.age_s)} ago" if restore.files else "memory"
+    head = f"restored iteration {restore.key.iteration} from {place}"
+    if restore.sources:
+        first, *others = restore.sources
+        ranks = ", ".join(
+            f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in consecutive(first.ranks)
+        )
+        more = f", others from {counted(len(others), 'other node')}" if others else ""
+        head += f" (rank{'s' if len(first.ranks) > 1 else ''} {ranks} from {first.node}{more})"
+    if newer_than is not None and newer_than >= 0:
+        head += f", newer than the {newer_than} on disk"
+    return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
+
+
+def mixed(rank: int, iteration: int) -> str:
+    return f"rank {rank} begins without iteration {iteration}, which other ranks have restored from memory"
+
+
+def restore_failed(rank: int, iteration: int, why: str) -> str:
+    return f"rank {rank} can't restore iteration {iteration} from memory: {why}"
+
+
+def without_snapshot(cycle: int, reason: str) -> str:
+    return f"cycle {cycle} restores nothing from memory: {reason}"
