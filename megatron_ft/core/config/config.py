@@ -23,7 +23,7 @@ from megatron_ft.core.config.kinds import (
 from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
-from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.core.facts.minutes import OUT_OF_SECTION
 
 MAX_SECTIONS = 64
 MAX_SECTION_NAME_BYTES = 63
