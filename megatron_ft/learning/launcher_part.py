@@ -265,16 +265,16 @@ class LauncherLearning:
             self._say_once(f"{event.problem}{left}", turn.say_for_all)
         if event.state is not None:
             self._state, superseded = that_applies(event.state, self._options.configured)
-            lines, head, size = [*superseded.values()], f"timeouts loaded from {self._path}:", event.state.world_size
+            for line in superseded.values():
+                turn.say_for_all(line)
             if timeouts := self._in_force():
                 told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
-                lines.append(f"{head} {told}{'' if self._enforces else ' (reported only)'}")
-                if size not in (None, self._world_size):
-                    then, now = counted(size or 0, "rank"), counted(self._world_size, "rank")
-                    differ = "the longest intervals may be others now"
-                    lines.append(f"{head} they were learned with {then}, and this run has {now}: {differ}")
-            for line in lines:
-                turn.say_for_all(line)
+                follows = "" if self._enforces else " (reported only)"
+                turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
+                if event.state.world_size not in (None, self._world_size):
+                    then, now = counted(event.state.world_size or 0, "rank"), counted(self._world_size, "rank")
+                    differs = f"they were learned with {then}, and this run has {now}: the longest may be others now"
+                    turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
         self._say_what_is_off(turn)
         self._arm(self._armed, turn)
 
