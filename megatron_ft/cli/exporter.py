@@ -12,9 +12,9 @@ from megatron_ft.cli.tensorboard import TensorBoardFiles
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.core.telemetry.metrics import GaugeValues, JobMetrics, NodeActivity, Series
-from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
+from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs

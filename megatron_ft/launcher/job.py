@@ -21,7 +21,6 @@ from megatron_ft.core.job.actions import Begin, LeftOut, StandBy
 from megatron_ft.core.job.faults import advice
 from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
 from megatron_ft.launcher import lost_batch_host, outcome
@@ -35,6 +34,7 @@ from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.scheduler.environment import Scheduler
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 _Say = Callable[[str], None]

@@ -202,12 +202,12 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
 
 def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
     from megatron_ft.core.facts.launcher import RunEnded
-    from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
     from megatron_ft.ipc.linux.processes import process_began_ns
     from megatron_ft.launcher import arguments, job, outcome
     from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
+    from megatron_ft.records.event_log import EventLog, NullEventLog
 
     missing = private_names.missing_essentials()
     if missing:

@@ -14,7 +14,6 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned
 from megatron_ft.core.mailbox import Inbox
 from megatron_ft.core.node_problems import segment_file
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.linux.process_tree import Children
@@ -41,11 +40,12 @@ from megatron_ft.launcher.processes.health_command import HealthCheck, job_direc
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
-from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.records.event_log import EventLog
+from megatron_ft.records.launcher.telemetry import Telemetry
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 
 

@@ -22,7 +22,6 @@ from megatron_ft.core.messages.rank_messages import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.diagnosis.evidence import HangEvidence
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import write_evidence
 from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.ipc.log import MONITOR
@@ -31,6 +30,7 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
 from megatron_ft.learning.messages import Intervals
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.watched_rank import WatchedRank
+from megatron_ft.records.event_log import EventLog
 
 _WRITING_S = 1.0
 """Seconds to finish writing. Must stay below the time a launcher waits for its monitors."""

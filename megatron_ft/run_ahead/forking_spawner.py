@@ -17,12 +17,12 @@ from megatron_ft.core.messages import fork_server_messages as messages
 from megatron_ft.core.messages.fork_server_messages import FilesChanged, Forked, FromServer, Orders, RankSpec
 from megatron_ft.core.rank_variables import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import send_signal, wait_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.startup import with_startup
 
 _ANSWER_S = 10.0

@@ -51,7 +51,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(tmp_pat
 
 def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
     script = (
-        "import sys; from megatron_ft.ipc.files.event_log import EventLog\n"
+        "import sys; from megatron_ft.records.event_log import EventLog\n"
         "from megatron_ft.core.facts.shared import Warning_\n"
         "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
         "for number in range(3000): log.write(Warning_(text=str(number)))\n"

@@ -25,12 +25,12 @@ from megatron_ft.core.messages.monitor_messages import (
     Report,
     Suspect,
 )
-from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import NullEventLog
 from tests.support.monitored import expect, rank
 from tests.support.reactors import reactor
 

@@ -12,11 +12,11 @@ import pytest
 
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import EventLog, NullEventLog
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.launcher.telemetry import event_command
-from megatron_ft.launcher.telemetry.event_command import EventCommand
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.launcher import event_command
+from megatron_ft.records.launcher.event_command import EventCommand
 from tests import ROOT
 from tests.support.launching import Launched, Launcher, launcher, wait_until
 from tests.support.reactors import reactor

@@ -69,9 +69,14 @@ def page() -> str:
     return text.rstrip().replace("``", "`") + "\n"
 
 
+def kinds(of: Any) -> tuple[Any, ...]:
+    """Classes of the records in a module."""
+    return typing.get_args(of.Record) or (of.Record,)
+
+
 def _part(title: str, of: Any) -> Iterator[str]:
     yield f"## {title}\n"
-    for kind in typing.get_args(of.Record) or (of.Record,):
+    for kind in kinds(of):
         yield f"### `{name_of(kind)}`\n"
         yield f"{_summary(kind)}\n"
         yield from _table(kind)

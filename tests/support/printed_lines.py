@@ -27,6 +27,7 @@ _FOLDERS = (
     "coordinator",
     "memory/launcher",
     "memory/rank",
+    "records",
     "monitor",
     "rank",
     "ipc/config",

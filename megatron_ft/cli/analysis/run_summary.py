@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.facts.launcher import CycleStarted, RunEnded
-from megatron_ft.core.goodput.accounting import Accounting, CycleSummary, account
 from megatron_ft.core.hosts import natural
+from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
 
 @dataclass(frozen=True, kw_only=True)

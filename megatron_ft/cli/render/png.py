@@ -16,7 +16,7 @@ from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.report_tables import SHOWN_S, goodput_line
 from megatron_ft.cli.render.terminal import plain, took
-from megatron_ft.core.goodput.accounting import Goodput
+from megatron_ft.records.rules.accounting import Goodput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.run_summary import RunSummary
     from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary
     from megatron_ft.core.facts.reported_hang import ReportedHang
-    from megatron_ft.core.goodput.accounting import CycleSummary, Goodput
+    from megatron_ft.records.rules.accounting import CycleSummary, Goodput
 
 CYCLE_COLUMNS = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
 INTERVAL_COLUMNS = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
-from megatron_ft.core.goodput.accounting import TimeClass
 from megatron_ft.core.wording import counted
+from megatron_ft.records.rules.accounting import TimeClass
 
 BACKGROUND, FAULT, WAITS = "#ffffff", "#c1121f", "#f0a994"
 _SPECIAL = (BACKGROUND, FAULT, WAITS, "#bfbfbf", "#ececec")  # in the order of the states of raster.py

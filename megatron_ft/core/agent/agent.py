@@ -43,7 +43,6 @@ from megatron_ft.core.job.messages import End, Goodbye, Ready, Shutdown, StockTa
 from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.state_table import follow
-from megatron_ft.core.telemetry.metrics import NodeActivity
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Reviewed
 from megatron_ft.diagnosis.waits import Lags
@@ -60,6 +59,7 @@ from megatron_ft.memory.rules.snapshots import (
     Restored,
     Saved,
 )
+from megatron_ft.records.rules.metrics import NodeActivity
 
 _ACTIVITIES = {
     AgentPhase.JOINING: NodeActivity.WAITING,

@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from megatron_ft.core.agent.cycle_lines import asked_to_stop
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.signal_rules import Asked, SecondRequest
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import EventLog
 
 T = TypeVar("T")
 

@@ -27,7 +27,6 @@ from megatron_ft.core.job.messages import Goodbye, NodeMessage
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
@@ -44,7 +43,6 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.launcher.telemetry.telemetry import Telemetry
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.learning.launcher_part import LearningOptions, StateFile
@@ -55,6 +53,8 @@ from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Passed, Restore
+from megatron_ft.records.event_log import EventLog
+from megatron_ft.records.launcher.telemetry import Telemetry
 
 LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write of learned timeouts."""

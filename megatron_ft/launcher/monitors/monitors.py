@@ -12,12 +12,12 @@ from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDet
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import EventLog
 
 _CHECK_S = 1.0
 _STOP_WAIT_S = 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.records.event_log import EventLog
 
 _HOLD_NS = 10_000_000_000
 

@@ -36,7 +36,6 @@ from megatron_ft.core.messages.monitor_messages import (
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux.process_tree import replace_if_stopped
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
@@ -45,6 +44,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.learning.messages import Arm
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.records.event_log import EventLog
 
 _ATTACHED_FDS = 5
 """The board, and what a replacement monitor needs to go on with the rank."""

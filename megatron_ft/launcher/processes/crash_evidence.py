@@ -22,10 +22,10 @@ from megatron_ft.diagnosis.exceptions import (
     words_of_error_file,
 )
 from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.ipc.linux.node_facts import gpu_addresses, kernel_log
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.records.event_log import EventLog
 
 _LAST_LINES = 40
 _MAX_BYTES = 16_384

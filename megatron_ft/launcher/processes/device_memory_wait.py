@@ -15,9 +15,9 @@ from megatron_ft.core.device_memory import (
     look_again_s,
 )
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.ipc.linux import nvml
 from megatron_ft.link.reactor import THREAD_PREFIX, Reactor
+from megatron_ft.records.event_log import EventLog
 
 TELL_AFTER_S = 1.0
 DRIVER_S = 5.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.ipc.files.event_log import EventLog, NullEventLog
 from megatron_ft.rank.base.agreement import RankInfo
+from megatron_ft.records.event_log import EventLog, NullEventLog
 
 
 class RankLog:

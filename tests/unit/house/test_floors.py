@@ -35,15 +35,22 @@ class Floor:
 _MEMORY = ("memory/rules", "memory/base", "memory/launcher")
 FLOORS = {
     # folders of core that learning builds on know nothing of it; those that attach its parts do (see `circles`)
-    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "memory/leader"), pure=True),
+    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "memory/leader", "records/rules"), pure=True),
     "learning": Floor(inside=("core",), pure=True),
     "diagnosis": Floor(inside=("core",), pure=True),
     "link": Floor(),  # the bottom of the house
     "ipc": Floor(
         inside=("core", "diagnosis", "learning", "link", "memory/rules"),
-        outside_in_functions=("prometheus_client", "pynvml"),
+        outside_in_functions=("pynvml",),
     ),
-    "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc")),
+    # what is told of a job: accounting, metrics, spans, notifications; the event log; the launcher's outputs
+    "records/rules": Floor(inside=("core", "diagnosis"), pure=True),
+    "records": Floor(inside=("core", "link", "ipc", "records/rules"), outside_in_functions=("prometheus_client",)),
+    "records/launcher": Floor(
+        inside=("core", "link", "ipc", "records", "records/rules", "launcher/base"),
+        outside_in_functions=("opentelemetry",),
+    ),
+    "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc", "records/event_log")),
     "job/rules": Floor(inside=("core",), pure=True),
     # with the list of a leader's parts
     "job": Floor(inside=("core", "diagnosis", "learning", "memory/leader", "job/rules")),
@@ -58,10 +65,12 @@ FLOORS = {
     ),
     "memory/launcher": Floor(inside=("core", "link", "ipc", "launcher/base", "memory/rules", "memory/base")),
     "memory": Floor(),
-    "rank": Floor(inside=("core", "diagnosis", "learning", "ipc"), outside_in_functions=("torch",)),
-    "run_ahead": Floor(inside=("core", "link", "ipc", "rank")),
+    "rank": Floor(
+        inside=("core", "diagnosis", "learning", "ipc", "records/event_log"), outside_in_functions=("torch",)
+    ),
+    "run_ahead": Floor(inside=("core", "link", "ipc", "rank", "records/event_log")),
     "cli": Floor(
-        inside=("core", "learning", "ipc", "coordinator"),
+        inside=("core", "learning", "ipc", "coordinator", "records/rules", "records/exposition"),
         outside=("rich", "numpy"),
         outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
     ),
@@ -78,9 +87,10 @@ FLOORS = {
             "job/rules",
             "memory/rules",
             "memory/base",
+            "records",
+            "records/rules",
         ),
         outside=("torch",),
-        outside_in_functions=("opentelemetry",),
     ),
     "fault_tolerance": Floor(inside=("core", "learning", "ipc", "rank"), outside_in_functions=("torch",)),
     "memory_checkpoint": Floor(inside=("core", "ipc", "rank", "memory/rank", "memory/rules")),

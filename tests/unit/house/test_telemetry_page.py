@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.goodput.accounting import TimeClass
-from megatron_ft.core.telemetry import notifications, spans
-from megatron_ft.core.telemetry.metrics import METRICS, NodeActivity
+from megatron_ft.records.rules import notifications, spans
+from megatron_ft.records.rules.accounting import TimeClass
+from megatron_ft.records.rules.metrics import METRICS, NodeActivity
 from tests import ROOT
 
 PAGE = (ROOT / "docs" / "telemetry.md").read_text()
@@ -58,7 +58,7 @@ def test_attributes_of_spans_are_listed() -> None:
 
 
 def test_resource_attributes_are_listed() -> None:
-    source = (PACKAGE / "launcher" / "telemetry" / "traces.py").read_text()
+    source = (PACKAGE / "records" / "launcher" / "traces.py").read_text()
     used = set(re.findall(r'"((?:slurm|nemo|nvrx|host|service)\.[a-z_.]+)"', source))
     assert {name for name in used if f"`{name}`" not in PAGE} == set()
     assert len(used) > 10

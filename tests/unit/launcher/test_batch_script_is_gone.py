@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from megatron_ft.core.goodput.accounting import Accounting
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending
 from megatron_ft.core.job.restart_policy import JobProgress
-from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher import lost_batch_host
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
+from megatron_ft.records.event_log import NullEventLog
+from megatron_ft.records.rules.accounting import Accounting
 
 ALLOCATED = {"FT_SLURM_REQUEUES": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
 SHOWN = "JobId=7 JobState={} NodeList={} BatchHost=node1"

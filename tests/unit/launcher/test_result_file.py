@@ -7,11 +7,11 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.goodput.accounting import Accounting, CycleSummary
 from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.job.lives import Ending, Lives
 from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
+from megatron_ft.records.rules.accounting import Accounting, CycleSummary
 from tests.support.agents import verdict
 
 

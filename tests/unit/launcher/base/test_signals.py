@@ -11,9 +11,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.facts.launcher import StopRequested
-from megatron_ft.ipc.files.event_log import EventLog
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import EventLog
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from megatron_ft.core.facts.minutes import RankMinute
 from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
+from megatron_ft.records.event_log import NullEventLog
 
 S = 1_000_000_000
 

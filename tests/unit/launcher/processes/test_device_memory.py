@@ -11,10 +11,10 @@ import pytest
 
 from megatron_ft.core import device_memory as core
 from megatron_ft.core.device_memory import Holding
-from megatron_ft.ipc.files.event_log import NullEventLog
 from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.event_log import NullEventLog
 from tests.support.launching import wait_until
 
 HELD = Holding(0, 7, 3 << 30)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import megatron_ft
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.telemetry.spans import CYCLE, NodeSpans, Span
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.records.rules.spans import CYCLE, NodeSpans, Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -6,7 +6,7 @@ import json
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, NodeLost
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.telemetry.notifications import EVENTS, job_ended, notification
+from megatron_ft.records.rules.notifications import EVENTS, job_ended, notification
 
 
 def test_end_of_a_cycle_tells_the_cause_and_what_follows() -> None:

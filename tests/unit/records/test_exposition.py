@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.telemetry.metrics import ITERATION, RESTARTS, Series
-from megatron_ft.ipc.telemetry import exposition
-from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
+from megatron_ft.records import exposition
+from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
+from megatron_ft.records.rules.metrics import ITERATION, RESTARTS, Series
 
 SHOWN = (Series(RESTARTS, {("hang",): 2.0}), Series(ITERATION, {(): 41.0}))
 

@@ -10,11 +10,11 @@ from typing import Any
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.telemetry.notifications import job_ended, notification
-from megatron_ft.launcher.telemetry.event_command import EventCommand
-from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput, NodeReader
-from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes, why_not
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.launcher.event_command import EventCommand
+from megatron_ft.records.launcher.metrics_output import MetricsOutput, NodeReader
+from megatron_ft.records.launcher.traces import Traces, are_wanted, resource_attributes, why_not
+from megatron_ft.records.rules.notifications import job_ended, notification
 
 
 class Telemetry:

@@ -27,8 +27,8 @@ from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.goodput.accounting import Accounting, Goodput, Ledger, TimeClass, account
 from megatron_ft.memory.rules.snapshots import SnapshotKey
+from megatron_ft.records.rules.accounting import Accounting, Goodput, Ledger, TimeClass, account
 
 S = 1_000_000_000
 WALL = 1_790_000_000 * S

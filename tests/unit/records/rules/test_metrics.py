@@ -19,8 +19,8 @@ from megatron_ft.core.facts.launcher import (
 )
 from megatron_ft.core.facts.monitor import FirstIteration
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.goodput.accounting import account
-from megatron_ft.core.telemetry.metrics import (
+from megatron_ft.records.rules.accounting import account
+from megatron_ft.records.rules.metrics import (
     DOWNTIME,
     HANGS,
     ITERATION,

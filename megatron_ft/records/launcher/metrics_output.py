@@ -12,10 +12,10 @@ from typing import Protocol
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.telemetry.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 from megatron_ft.ipc.files.atomic_write import write_whole
-from megatron_ft.ipc.telemetry.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.link.file_queue import FileQueue, bounded_call
+from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
+from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 
 _WRITE_S = 15.0
 """Seconds between two writes of the file: Prometheus scrapes about as often."""

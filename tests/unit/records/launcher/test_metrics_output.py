@@ -12,9 +12,9 @@ from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.goodput.accounting import account
-from megatron_ft.core.telemetry.metrics import GaugeValues, NodeActivity
-from megatron_ft.launcher.telemetry.metrics_output import MetricsOutput
+from megatron_ft.records.launcher.metrics_output import MetricsOutput
+from megatron_ft.records.rules.accounting import account
+from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
 

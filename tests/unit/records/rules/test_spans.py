@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth
-from megatron_ft.core.telemetry.spans import (
+from megatron_ft.records.rules.spans import (
     CYCLE,
     FAULT,
     HEALTH_CHECK,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.telemetry.metrics import SHOWN_BOUNDS_S, Histogram, MetricKind, Series
+from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, Histogram, MetricKind, Series
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

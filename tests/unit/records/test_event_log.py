@@ -13,8 +13,8 @@ import pytest
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.core.facts.shared import RecordsLost, Warning_
-from megatron_ft.ipc.files import event_log
-from megatron_ft.ipc.files.event_log import EventLog
+from megatron_ft.records import event_log
+from megatron_ft.records.event_log import EventLog
 
 
 def numbers(directory: Path) -> list[int]:

@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
-from megatron_ft.core.telemetry.spans import IS_OVERHEAD
-from megatron_ft.launcher.telemetry.traces import Traces, are_wanted, resource_attributes
+from megatron_ft.records.launcher.traces import Traces, are_wanted, resource_attributes
+from megatron_ft.records.rules.spans import IS_OVERHEAD
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
