@@ -1,4 +1,4 @@
-"""State is written by its owner: in pure rooms `x.name = ...`, where `x` isn't `self`, is for the file that declares it.
+"""State is written by its owner: in pure rooms `x.name = ...`, unless `x` is `self`, is for the file that declares it.
 
 What another file wants changed it asks for by a method, which is where a reader looks for all that changes a name.
 """
