@@ -167,10 +167,11 @@ def on_training_step_end(global_state: Any) -> None:
     if client is None:
         return
     ft_state = global_state.fault_tolerance_state
-    if hook_order.order.step_ends() and ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
+    had_begun, mine = hook_order.order.step_ends(), run_facts.ours(client)
+    if (had_begun or mine is None) and ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         safe_calls.end_section(client, STEP)
     ft_state.seen_tr_iters_cnt += 1
-    if (mine := run_facts.ours(client)) is not None:
+    if mine is not None:
         run_facts.note_step(mine, enough=_least_steps_to_learn(global_state))
 
 
