@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -64,9 +65,12 @@ def test_code_or_test_of_a_row_is_about_what_its_sentence_names() -> None:
 CHECKS = {"raises", "wait_until", "bind", "AssertionError", "output_of"}
 
 
+parsed = functools.cache(ast.parse)
+
+
 def checks_something(source: str, test: str) -> bool:
     """Whether a test of this module asserts, waits for a condition, or expects an error."""
-    found = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == test)
+    found = next(node for node in parsed(source).body if isinstance(node, ast.FunctionDef) and node.name == test)
     calls = [node.func for node in ast.walk(found) if isinstance(node, ast.Call)]
     called = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
     by_call = any(name.startswith(("assert_", "attack_")) for name in called) or called & CHECKS
