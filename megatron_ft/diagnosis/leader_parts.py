@@ -6,18 +6,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.job_cycle import Hold, JobCycle, PartVerdict
-from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.coordinator.parts import Answers, LeaderPart, ToNodes
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.messages import Report
-from megatron_ft.core.job.restart_policy import NodeState, Outcome, Reached
 from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
 from megatron_ft.diagnosis.waits import Lags, Waits
+from megatron_ft.job.rules import job_lines
+from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
+from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
+from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Reached
 
 
 class HangsAtLeader(LeaderPart):

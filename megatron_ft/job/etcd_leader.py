@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.decisions import DecisionRecord
+from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
 
 _AGAIN_S = 0.3

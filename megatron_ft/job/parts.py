@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from megatron_ft.diagnosis.leader_parts import HangsAtLeader, SlowRanksAtLeader
-from megatron_ft.learning.leader_part import LearningAtLeader
+from megatron_ft.learning.at_leader import LearningAtLeader
 from megatron_ft.memory.leader.snapshots_part import SnapshotsAtLeader
 
 LEADER_PARTS = (HangsAtLeader, SnapshotsAtLeader, LearningAtLeader, SlowRanksAtLeader)

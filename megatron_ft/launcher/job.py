@@ -17,12 +17,12 @@ from megatron_ft.core.agent.conclusion import stopped
 from megatron_ft.core.agent.effects import LauncherExit
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.job.actions import Begin, LeftOut, StandBy
-from megatron_ft.core.job.faults import advice
-from megatron_ft.core.job.messages import Verdict
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
+from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
+from megatron_ft.job.rules.faults import advice
+from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.launcher import lost_batch_host, outcome
 from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from megatron_ft.core.job import batch_script
+from megatron_ft.job.rules import batch_script
 from megatron_ft.launcher.outcome import ResultFile
 
 _COMMAND_S = 60.0

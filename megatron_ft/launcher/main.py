@@ -114,7 +114,7 @@ def _tell_kubernetes(why: str, code: int) -> None:
     from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
     if detect(os.environ).scheduler is Scheduler.KUBERNETES:
-        from megatron_ft.core.job.lives import Ending
+        from megatron_ft.job.rules.lives import Ending
         from megatron_ft.launcher import outcome
 
         ending = Ending.MISTAKE if code == MISTAKE_CODE else Ending.FAILED

@@ -20,15 +20,15 @@ from msgspec import structs
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.reported_hang import MOST_HANGS
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.faults import Fault, back_again, bad_nodes, fault_of
-from megatron_ft.core.job.lives import Ending, Life, Lives, NodeEnd
-from megatron_ft.core.job.messages import REFUSED, Verdict
-from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
 from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.ipc.log import LAUNCHER, WARNING
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes, fault_of
+from megatron_ft.job.rules.lives import Ending, Life, Lives, NodeEnd
+from megatron_ft.job.rules.messages import REFUSED, Verdict
+from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.link.file_queue import bounded_call

@@ -21,15 +21,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.coordinator import service as service_module
-from megatron_ft.coordinator.service import Service, prepare_process
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import messages as m
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job import service as service_module
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.service import Service, prepare_process
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import StandIns
 
@@ -69,7 +69,7 @@ def _usage(pid: int) -> float:
 
 
 def _coordinator(fd: int, path: str, total: int) -> None:
-    """As `python -m megatron_ft.coordinator`, and what it has sent is in a file."""
+    """As `python -m megatron_ft.job`, and what it has sent is in a file."""
     prepare_process()
     service_module.MOST_STRANGERS = total  # all launchers have one address here
     rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Iterator
 
 from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, DecisionKind
-from megatron_ft.core.job.liveness import beat_s
 from megatron_ft.core.messages.secret_messages import HANDSHAKE
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
 from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 from megatron_ft.job.parts import SAID_BY_PARTS
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, DecisionKind
+from megatron_ft.job.rules.liveness import beat_s
 
 __all__ = ["TO_MEMBER", "StandIns"]
 

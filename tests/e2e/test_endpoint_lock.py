@@ -20,11 +20,11 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.launcher.coordination import endpoint, endpoint_lock
 from megatron_ft.launcher.coordination.endpoint import take_endpoint
 from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
@@ -164,7 +164,7 @@ def test_launcher_takes_the_lock_once_its_holder_has_ended(reactor: Reactor) -> 
 
 LAUNCHER = """
 import os
-from megatron_ft.core.job import messages as m
+from megatron_ft.job.rules import messages as m
 from megatron_ft.ipc.net import tcp
 from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
 from megatron_ft.link.reactor import Reactor

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.messages import EtcdSettings
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take
+from megatron_ft.job.rules.messages import EtcdSettings
 from tests.support.etcd_server import EtcdServer, etcd, start_etcd
 from tests.support.launching import Launcher, launcher
 from tests.support.nodes import TRAINS_UNTIL_TOLD

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.job.lives import Lives
+from megatron_ft.job.rules.lives import Lives
 from tests.support.launching import ROOT, clean_environment, wait_until
 from tests.support.slurm_stand_ins import install
 
 LAUNCHER = """#!{python}
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.job.rules.lives import Ending, Life, Lives
 if os.environ["SLURM_PROCID"] != "0":
     sys.exit(0)
 result = {home!r} + "/logs/result.json"

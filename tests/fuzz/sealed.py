@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 
 from megatron_ft.core.codec import encode as encode_start
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.net.secret import LauncherHandshake
 from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
 from megatron_ft.ipc.wire import Decoder, decode, encode
+from megatron_ft.job.rules import messages as m
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
 
@@ -176,7 +176,7 @@ def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     fds = [listener.fileno(), begins, decides]
     words = [f"--{name}={fd}" for name, fd in zip(("listener", "begins", "decides"), fds, strict=True)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "megatron_ft.coordinator", f"--owner={os.getpid()}", *words],
+        [sys.executable, "-m", "megatron_ft.job", f"--owner={os.getpid()}", *words],
         pass_fds=fds,
         env={**os.environ, "FT_SECRET": _SECRET},
         stderr=subprocess.DEVNULL,

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.effects import Exit
-from megatron_ft.core.coordinator.coordinator import FOUNDING_S
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job import job_lines
-from megatron_ft.core.job.decisions import DecisionKind
-from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.core.job.liveness import lost_s
-from megatron_ft.core.job.member import CUT_OFF_S
-from megatron_ft.core.job.restart_policy import Outcome
-from megatron_ft.core.job.rotation import Rotation
+from megatron_ft.job.rules import job_lines
+from megatron_ft.job.rules.coordinator import FOUNDING_S
+from megatron_ft.job.rules.decisions import DecisionKind
+from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
+from megatron_ft.job.rules.liveness import lost_s
+from megatron_ft.job.rules.member import CUT_OFF_S
+from megatron_ft.job.rules.restart_policy import Outcome
+from megatron_ft.job.rules.rotation import Rotation
 from tests.simulation.history import RANK_FAULTS, cut_off, cycles, members, strikes, suspects
 from tests.simulation.in_time import in_time
 from tests.simulation.job import FOR_GOOD_S, LOST_A_PEER, WAITED_IN_VAIN

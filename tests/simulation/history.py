@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.job.decisions import DecisionKind
+from megatron_ft.job.rules.decisions import DecisionKind
 from tests.simulation.job import FOR_GOOD_S, Hurt
 
 if TYPE_CHECKING:

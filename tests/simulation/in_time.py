@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.coordinator.coordinator import NEW_LEADER_S
-from megatron_ft.core.coordinator.job_cycle import RERUN_S
-from megatron_ft.core.coordinator.next_cycle import may_be_back_s
-from megatron_ft.core.job.decisions import DecisionKind
-from megatron_ft.core.job.liveness import FINISHED_S, STALLED_S, beat_s, lost_s
+from megatron_ft.job.rules.coordinator import NEW_LEADER_S
+from megatron_ft.job.rules.decisions import DecisionKind
+from megatron_ft.job.rules.job_cycle import RERUN_S
+from megatron_ft.job.rules.liveness import FINISHED_S, STALLED_S, beat_s, lost_s
+from megatron_ft.job.rules.next_cycle import may_be_back_s
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:

@@ -18,16 +18,8 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.nodes import GRACE_S
 from megatron_ft.core.facts.launcher import Abandoned, NodeHealth, RankExited, RankStarted
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind, DecisionRecord
-from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Release
 from megatron_ft.core.pauses import Pauses
@@ -36,6 +28,14 @@ from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
+from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
+from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.nodes import GRACE_S
+from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.learning.launcher_part import StateFile, StateFileDone
 from megatron_ft.learning.messages import Arm, Intervals, Killed
 from megatron_ft.learning.state import parse
@@ -787,7 +787,7 @@ class Listener(Process):
 
 
 class CoordinatorProcess(Process):
-    """`python -m megatron_ft.coordinator`."""
+    """`python -m megatron_ft.job`."""
 
     def __init__(self, job: Job, listener: Listener) -> None:
         super().__init__(listener.host, f"coordinator{len(job.coordinators)}@h{listener.host.number}")

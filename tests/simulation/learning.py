@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.board.layout import FACT_ENOUGH_STEPS, FACT_HOOKS, FACT_LEARNS, FACT_LOADED
-from megatron_ft.core.job import actions
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job.rules import actions
 from megatron_ft.learning.messages import FACT_SAVED, Intervals, Killed, Observed
 
 if TYPE_CHECKING:

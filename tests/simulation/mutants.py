@@ -55,40 +55,40 @@ class Mutant:
     unit: str = ""
 
 
-_COORDINATOR = "megatron_ft/core/coordinator/coordinator.py"
-_JOB_CYCLE = "megatron_ft/core/coordinator/job_cycle.py"
-_NEXT_CYCLE = "megatron_ft/core/coordinator/next_cycle.py"
+_COORDINATOR = "megatron_ft/job/rules/coordinator.py"
+_JOB_CYCLE = "megatron_ft/job/rules/job_cycle.py"
+_NEXT_CYCLE = "megatron_ft/job/rules/next_cycle.py"
 _HANGS = "megatron_ft/diagnosis/leader_parts.py"
-_NODES = "megatron_ft/core/coordinator/nodes.py"
-_VERDICT = "megatron_ft/core/coordinator/verdict.py"
-_MEMBER = "megatron_ft/core/job/member.py"
-_POLICY = "megatron_ft/core/job/restart_policy.py"
+_NODES = "megatron_ft/job/rules/nodes.py"
+_VERDICT = "megatron_ft/job/rules/verdict.py"
+_MEMBER = "megatron_ft/job/rules/member.py"
+_POLICY = "megatron_ft/job/rules/restart_policy.py"
 _CHOICE = "megatron_ft/memory/rules/choice.py"
-_BAD_NODES = "megatron_ft/core/coordinator/bad_nodes.py"
+_BAD_NODES = "megatron_ft/job/rules/bad_nodes.py"
 _COMPLETE = "megatron_ft/memory/leader/complete_snapshots.py"
 _AGENT = "megatron_ft/core/agent/agent.py"
-_PATIENCE = "megatron_ft/core/job/give_up_policy.py"
+_PATIENCE = "megatron_ft/job/rules/give_up_policy.py"
 _LAST_LOOK = "megatron_ft/core/agent/last_look.py"
-_DECIDER = "megatron_ft/core/coordinator/decider.py"
-_LEADER_TESTS = "tests/unit/core/coordinator/test_leader.py"
-_COORDINATOR_TESTS = "tests/unit/core/coordinator/test_coordinator.py"
-_LOSS_TESTS = "tests/unit/core/job/test_loss.py"
-_ENDINGS = "tests/unit/core/job/test_job_endings.py"
-_MACHINES = "tests/unit/core/job/test_job_machines.py"
+_DECIDER = "megatron_ft/job/rules/decider.py"
+_LEADER_TESTS = "tests/unit/job/rules/test_leader.py"
+_COORDINATOR_TESTS = "tests/unit/job/rules/test_coordinator.py"
+_LOSS_TESTS = "tests/unit/job/rules/test_loss.py"
+_ENDINGS = "tests/unit/job/rules/test_job_endings.py"
+_MACHINES = "tests/unit/job/rules/test_job_machines.py"
 _CHOICE_TESTS = "tests/unit/memory/rules/test_choice.py"
 _SNAPSHOT_TESTS = "tests/unit/core/agent/test_agent_snapshots.py"
 
 MUTANTS = (
     Mutant(
         "a silent node is lost while all others make progress",
-        "megatron_ft/core/job/liveness.py",
+        "megatron_ft/job/rules/liveness.py",
         "return _PROGRESSING_S if all(going) else",
         "return lost_s(nodes) if all(going) else",
         _LOSS_TESTS,
     ),
     Mutant(
         "a silent node is lost at once though some others make progress",
-        "megatron_ft/core/job/liveness.py",
+        "megatron_ft/job/rules/liveness.py",
         "if not any(going):",
         "if not all(going):",
         _LOSS_TESTS,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.job.messages import Rules
+from megatron_ft.job.rules.messages import Rules
 
 __all__ = ["FAULTS", "Fault", "Plan", "plain_plan_of", "plan_of"]
 

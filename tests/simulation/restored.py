@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job.decisions import Decision
-from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.job.rules.decisions import Decision
+from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotKey
 from tests.simulation.history import cut_off, cycles, members
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job.messages import Verdict
-from megatron_ft.core.job.restart_policy import Action, Outcome
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
+from megatron_ft.job.rules.messages import Verdict
+from megatron_ft.job.rules.restart_policy import Action, Outcome
 from tests.simulation.history import STOPS, cut_off, cycles, members
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Decision
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, Decision
 from megatron_ft.memory.rules.snapshots import (
     Complete,
     KeeperPort,

@@ -18,15 +18,15 @@ from megatron_ft.core.codec import name_of
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.messages.monitor_messages import Observation, RankOrder, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.memory.rules.snapshots import Kept
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from megatron_ft.core.job import messages as m
+from megatron_ft.job.rules import messages as m
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.job.messages import EtcdSettings
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
+from megatron_ft.job.rules.messages import EtcdSettings
 from tests.support.launching import wait_until
 
 __all__ = ["EtcdServer", "etcd", "start_etcd"]

@@ -24,7 +24,7 @@ from tests.support.forked_script_ahead import leave, told
 
 __all__ = ["PACKAGES", "popen"]
 
-PACKAGES = ("megatron_ft.monitor", "megatron_ft.coordinator")
+PACKAGES = ("megatron_ft.monitor", "megatron_ft.job")
 _PROGRAM, _WORDS = 4, 6
 """Places in a command of ``isolated_command``: the program, which names the package, and the words for it."""
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision, DecisionKind
-from megatron_ft.core.job.member import Member
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Decision, DecisionKind
+from megatron_ft.job.rules.member import Member
 from megatron_ft.memory.rules.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]

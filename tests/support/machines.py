@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment
-from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.restart_policy import NodeState, Reached
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.restart_policy import NodeState, Reached
 
 __all__ = ["Job", "Launcher"]
 

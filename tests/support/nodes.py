@@ -42,7 +42,7 @@ def rendezvous_settings(*, is_host: bool | None = None, last_call_s: int = 30) -
 
 def coordinator_of(node: Launched) -> int | None:
     """The process id of the coordinator that this launcher has started, if one runs."""
-    pids = [stat.pid for stat in node.alive() if "megatron_ft.coordinator" in " ".join(command_line(stat.pid))]
+    pids = [stat.pid for stat in node.alive() if "megatron_ft.job" in " ".join(command_line(stat.pid))]
     return pids[0] if pids else None
 
 

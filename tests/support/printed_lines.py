@@ -15,7 +15,7 @@ PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = (
     "core/agent/cycle_lines.py",
-    "core/job/job_lines.py",
+    "job/rules/job_lines.py",
     "launcher/base/launcher_lines.py",
     "memory/rules/lines.py",
 )
@@ -24,7 +24,7 @@ _FOLDERS = (
     "launcher",
     "run_ahead",
     "learning",
-    "coordinator",
+    "job",
     "memory/launcher",
     "memory/rank",
     "records",
@@ -33,7 +33,6 @@ _FOLDERS = (
     "ipc/config",
     "ipc/files",
     "core/agent",
-    "core/job",
 )
 _LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
 _CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put")

@@ -20,11 +20,11 @@ from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
-from megatron_ft.core.job import batch_script
-from megatron_ft.core.job.faults import advice
-from megatron_ft.core.job.lives import Ending, Life, Lives
 from megatron_ft.core.signal_rules import Asked, SecondRequest
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file
+from megatron_ft.job.rules import batch_script
+from megatron_ft.job.rules.faults import advice
+from megatron_ft.job.rules.lives import Ending, Life, Lives
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")

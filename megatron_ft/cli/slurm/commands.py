@@ -1,4 +1,4 @@
-"""Commands of Slurm, as words, and their output; two more are in core/job/batch_script. Pure."""
+"""Commands of Slurm, as words, and their output; two more are in job/rules/batch_script. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.job.batch_script import REQUEUES
+from megatron_ft.job.rules.batch_script import REQUEUES
 
 _TELLS = "FT_BAD_NODES_TOLD_BY"
 FOR_LAUNCHERS = (_TELLS, REQUEUES)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.job.rules.lives import Ending, Life
 
 _AT_ONCE = 3
 """Number of steps that may be lost in a row before the job should get other nodes."""

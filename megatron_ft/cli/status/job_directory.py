@@ -14,9 +14,9 @@ from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.lives import Life
 from megatron_ft.core.wording import columns, counted, printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
+from megatron_ft.job.rules.lives import Life
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import RunLogs

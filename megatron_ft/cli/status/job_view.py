@@ -24,8 +24,8 @@ from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.hosts import natural
-from megatron_ft.core.job.lives import Ending, Life
 from megatron_ft.core.wording import counted, listed
+from megatron_ft.job.rules.lives import Ending, Life
 
 _RESTARTS = "restart"
 

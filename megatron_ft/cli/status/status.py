@@ -18,9 +18,9 @@ from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.job import batch_script
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, choose, find_jobs
+from megatron_ft.job.rules import batch_script
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -37,15 +37,15 @@ from megatron_ft.core.facts.launcher import (
     Stuck,
 )
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import End, Goodbye, Ready, Shutdown, StockTaken, Verdict
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.state_table import follow
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Reviewed
 from megatron_ft.diagnosis.waits import Lags
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.messages import End, Goodbye, Ready, Shutdown, StockTaken, Verdict
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.learning.launcher_part import LauncherLearning, StateFileDone
 from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import (

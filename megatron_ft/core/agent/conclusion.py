@@ -18,9 +18,9 @@ from megatron_ft.core.agent.events import Readings, StopAsked
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job.actions import Leave
-from megatron_ft.core.job.messages import Goodbye, Report, Verdict
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.job.rules.actions import Leave
+from megatron_ft.job.rules.messages import Goodbye, Report, Verdict
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
 
 
 class LeaveReason:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.job.actions import Begin, Leave, LeftOut, StandBy
-from megatron_ft.core.job.decisions import Assignment
-from megatron_ft.core.job.messages import End, Report, Verdict
-from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules.actions import Begin, Leave, LeftOut, StandBy
+from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.messages import End, Report, Verdict
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 
 
 class CoordinatorView:

@@ -1,4 +1,4 @@
-"""The launcher's lines about cycles and ranks. Lines about the whole job: core/job/job_lines.py. Pure."""
+"""The launcher's lines about cycles and ranks. Lines about the whole job: job/rules/job_lines.py. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.core.signal_rules import AGAIN_AFTER_S
 from megatron_ft.core.wording import counted, when
 from megatron_ft.diagnosis.cycle_cause import describe_overdue
 from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.diagnosis.waits import RankLag
+from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 
 _SHOWN = 200
 

@@ -20,12 +20,12 @@ from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import SETUP
 from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.job.rules.actions import Say
 from megatron_ft.learning.state import HEARTBEATS
 
 _PAUSED_NS = 200_000_000

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Cause, RankExited
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import NodeMessage, Verdict
 from megatron_ft.core.messages.monitor_messages import RankOrder, Release
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.messages import NodeMessage, Verdict
 from megatron_ft.learning.launcher_part import StateFile, TellStateWritten
 from megatron_ft.memory.rules.snapshots import OfSnapshots, Restore
 

@@ -1,6 +1,6 @@
 """Events of the launcher's machine.
 
-Effects of the launcher's member of the control plane (`Begin` and `Leave` of `core.job.actions`), and messages of the
+Effects of the launcher's member of the control plane (`Begin` and `Leave` of `job.rules.actions`), and messages of the
 coordinator that it passes on (`End`, `Verdict`, `DiagnoseHang`), are events here; so is a rank's `WorkloadControl`.
 Times are nanoseconds of CLOCK_MONOTONIC unless a name says otherwise.
 """
@@ -23,11 +23,11 @@ from megatron_ft.core.facts.launcher import (
     RestoreFailed,
     SnapshotRestored,
 )
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.messages import OfCycle, StockTaken
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.exceptions import CrashOutput
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.messages import OfCycle, StockTaken
 from megatron_ft.learning.launcher_part import StateFileDone
 from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Restored, Saved
 

@@ -6,8 +6,8 @@ from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import Write
 from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import NodeUnfit
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.messages import NodeUnfit
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.agent.events import Event
-from megatron_ft.core.job.actions import Begin, Leave, PrintsJobLines, Say, StandBy
-from megatron_ft.core.job.messages import Report
-from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.job.rules.actions import Begin, Leave, PrintsJobLines, Say, StandBy
+from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.restart_policy import NodeState
 
 
 class JobLinePrinter:

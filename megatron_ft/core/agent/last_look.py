@@ -17,9 +17,9 @@ from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.facts.launcher import MoreTime
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import ConfirmHang, ExtendTimeout
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
+from megatron_ft.job.rules.actions import Say
 from megatron_ft.learning.rule import MOST_EXTENDED
 
 _MORE = 1.25

@@ -18,13 +18,13 @@ from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.facts.launcher import RankExited, RankStarted, RestoreFailed, TrainingAgain
 from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.restart_policy import NodeState, Reached
 from megatron_ft.core.messages.monitor_messages import Observation, RankReport, Suspect
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure, was_ending
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.waits import Lags
+from megatron_ft.job.rules.restart_policy import NodeState, Reached
 from megatron_ft.learning.launcher_part import LauncherLearning
 
 _READABLE_NS, _READ_AGAIN_NS = 5_000_000_000, 200_000_000

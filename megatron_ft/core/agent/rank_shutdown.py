@@ -10,8 +10,8 @@ from megatron_ft.core.agent.effects import SignalRanks, TerminateRanks, Terminat
 from megatron_ft.core.agent.record import CycleRecord
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.escalation import GRACE_S
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.restart_policy import Outcome
 
 _MONITOR_ENDS_S = GRACE_S + 1.0
 """Time for a monitor to end its rank: a signal at once, SIGKILL after the grace."""

@@ -15,13 +15,13 @@ from megatron_ft.core.escalation import Grace
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted, RestoreFailed
 from megatron_ft.core.facts.monitor import Attached, FirstStep, Signalled
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.job.restart_policy import Reached
 from megatron_ft.core.rerun import rerun_meaning
 from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause, hang_of_one, undetermined_hang
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.diagnosis.root_cause import find
+from megatron_ft.job.rules.restart_policy import Reached
 from megatron_ft.memory.rules.lines import restore_failed
 
 _HUNG_AND_ALIVE_S = 20.0

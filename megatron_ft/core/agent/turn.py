@@ -11,8 +11,8 @@ from megatron_ft.core.agent.events import Readings
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import RankOrder
+from megatron_ft.job.rules.actions import Say
 from megatron_ft.learning.launcher_part import LearningOptions
 
 LATE_NS = 500_000_000

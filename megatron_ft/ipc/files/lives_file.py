@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from megatron_ft.core.job.lives import Lives
 from megatron_ft.ipc.files.own_files import read_own, read_regular, replace_own
+from megatron_ft.job.rules.lives import Lives
 
 
 def lives_path(log_dir: str) -> str:

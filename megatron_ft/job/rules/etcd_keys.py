@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.job.decisions import DecisionRecord, FormerDecision
-from megatron_ft.core.job.messages import LeaseHeld
+from megatron_ft.job.rules.decisions import DecisionRecord, FormerDecision
+from megatron_ft.job.rules.messages import LeaseHeld
 
 LEASE_S = 8
 """Seconds after which a leader that doesn't renew its lease has lost the lock."""

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.member import Member
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.member import Member
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection, Listener
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor, Timer

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job.messages import REFUSED, TO_MEMBER, Admitted, Dismiss, FromMember, ToMember
 from megatron_ft.core.messages.secret_messages import HANDSHAKE, Challenge, Handshake
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.net import tcp
@@ -20,6 +19,7 @@ from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES, LauncherHandshake, Secre
 from megatron_ft.ipc.net.secure_channel import FrameError, Role
 from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.job.parts import SAID_BY_PARTS
+from megatron_ft.job.rules.messages import REFUSED, TO_MEMBER, Admitted, Dismiss, FromMember, ToMember
 from megatron_ft.link.reactor import Reactor, Timer
 
 _TO_MEMBER: Vocabulary[ToMember | Challenge] = Vocabulary(TO_MEMBER | Challenge | SAID_BY_PARTS)

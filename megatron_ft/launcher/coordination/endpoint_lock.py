@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.job.decisions import DecisionKind, DecisionRecord
-from megatron_ft.core.job.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.core.job.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
 from megatron_ft.ipc.linux.process_setup import isolated_command
+from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
+from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
+from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
@@ -142,7 +142,7 @@ class EndpointLock:
             words = ["--listener", str(listener), "--begins", str(begins), "--decides", str(decides)]
             try:
                 process = subprocess.Popen(
-                    [*isolated_command("megatron_ft.coordinator"), *words, "--owner", str(os.getpid())],
+                    [*isolated_command("megatron_ft.job"), *words, "--owner", str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=passed,

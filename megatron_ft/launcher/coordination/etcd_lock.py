@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.messages import EtcdSettings, JobDefinition, LeaseHeld
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.job.rules.etcd_keys import Call, EtcdAway, Seen, look, release, take
+from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaseHeld
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.endpoint import take_again
 from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import actions
-from megatron_ft.core.job.messages import FromMember, JobDefinition
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.messages import FromMember, JobDefinition
 from megatron_ft.launcher.coordination.coordinator_connection import Listener
 from megatron_ft.link.reactor import Reactor, Timer
 

@@ -15,14 +15,14 @@ from typing import Any
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.job.messages import Identity, JobDefinition
-from megatron_ft.core.job.restart_policy import JobProgress
 from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import age_s
 from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.net.tcp import format_address, parse_address
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
+from megatron_ft.job.rules.messages import Identity, JobDefinition
+from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision

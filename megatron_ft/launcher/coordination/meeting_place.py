@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.job.messages import EtcdSettings, Rules
 from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address, refuse_loopback_name
 from megatron_ft.launcher.scheduler import environment

@@ -22,14 +22,14 @@ from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.messages import Goodbye, NodeMessage
 from megatron_ft.core.mailbox import Inbox, Mailbox
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.messages import Goodbye, NodeMessage
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch

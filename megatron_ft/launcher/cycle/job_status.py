@@ -14,9 +14,9 @@ from megatron_ft.core.facts.launcher import CycleEnded
 from megatron_ft.core.facts.monitor import RankGone
 from megatron_ft.core.facts.reported_hang import MOST_HANGS
 from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.job.restart_policy import Action
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.ipc.linux.processes import process_began_ns, read_stat
+from megatron_ft.job.rules.restart_policy import Action
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.learning.timeouts import OUT_OF_SECTION

@@ -12,8 +12,8 @@ from torch.distributed.elastic.agent.server.api import Worker as TorchWorker
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from megatron_ft.core.job.rotation import rotated
 from megatron_ft.core.rank_variables import WATCH_VARIABLE
+from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.launcher.base.run_directory import RunDirectory

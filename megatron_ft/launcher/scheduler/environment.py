@@ -81,7 +81,7 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
 def _slurm(environ: Mapping[str, str]) -> SchedulerEnvironment:
     job, restart = environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT") or "0"
     step, tasks = _step(environ), _number(environ, "SLURM_STEP_NUM_TASKS") or 0
-    told = f" restart {restart}" if restart != "0" else ""  # a "life" is another count: see core.job.lives
+    told = f" restart {restart}" if restart != "0" else ""  # a "life" is another count: see job.rules.lives
     known = SchedulerEnvironment(
         scheduler=Scheduler.SLURM,
         job=f"job {job}{told}",

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job.messages import StockTaken
+from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job.messages import Report
-from megatron_ft.core.job.restart_policy import NodeState
+from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.memory.rules import lines
 from megatron_ft.memory.rules.snapshots import Complete, OfSnapshots, Passed, Restore, Restored, SnapshotKey
 

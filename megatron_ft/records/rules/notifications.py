@@ -8,7 +8,7 @@ from typing import Any
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleEnded, NodeLost
-from megatron_ft.core.job.lives import Ending
+from megatron_ft.job.rules.lives import Ending
 
 CYCLE_ENDED, JOB_ENDED, NODE_LOST = EVENTS = ("cycle_ended", "job_ended", "node_lost")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted, NodeHealth
-from megatron_ft.core.job.restart_policy import Outcome
+from megatron_ft.job.rules.restart_policy import Outcome
 
 CYCLE = "nvrx.ft.cycle"
 ROUND_WAIT = "nvrx.ft.round_wait"

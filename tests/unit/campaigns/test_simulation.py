@@ -14,19 +14,18 @@ from msgspec.structs import replace
 from megatron_ft.core.agent.effects import OrderMonitor
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.core.agent.last_look import LastLook
-from megatron_ft.core.coordinator import coordinator, decider, job_cycle, next_cycle
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.job_cycle import JobCycle
-from megatron_ft.core.coordinator.next_cycle import RoundCompletion
-from megatron_ft.core.coordinator.nodes import Node
-from megatron_ft.core.job import job_lines, member
-from megatron_ft.core.job.actions import Say
-from megatron_ft.core.job.decisions import Decision, DecisionRecord
-from megatron_ft.core.job.faults import fault_of
-from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.restart_policy import Action, Outcome, RestartPolicy
-from megatron_ft.core.job.rotation import Rotation
 from megatron_ft.core.messages.monitor_messages import ConfirmHang
+from megatron_ft.job.rules import coordinator, decider, job_cycle, job_lines, member, next_cycle
+from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Decision, DecisionRecord
+from megatron_ft.job.rules.faults import fault_of
+from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.next_cycle import RoundCompletion
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartPolicy
+from megatron_ft.job.rules.rotation import Rotation
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER
@@ -19,6 +15,10 @@ from megatron_ft.diagnosis.exceptions import CrashOutput, waited_s
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.restart_policy import NodeState
 from tests.support.agents import Driven, attached, hung, observed
 from tests.support.job_machines import begun, links
 

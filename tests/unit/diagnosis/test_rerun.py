@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import DecisionRecord
-from megatron_ft.core.job.faults import fault_of
-from megatron_ft.core.job.restart_policy import Action, AnyFailed, NodeState, Outcome
-from megatron_ft.core.job.rotation import Rotation, rotated, rotated_within, rotation_for
 from megatron_ft.core.rerun import (
     WANTS_ANOTHER_GPU,
     Rerun,
@@ -26,6 +19,13 @@ from megatron_ft.core.rerun import (
 from megatron_ft.diagnosis.cycle_cause import find_cause
 from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
 from megatron_ft.diagnosis.exits import describe_exit
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import DecisionRecord
+from megatron_ft.job.rules.faults import fault_of
+from megatron_ft.job.rules.restart_policy import Action, AnyFailed, NodeState, Outcome
+from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
 from tests.support.job_machines import RULES, answers, begun
 
 WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"

@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers

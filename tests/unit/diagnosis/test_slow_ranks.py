@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
 from megatron_ft.diagnosis.slow_ranks import WORST, SlowRanks, compare
 from megatron_ft.diagnosis.waits import Lags, RankWaits, Waits, window_s
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
 from tests.support.job_machines import begun
 
 LOOK_S = (0.1, 0.2)

@@ -35,42 +35,43 @@ class Floor:
 _MEMORY = ("memory/rules", "memory/base", "memory/launcher")
 FLOORS = {
     # folders of core that learning builds on know nothing of it; those that attach its parts do (see `circles`)
-    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "memory/leader", "records/rules"), pure=True),
-    "learning": Floor(inside=("core",), pure=True),
-    "diagnosis": Floor(inside=("core",), pure=True),
+    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "records/rules", "job/rules"), pure=True),
+    "learning": Floor(inside=("core", "job/rules"), pure=True),
+    "diagnosis": Floor(inside=("core", "job/rules"), pure=True),
     "link": Floor(),  # the bottom of the house
     "ipc": Floor(
-        inside=("core", "diagnosis", "learning", "link", "memory/rules"),
+        inside=("core", "diagnosis", "learning", "link", "job/rules", "memory/rules"),
         outside_in_functions=("pynvml",),
     ),
     # what is told of a job: accounting, metrics, spans, notifications; the event log; the launcher's outputs
-    "records/rules": Floor(inside=("core", "diagnosis"), pure=True),
+    "records/rules": Floor(inside=("core", "diagnosis", "job/rules"), pure=True),
     "records": Floor(inside=("core", "link", "ipc", "records/rules"), outside_in_functions=("prometheus_client",)),
     "records/launcher": Floor(
-        inside=("core", "link", "ipc", "records", "records/rules", "launcher/base"),
+        inside=("core", "link", "ipc", "job/rules", "records", "records/rules", "launcher/base"),
         outside_in_functions=("opentelemetry",),
     ),
     "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc", "records/event_log")),
-    "job/rules": Floor(inside=("core",), pure=True),
+    "job/rules": Floor(inside=("core", "memory/rules"), pure=True),
     # with the list of a leader's parts
-    "job": Floor(inside=("core", "diagnosis", "learning", "memory/leader", "job/rules")),
-    "coordinator": Floor(inside=("core", "ipc", "job", "job/rules")),
+    "job": Floor(inside=("core", "ipc", "diagnosis", "learning", "memory/leader", "job/rules")),
     # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
     "memory/rules": Floor(inside=("core",), pure=True),
-    "memory/leader": Floor(inside=("core", "memory/rules"), pure=True),
+    "memory/leader": Floor(inside=("core", "job/rules", "memory/rules"), pure=True),
     "memory/base": Floor(inside=("core", "ipc", "memory/rules")),
     "memory/keeper": Floor(inside=("core", "link", "ipc", "memory/rules", "memory/base")),
     "memory/rank": Floor(
         inside=("core", "ipc", "rank/base", "memory/rules", "memory/base"), outside_in_functions=("torch",)
     ),
-    "memory/launcher": Floor(inside=("core", "link", "ipc", "launcher/base", "memory/rules", "memory/base")),
+    "memory/launcher": Floor(
+        inside=("core", "link", "ipc", "job/rules", "launcher/base", "memory/rules", "memory/base")
+    ),
     "memory": Floor(),
     "rank": Floor(
         inside=("core", "diagnosis", "learning", "ipc", "records/event_log"), outside_in_functions=("torch",)
     ),
     "run_ahead": Floor(inside=("core", "link", "ipc", "rank", "records/event_log")),
     "cli": Floor(
-        inside=("core", "learning", "ipc", "coordinator", "records/rules", "records/exposition"),
+        inside=("core", "learning", "ipc", "job/rules", "records/rules", "records/exposition"),
         outside=("rich", "numpy"),
         outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
     ),
@@ -267,12 +268,12 @@ def loaded_by(*folders: str) -> set[str]:
     ("folders", "heavy"),
     [
         (
-            ["core", "ipc", "monitor", "coordinator", "memory/rules", "memory/leader", "memory/keeper"],
+            ["core", "ipc", "monitor", "job", "memory/rules", "memory/leader", "memory/keeper"],
             {"torch", "numpy"},
         ),
         (["cli"], {"torch", "matplotlib", "rich"}),  # before it draws
         # it is started when the one before it has died: each tenth of a second is one of the job's
-        (["coordinator"], {"torch", "numpy", "yaml", "logging", "asyncio", "rich"}),
+        (["job"], {"torch", "numpy", "yaml", "logging", "asyncio", "rich"}),
         # every rank has one: what it loads is paid for on every node as often as there are ranks
         (["monitor"], {"torch", "numpy", "yaml", "logging", "argparse", "asyncio", "rich"}),
     ],
@@ -349,7 +350,7 @@ def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
     ("file", "code"),
     [
         ("launcher/base/planted.py", "from megatron_ft.launcher.processes import worker"),
-        ("core/planted.py", "from megatron_ft.core import job"),
+        ("core/planted.py", "from megatron_ft.core import agent"),
         ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
     ],
 )

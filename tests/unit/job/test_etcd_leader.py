@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, DecisionKind, DecisionRecord
 from megatron_ft.job import etcd_leader
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
 from megatron_ft.job.rules import etcd_keys
+from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from tests.support.etcd_model import EtcdModel
 

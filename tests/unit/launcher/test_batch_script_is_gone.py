@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.lives import Ending
-from megatron_ft.core.job.restart_policy import JobProgress
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.lives import Ending
+from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher import lost_batch_host
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 from megatron_ft.records.event_log import NullEventLog

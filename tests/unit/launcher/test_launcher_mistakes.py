@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.job.lives import Ending
+from megatron_ft.job.rules.lives import Ending
 from megatron_ft.launcher import arguments, job, outcome
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse

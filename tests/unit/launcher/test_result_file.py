@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.core.job.lives import Ending, Lives
-from megatron_ft.core.job.restart_policy import JobProgress
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.lives import Ending, Lives
+from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary
 from tests.support.agents import verdict

@@ -18,9 +18,9 @@ from megatron_ft.core.board.layout import (
     STATE_NOT_WRITTEN,
     STATE_WRITTEN,
 )
-from megatron_ft.core.job import messages as m
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
+from megatron_ft.job.rules import messages as m
 from megatron_ft.learning.launcher_part import (
     LearningOptions,
     StateFile,

@@ -14,8 +14,8 @@ from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.job_plan import plan
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.job.faults import Fault, FaultKind
-from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.job.rules.faults import Fault, FaultKind
+from megatron_ft.job.rules.lives import Ending, Life, Lives
 
 LIMITS = Limits(lives=5, failures=2, nodes=3)
 SRUN, REQUEUE, END = BatchAction.SRUN, BatchAction.REQUEUE, BatchAction.END

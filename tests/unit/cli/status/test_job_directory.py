@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.status.job_directory import follow, read_job
-from megatron_ft.core.job.lives import Ending, Life, Lives
+from megatron_ft.job.rules.lives import Ending, Life, Lives
 from tests.support.generated_logs import ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import told

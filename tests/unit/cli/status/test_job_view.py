@@ -10,7 +10,7 @@ from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import FirstIteration
 from megatron_ft.core.facts.shared import LogOpened
-from megatron_ft.core.job.lives import Ending, Life
+from megatron_ft.job.rules.lives import Ending, Life
 
 S = 1_000_000_000
 CRASH = records.Cause(rank=3, kind=records.CauseKind.CRASH, text="rank 3 exited with code 7")

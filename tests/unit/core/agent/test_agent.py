@@ -12,14 +12,14 @@ from megatron_ft.core.agent.effects import Exit, TerminationMode
 from megatron_ft.core.agent.turn import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
 from megatron_ft.core.messages.monitor_messages import Collect, Release
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, encode
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.learning.messages import Killed
 from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 

@@ -9,12 +9,12 @@ import pytest
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.restart_policy import NodeState
 from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
 from tests.unit.core.board.test_monitor_state import board, section
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.memory.rules.snapshots import (
     Complete,
     Kept,

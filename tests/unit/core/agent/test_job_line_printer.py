@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.core.job import actions as job
-from megatron_ft.core.job.restart_policy import Action, NodeState, Outcome
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from tests.support.agents import Driven, verdict
 
 WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects
-from megatron_ft.core.job.actions import Say
 from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules.actions import Say
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from megatron_ft.core.job.decisions import Decision, DecisionKind, DecisionRecord
-from megatron_ft.core.job.messages import LeaseHeld
 from megatron_ft.job.rules import etcd_keys
+from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Ledger
+from megatron_ft.job.rules.messages import LeaseHeld
 from tests.support.etcd_model import EtcdModel
 
 JOB = "run/1000//train.py"

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.coordinator.service import Service
-from megatron_ft.core.coordinator.coordinator import Coordinator
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.member import Member
-from megatron_ft.core.job.restart_policy import NodeState
 from megatron_ft.ipc import wire
 from megatron_ft.ipc.net import tcp
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.job.service import Service
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until

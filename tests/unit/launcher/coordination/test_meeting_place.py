@@ -12,7 +12,7 @@ import pytest
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.hosts import expand_hosts
-from megatron_ft.core.job.messages import EtcdSettings, Rules
+from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place

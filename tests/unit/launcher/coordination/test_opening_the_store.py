@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
 from megatron_ft.link.reactor import Reactor

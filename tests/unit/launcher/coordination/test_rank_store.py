@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
 from megatron_ft.launcher.coordination.rendezvous import register

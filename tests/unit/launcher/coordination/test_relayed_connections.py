@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megatron_ft.coordinator import service as service_module
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.core.messages.secret_messages import Denied, Open
 from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
+from megatron_ft.job import service as service_module
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, until

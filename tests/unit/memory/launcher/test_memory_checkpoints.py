@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.core.agent import events
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.job.messages import StockTaken
+from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.rules.snapshots import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.coordinator.coordinator import Coordinator
-from megatron_ft.core.coordinator.verdict import Seat
 from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.job import actions
-from megatron_ft.core.job import messages as m
-from megatron_ft.core.job.decisions import Decision
-from megatron_ft.core.job.messages import Report
-from megatron_ft.core.job.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Decision
+from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.job.rules.verdict import Seat
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshots_part import failure_signature
 from megatron_ft.memory.rules.snapshots import (

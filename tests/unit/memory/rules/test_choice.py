@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.job.job_lines import restored
+from megatron_ft.job.rules.job_lines import restored
 from megatron_ft.memory.rules.choice import (
     MOST_SOURCES,
     CycleEnd,

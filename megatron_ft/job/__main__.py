@@ -1,0 +1,101 @@
+"""``python -m megatron_ft.job``: lead one job, until its end. The launcher that holds the lock starts it.
+
+It reads from one pipe which job that is, and the record of its last decision, if an earlier leader has made one. It
+writes the records of further decisions to another pipe, and to etcd if the lock is there, before any launcher hears of
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from megatron_ft.core.codec import decode, encode
+from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.core.state_table import report_unlisted
+from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
+from megatron_ft.ipc.net.secret import read_secret
+from megatron_ft.job import etcd_leader
+from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import DecisionRecord
+from megatron_ft.job.rules.etcd_keys import Ledger
+from megatron_ft.job.rules.messages import LeaderStart
+from megatron_ft.job.service import Service, prepare_process
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Lead the job until it has ended; the exit code: 0, 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(prog="python -m megatron_ft.job")
+    for name in ("--listener", "--begins", "--decides"):
+        parser.add_argument(name, type=int, required=True, help="a descriptor")
+    parser.add_argument("--owner", type=int, required=True, help="process id of the launcher")
+    options = parser.parse_args(argv)
+    level = os.environ.get(LEVEL_VARIABLE, "")
+    if level.isdecimal():
+        COORDINATOR.set_level(int(level))
+    report_unlisted(COORDINATOR.debug)
+    try:
+        secret = read_secret(os.environ)
+        owner = os.pidfd_open(options.owner)
+        listener = socket.socket(fileno=options.listener)
+        listener.setblocking(False)
+        if options.owner != os.getppid():
+            return 0  # the launcher has ended at once
+        with open(options.begins, "rb") as file:
+            start = decode(LeaderStart, file.read())
+        ledger = etcd = None
+        if start.etcd is not None and start.held is not None:
+            from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
+
+            call, new_name = EtcdClient(start.etcd), lambda: os.urandom(16).hex()
+            ledger = Ledger(call, start.defined.job, start.held, new_name=new_name)
+            if not etcd_leader.enter(ledger, is_needed=lambda: options.owner == os.getppid()):
+                return 0
+            etcd = etcd_leader.LeaderInEtcd(ledger)
+    except ProcessLookupError:
+        return 0
+    except (OSError, FaultToleranceError, ValueError) as error:
+        _say(f"the coordinator can't start: {error}")
+        return MISTAKE_CODE
+    os.environ.pop("FT_SECRET", None)
+    # terminals and schedulers signal whole groups: its end is that of the job, or of its launcher
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    prepare_process()
+
+    def keep(record: DecisionRecord) -> None:
+        """Give the launcher the record of a decision: it has that once the kernel does, even if this process dies."""
+        data = encode(record) + b"\n"
+        try:
+            while data:
+                data = data[os.write(options.decides, data) :]
+        except BrokenPipeError:  # the launcher has ended, and with it the lock
+            sys.exit(0)
+
+    name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    machine = Coordinator(
+        name,
+        start.defined,
+        record=start.record if start.held is None else None,
+        epoch=0 if start.held is None else start.held.epoch,
+        former=None if ledger is None else ledger.former,
+        now_s=time.monotonic(),
+        parts=LEADER_PARTS,
+    )
+    Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say, etcd=etcd).run()
+    return 0
+
+
+def _say(text: str) -> None:
+    COORDINATOR.say(INFO, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Admission to a job: launchers of that very job, with the options of the first one. Pure.
+
+Those that were started after its end are to wait for the leader of the next one.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
+from megatron_ft.core.wording import printable
+from megatron_ft.job.rules import job_lines
+from megatron_ft.job.rules.decisions import DecisionKind, FormerDecision
+from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition, Rules
+
+_LONGEST_NAME = 160
+"""Characters of a job's name in a line for a user."""
+
+
+def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_revision: int = 0) -> bool:
+    """Whether a launcher was started after the job's end, by a user who starts the job again under the same name.
+
+    Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
+    launcher, and Kubernetes starts a pod again.
+
+    ``end_revision``: of etcd's store, if an earlier leader has ended the job.
+    """
+    is_later = hello.since > end_revision if end_revision else hello.up_s < since_end_s
+    return hello.is_fresh and (hello.job != defined.job or (not hello.names_life and is_later))
+
+
+def knows(hello: Hello, former: FormerDecision) -> bool:
+    """Return True if a launcher is of the run of the job that has made the last decision in etcd."""
+    last = former.record.decision
+    if hello.decided is not None:
+        return hello.decided.decision.founding == last.founding
+    was_here = last.kind is DecisionKind.END and hello.since < former.revision
+    return hello.names_life or was_here or not hello.is_fresh
+
+
+def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
+    """Return the answer to a launcher of another job, or with other options; None if it is let in."""
+    if hello.job != defined.job:
+        return Dismiss(REFUSED, job_lines.another_job(_name(defined), _name(hello.definition)))
+    if hello.rules != defined.rules:
+        return Dismiss(REFUSED, job_lines.other_options(differences(hello.rules, defined.rules)))
+    return None
+
+
+def _name(job: JobDefinition) -> str:
+    name = printable(job.job)
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+
+
+def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
+    """Return the differing options, each with its value in ``own``, and in ``others``."""
+    theirs = _options(others)
+    return [(name, value, theirs[name]) for name, value in _options(own).items() if value != theirs[name]]
+
+
+def _options(rules: Rules) -> dict[str, str]:
+    """All that the rules say, as users write it."""
+    ours = {field: each.spellings[0] for field, each in LAUNCHER_OPTIONS.items()}
+    last_call = "not set" if rules.last_call_s is None else f"{rules.last_call_s:g}"
+    return {
+        "--nnodes": f"{rules.min_nodes}:{rules.max_nodes}",
+        ours["restart_policy"]: MIN_HEALTHY if rules.min_healthy else ANY_FAILED,
+        "--max-restarts": str(rules.max_restarts),
+        ours["max_no_progress_cycles"]: str(rules.max_stalled),
+        ours["scale_up_at_once"]: "set" if rules.at_once else "not set",
+        "--rdzv-conf last_call_timeout": last_call,
+        "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
+        "the exit code of a job that makes no progress": str(rules.no_progress_code),
+        "the number of failed starts after which it ends": str(rules.max_failed_starts),
+        ours["segment"]: str(rules.segment),
+        ours["node_lost_timeout"]: f"{rules.node_lost_s:g}",
+        "the number of launchers that srun has started": str(rules.launchers),
+        "the exit code of a job that is to be started again": str(rules.try_again_code),
+    }

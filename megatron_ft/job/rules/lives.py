@@ -1,0 +1,204 @@
+"""The lives of a job: one record from each start by a scheduler to its end, for scripts and for the next life. Pure.
+
+``result.json`` in the log directory holds them. What a job has reached, and which nodes have failed it, is carried from
+life to life through it. Times are texts, UTC.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Fact, Finite, Int, decode, to_builtins
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.reported_hang import ReportedHang
+from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes
+from megatron_ft.job.rules.restart_policy import JobProgress
+
+VERSION = 1
+_MOST_LIVES = 200
+_MOST_FAULTS = 100
+_NO_END_RECORDED = "no end was recorded: its processes were killed, or their host was lost"
+
+
+class Ending(enum.Enum):
+    """End of a life."""
+
+    RUNNING = "running"
+    """The life hasn't ended; or no launcher was left to write how."""
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """On request, with more to train."""
+    FAILED = "failed"
+    NO_PROGRESS = "no_progress"
+    MISTAKE = "mistake"
+    """User error: no rank was started."""
+    LOST = "lost"
+    """The job could go on from its last checkpoint, but not from where it was."""
+
+
+class NodeEnd(Fact, frozen=True, kw_only=True):
+    """End of one launcher that left a job whose end it never learned: the other nodes may have gone on."""
+
+    node: str
+    exit_code: Int
+    cause: str
+
+
+class Life(Fact, frozen=True, kw_only=True):
+    """From a start of the job's launchers to their end.
+
+    ``life`` counts from 1 in a log directory. ``iteration`` is the last that was begun, -1 where none was reported.
+
+    Args:
+        job: what tells the job from others: ``--rdzv-id`` and what the scheduler says.
+        command: what the ranks run; what was reached is carried on only from lives that ran the same.
+        restarts: used in this life.
+        exit_code: of the launchers; None while it runs, and where no launcher could write it.
+        attribution: class of the failure that ended the job, "storage: disk full"; empty if unknown.
+        resumed: the furthest iteration that a cycle went on from.
+        stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
+        goodput: share of productive steps; null if no iteration has begun.
+        hangs: reported hangs, at most 20.
+        restores: cycles whose ranks have restored their state from memory, on the node that wrote this.
+        redone: iterations that were done, lost, and done again.
+        decided: all nodes have agreed on this end. It is final.
+        left: launchers that never learned the end.
+        trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
+            iteration, a section, an exit with 0), or may have been. Known when the cycle has ended.
+    """
+
+    life: Int = 0
+    job: str
+    command: tuple[str, ...] = ()
+    outcome: Ending = Ending.RUNNING
+    exit_code: Int | None = None
+    cause: str = ""
+    attribution: str = ""
+    began: str = ""
+    ended: str = ""
+    nodes: Int = 0
+    cycles: Int = 0
+    restarts: Int = 0
+    iteration: Int = -1
+    resumed: Int = -1
+    stalled: Int = 0
+    restores: Int = 0
+    redone: Int = 0
+    goodput: Finite | None = None
+    hangs: tuple[ReportedHang, ...] = ()
+    trained: bool = False
+    faults: tuple[Fault, ...] = ()
+    decided: bool = False
+    left: tuple[NodeEnd, ...] = ()
+
+    @property
+    def advance(self) -> JobProgress:
+        return JobProgress(self.resumed, self.iteration, self.stalled, self.trained)
+
+
+class Lives(Fact, frozen=True, kw_only=True):
+    """All lives of a job, oldest first."""
+
+    version: Int = VERSION
+    lives: tuple[Life, ...] = ()
+
+    @staticmethod
+    def parse(text: str | bytes) -> Lives:
+        """Parse the content of the file.
+
+        Raises:
+            ValueError: it isn't that.
+        """
+        try:
+            found = decode(Lives, text)
+        except ProtocolError as error:
+            raise ValueError(str(error)) from None
+        if found.version != VERSION:
+            raise ValueError(f"no result of version {VERSION}")
+        return found
+
+    def to_text(self) -> str:
+        """Return the content of the file, with every field, and bad nodes on top."""
+        document = {"version": VERSION, "bad_nodes": self.bad_nodes(), **to_builtins(self)}
+        return json.dumps(document, indent=1) + "\n"
+
+    def bad_nodes(self) -> dict[str, str]:
+        """Return bad nodes by name, with reasons; see `faults.bad_nodes`."""
+        return bad_nodes(fault for life in self.lives for fault in life.faults)
+
+    def back(self, names: Collection[str]) -> Lives:
+        if not names:
+            return self
+        return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
+
+    @property
+    def last(self) -> Life | None:
+        return self.lives[-1] if self.lives else None
+
+    def advance(self, command: Sequence[str]) -> JobProgress:
+        last = self.last
+        if last is None or last.command != tuple(command):
+            return JobProgress()
+        return JobProgress() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
+
+    def has_finished(self, job: str) -> bool:
+        """Return True if the last life is this job's, and the training's last."""
+        last = self.last
+        return last is not None and last.job == job and last.outcome is Ending.FINISHED
+
+    def has_just_finished(self, job: str, command: Sequence[str], *, since: str) -> bool:
+        """Return True if the job has finished with this command, at ``since`` or later."""
+        return self.has_finished(job) and self.lives[-1].command == tuple(command) and self.lives[-1].ended >= since
+
+    def begun(self, life: Life) -> Lives:
+        """Return the lives with another one begun. One before that has recorded no end was killed."""
+        lives = [
+            replace(each, outcome=Ending.LOST, cause=each.left[-1].cause if each.left else _NO_END_RECORDED)
+            if each.outcome is Ending.RUNNING
+            else each
+            for each in self.lives
+        ]
+        number = lives[-1].life + 1 if lives else 1
+        return Lives(lives=(*lives, replace(life, life=number))[-_MOST_LIVES:])
+
+    def updated(self, life: Life) -> Lives:
+        """Return the lives with news of the last one, from any launcher."""
+        last = self.last
+        if last is None or last.job != life.job:
+            return self.begun(life)
+        faults = _merged(last.faults, life.faults)
+        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults, left=last.left)
+        return Lives(lives=(*self.lives[:-1], more))
+
+    def ended(self, life: Life, *, is_first: bool) -> Lives:
+        """Return the lives with the end of the last one.
+
+        A decided end is final, and replaces one that isn't. Of launchers that don't know whether it was decided, only
+        the first one replaces what another has written.
+        """
+        last = self.last
+        is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
+        if last is not None and is_told and (last.decided or not (life.decided or is_first)):
+            return self
+        return self.updated(life)
+
+    def left(self, job: str, end: NodeEnd) -> Lives:
+        """Return the lives with the end of one launcher, which says nothing of the job.
+
+        Its machine is in order, even if the other nodes have lost it.
+        """
+        last = self.last
+        if last is None or last.job != job:
+            return self
+        others = [each for each in last.left if each.node != end.node]
+        life = replace(last, left=(*others, end)[-_MOST_FAULTS:], faults=back_again(last.faults, [end.node]))
+        return Lives(lives=(*self.lives[:-1], life))
+
+
+def _merged(*told: Iterable[Fault]) -> tuple[Fault, ...]:
+    faults = {(fault.cycle, fault.node): fault for each in told for fault in each}
+    return tuple(faults.values())[-_MOST_FAULTS:]

@@ -1,0 +1,370 @@
+"""A launcher's side of the control plane, without I/O: it connects to the leader at the job's endpoint, and follows it.
+
+The owner of the socket calls ``opened``, ``failed``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over;
+the launcher reports its ranks by ``tell``. Each returns what to do.
+Training goes on without a leader as long as ranks of this node make progress: the others then do, too. If they have
+made none for ``STALLED_S``, or for ``CUT_OFF_S`` where that isn't known, the others probably go on without this node,
+and its ranks are terminated.
+"""
+
+from __future__ import annotations
+
+import random
+
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import PartMessage
+from megatron_ft.core.facts.launcher import Cause, NodeLost
+from megatron_ft.job.rules import actions, give_up_policy
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, DecisionKind
+from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, lost_s
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
+from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
+
+CUT_OFF_S = 30.0
+"""Time since the leader's last message after which a node counts as cut off, where its ranks tell of no progress."""
+_CONNECT_S = 2.0
+_ANSWER_S = 5.0
+"""Seconds from a hello to its answer: the leader may just be starting."""
+_RETRY_S = (0.02, 0.2)
+_LONGEST_RETRY_S = 1.0
+
+
+class Member:
+    """The control plane of one launcher. Times are seconds of any clock that doesn't go back."""
+
+    def __init__(self, identity: m.Identity, *, now_s: float, chance: random.Random) -> None:
+        self.identity = identity
+        self.decided: Assignment | None = None
+        """The last decision, as this launcher has it."""
+        self.standing = m.NodeStatus()
+        self.is_led = self.has_given_up = False
+        """A leader has admitted it; it has never had a part in the job, and looked in vain until the join timeout."""
+        self.owns = False
+        """This launcher holds the lock: every leader at the endpoint is its own."""
+        self._address, self._epoch = "" if identity.is_in_etcd else identity.endpoint, 0
+        """Address of the leader, empty while none is known; and the highest epoch that this launcher has heard of."""
+        self._chance = chance
+        self._clock = OwnClock(now_s)
+        self._out: list[actions.MemberEffect] = []
+        self._session = 0
+        self._is_open = False
+        self._retry_s: float | None = 0.0
+        """When to connect next."""
+        self._until_s: float | None = None
+        """When to give up a connection that is being made, or a hello without an answer."""
+        self._tries = 0
+        self._problem = "still connecting"
+        self._is_unowned = True
+        """No process was ever reached at the endpoint, whose name is known."""
+        self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._progress = 0
+        """Count of iterations begun and collectives completed by the ranks of this cycle."""
+        self._progress_s: float | None = None
+        """When that count was seen to rise last; None: it never did."""
+        self._leaving: m.Goodbye | None = None
+        self._leave_s: float | None = None
+        self._opening: Kept | None = None
+        """The node is ready, and its store is being opened."""
+        self._is_over = False
+        self._is_cut_off = self._has_said_unreached = False
+
+    @property
+    def alarm_s(self) -> float:
+        """When ``tick`` is to be called at the latest, by the caller's clock."""
+        times = [self._retry_s, self._until_s, self._leave_s]
+        if self._is_open:
+            times += [self._beat_s, self._heard_s + self._lost_s]
+        if not self.is_led:
+            times.append(self._unled_s + self._patience_s() if self._is_cut_off else self._cut_off_s)
+        return self._clock.callers_s(min(time for time in times if time is not None))
+
+    @property
+    def place(self) -> int | None:
+        return None if self.decided is None else self.decided.place
+
+    @property
+    def _cut_off_s(self) -> float:
+        """When this node counts as cut off, if no leader is there and its ranks make no progress."""
+        if self._progress_s is None:
+            return self._unled_s + CUT_OFF_S
+        return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)
+
+    # -- the connection ---------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float, progress: int | None = None) -> list[actions.MemberEffect]:
+        """Do what is due. ``progress``: count of iterations begun and collectives completed by the ranks so far."""
+        self._clock.set(now_s)
+        now = self._clock.now_s
+        if progress is not None and self.standing.phase is m.NodePhase.RUNNING:
+            self._progress_s = now if progress > self._progress else self._progress_s
+            self._progress = progress  # less than before if a rank has ended
+        if self._leave_s is not None and now >= self._leave_s:
+            self._unanswered()
+        if self._retry_s is not None and now >= self._retry_s and not self._address:
+            self._reconnect()
+        elif self._retry_s is not None and now >= self._retry_s:
+            self._retry_s, self._until_s = None, now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes))
+            self._out.append(actions.Connect(self._address))
+        elif self._until_s is not None and now >= self._until_s:
+            self._reconnect("no answer, from it or from a name server")
+        elif self._is_open and now >= self._heard_s + self._lost_s:
+            self._reconnect("no answer any more")
+        elif self._is_open and now >= self._beat_s:
+            self._beat_s = now + beat_s(self._nodes)
+            age_s = None if self._progress_s is None else now - self._progress_s
+            self._out.append(actions.Transmit(m.Beat(progress_s=age_s)))
+        if not self.is_led:
+            self._look_whether_cut_off()
+        return self._take()
+
+    def leader_at(self, address: str, epoch: int, revision: int, now_s: float) -> list[actions.MemberEffect]:
+        """Follow the leader that etcd names; ``epoch`` 0: none. ``revision``: that of etcd's store."""
+        self._clock.set(now_s)
+        if not self.identity.since:
+            self.identity = replace(self.identity, since=revision)
+        if epoch > self._epoch:
+            self._address, self._epoch, self._tries = address, epoch, 0
+            self._reconnect("another launcher has taken over")
+            self._retry_s = self._clock.now_s
+        elif not epoch:
+            return self.no_leader_known("no launcher leads the job", now_s)
+        return self._take()
+
+    def no_leader_known(self, problem: str, now_s: float) -> list[actions.MemberEffect]:
+        """Keep why, for the user; the leader that this launcher is connected to may lead all the same."""
+        self._clock.set(now_s)
+        self._problem = self._problem if self.is_led else problem
+        return self._take()
+
+    def opened(self, now_s: float) -> list[actions.MemberEffect]:
+        self._clock.set(now_s)
+        now = self._clock.now_s
+        self._is_open, self._is_unowned = True, False
+        self._heard_s, self._beat_s, self._until_s = now, now + beat_s(self._nodes), now + _ANSWER_S
+        self._session += 1
+        hello = self.identity.hello(
+            self._session, owns=self.owns, decided=self.decided, standing=self.standing, now_s=now_s
+        )
+        self._out.append(actions.Transmit(hello))
+        if self._leaving is not None:
+            self._out.append(actions.Transmit(self._leaving))
+        return self._take()
+
+    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[actions.MemberEffect]:
+        self._clock.set(now_s)
+        self._is_unowned = self._is_unowned and is_unowned
+        self._reconnect(problem)
+        return self._take()
+
+    def broken(self, now_s: float) -> list[actions.MemberEffect]:
+        """The connection has ended."""
+        self._clock.set(now_s)
+        self._is_open = False
+        self._reconnect("the connection was closed there")
+        return self._take()
+
+    def _reconnect(self, problem: str = "") -> None:
+        if self._is_open:
+            self._out.append(actions.Disconnect())
+        self._problem = problem or self._problem
+        now = self._clock.now_s
+        if self.is_led:
+            self.is_led, self._unled_s, self._tries = False, self._heard_s, 0
+        self._is_open, self._until_s = False, None
+        factor = min(2.0**self._tries, _LONGEST_RETRY_S / _RETRY_S[1])
+        self._tries = min(self._tries + 1, 10)
+        self._retry_s = now + factor * self._chance.uniform(*_RETRY_S)
+
+    def _look_whether_cut_off(self) -> None:
+        unled_s = self._clock.now_s - self._unled_s
+        if not self._is_cut_off and self._clock.now_s >= self._cut_off_s:
+            self._is_cut_off = True
+            if self.standing.phase is m.NodePhase.RUNNING:
+                text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
+                report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
+                self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
+                self._out += [actions.Transmit(report)] if self._is_open else []  # its hello said that the ranks run
+                self._out.append(actions.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
+                end = m.End(
+                    self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
+                )
+                self._out.append(end)
+        is_new = give_up_policy.is_new(self.decided, self.standing)
+        if not self._has_said_unreached and is_new and unled_s >= give_up_policy.report_unreached_s(self.identity):
+            self._has_said_unreached = True
+            self._out.append(actions.Say(give_up_policy.unreached(self.identity, self._problem)))
+        if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
+            gives_up = give_up_policy.give_up(
+                self.identity, self.decided, self.standing, self._problem, is_unowned=self._is_unowned
+            )
+            self.has_given_up = is_new
+            self._leave(gives_up.code, gives_up.text)
+
+    def _patience_s(self) -> float:
+        is_new = give_up_policy.is_new(self.decided, self.standing)
+        return give_up_policy.patience_s(self.identity, is_new=is_new, cut_off_s=CUT_OFF_S)
+
+    def _unanswered(self) -> None:
+        """No leader has answered the goodbye: whether the job goes on isn't known."""
+        if self._leaving is not None and self._leaving.excluded:
+            self._stay()
+        else:
+            self._leave(1 if self._leaving is None else self._leaving.code, "")
+
+    def _stay(self) -> None:
+        """This node is excluded. Its launcher connects again under another instance, which never trains."""
+        self.identity, self.decided = self.identity.excluded(), None
+        self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
+        self._leaving = self._leave_s = None
+        self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
+        self._out.append(actions.LeftOut())
+        self._reconnect()
+
+    def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._out.append(actions.Leave(code, text, is_of_all))
+
+    # -- messages of the leader ---------------------------------------------------------------------------------
+
+    def heard(self, message: m.ToMember, now_s: float) -> list[actions.MemberEffect]:
+        self._clock.set(now_s)
+        self._heard_s = self._clock.now_s
+        match message:
+            case m.Admitted(epoch) if epoch < self._epoch:
+                self._reconnect("it leads no more")
+            case m.Admitted(epoch):
+                self._epoch = epoch
+                self.is_led, self._is_cut_off, self._until_s, self._tries = True, False, None, 0
+            case m.Beat(number) if number:
+                self._out.append(actions.Transmit(message))
+            case Assignment():
+                self._decided(message)
+            case m.Stay() if self._leaving is not None:
+                self._stay()
+            case m.Dismiss(m.REFUSED, text) if self.decided is not None:
+                self._reconnect(text)  # another job has got the endpoint, after the leader was lost
+            case m.Dismiss(code, text):
+                self._leave(code, text)
+            case _:
+                self._heard_of_cycle(message)
+        return self._take()
+
+    def _heard_of_cycle(self, message: m.ToMember) -> None:
+        match message:
+            case m.End():
+                self._ended(message)
+            case m.Verdict():
+                self._prints(message.printer)
+                if message.cycle == self.standing.cycle:
+                    self.standing = replace(self.standing, verdict=message)
+                self._out.append(message)
+            case PartMessage():
+                self._note(message)
+                self._out.append(message)
+            case m.Tell(text, printer):
+                self._prints(printer)
+                self._out.append(actions.Say(text, is_copy=printer not in ("", self.identity.instance)))
+            case NodeLost():
+                self._out.append(message)
+
+    def _prints(self, printer: str) -> None:
+        """Note which launcher prints the lines about the job; empty: that is as it was."""
+        if printer:
+            self._out.append(actions.PrintsJobLines(printer == self.identity.instance))
+
+    def _note(self, message: PartMessage) -> None:
+        """Keep what the next leader is to be told."""
+        self.standing = replace(self.standing, snapshots=self.standing.snapshots.after(message))
+
+    def _decided(self, held: Assignment) -> None:
+        decision, last = held.decision, self.decided
+        if last is not None and last.decision.id == decision.id:
+            return
+        self.decided = held
+        if decision.kind is DecisionKind.END:
+            self._prints(decision.printer)
+            end = give_up_policy.at_end(self.identity, decision, self.standing)
+            self._leave(end.code, end.text, is_of_all=end.is_of_all)
+        elif self._leaving is not None:
+            pass  # the decision crossed the goodbye
+        elif held.place is not None:
+            snapshots, self._opening = SnapshotStatus(decision.cycle), None
+            self.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle, snapshots=snapshots)
+            self._progress, self._progress_s = 0, None
+            self._out.append(actions.Begin(held))
+        else:
+            self._out.append(actions.StandBy())
+
+    def _ended(self, end: m.End) -> None:
+        if end.cycle != self.standing.cycle:
+            return
+        was_running = self.standing.phase is m.NodePhase.RUNNING
+        self.standing = self.standing.after_end(None if end.lost else end.outcome, end.text)
+        if was_running or end.lost:
+            self._out.append(end)
+
+    # -- reports of this node ---------------------------------------------------------------------------------
+
+    def tell(self, message: m.NodeMessage, now_s: float) -> list[actions.MemberEffect]:
+        """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within its ``within_s``.
+
+        A later leader is told the state of the node again, but not the events of its ranks.
+        """
+        self._clock.set(now_s)
+        verdict = self.standing.verdict
+        match message:
+            case m.Report():
+                self.standing = replace(self.standing, report=message)
+            case m.Ready(kept) if verdict is None or verdict.decision.action is Action.RESTART:
+                self._opening = kept
+                self._out.append(actions.OpenStore())
+                return self._take()
+            case m.Ready(kept):  # no cycle follows
+                self._ready(kept, "")
+            case m.StockTaken(kept) if self._opening is not None:
+                self._opening = kept
+                return self._take()
+            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
+                self._ready(kept, self.standing.store)
+            case m.Shutdown(text):
+                self.standing = replace(self.standing, shutdown=text)
+            case m.NodeUnfit():
+                self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
+            case m.Goodbye():
+                self._leaving, self._opening = message, None
+                within_s = give_up_policy.HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
+                self._leave_s = self._clock.now_s + within_s
+            case PartMessage():
+                self._note(message)
+        if self._is_open:  # else the next hello says it
+            self._out.append(actions.Transmit(message))
+        return self._take()
+
+    def store_opened(self, address: str, now_s: float) -> list[actions.MemberEffect]:
+        """The store that ``OpenStore`` asked for listens at ``address``."""
+        self._clock.set(now_s)
+        kept, self._opening = self._opening, None
+        if kept is not None:
+            self._ready(kept, address)
+            self._out += [actions.Transmit(m.Ready(kept, address))] if self._is_open else []
+        return self._take()
+
+    def _ready(self, kept: Kept, store: str) -> None:
+        snapshots = replace(self.standing.snapshots, kept=kept)
+        self.standing = replace(self.standing, phase=m.NodePhase.READY, snapshots=snapshots, store=store)
+
+    @property
+    def _nodes(self) -> int:
+        return 0 if self.decided is None else self.decided.decision.world
+
+    @property
+    def _lost_s(self) -> float:
+        return lost_s(self._nodes)
+
+    def _take(self) -> list[actions.MemberEffect]:
+        taken = self._out[:]
+        self._out.clear()
+        return taken

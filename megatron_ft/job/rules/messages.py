@@ -1,0 +1,456 @@
+"""Every message between a launcher and the coordinator, defined once; `docs/design/control-plane.md` has their order.
+
+But for those of parts (`PartMessage`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Finite, Int, Message, PartMessage
+from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
+from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
+from megatron_ft.core.facts.launcher import Cause, NodeLost
+from megatron_ft.job.rules import job_lines
+from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
+from megatron_ft.job.rules.restart_policy import (
+    AnyFailed,
+    JobProgress,
+    MinHealthy,
+    NodeState,
+    Outcome,
+    Reached,
+    RestartDecision,
+    RestartPolicy,
+)
+from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
+
+_GOODBYE_S = 1.0
+"""Seconds to wait until the others have received why this node leaves."""
+_EXCLUDED_S = 30.0
+"""Seconds to wait if the launcher stays anyway: for a coordinator that takes over, to send it the message."""
+
+# -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
+
+
+_EXCLUDED = "-excluded"
+"""Ends the instance of a launcher whose node is excluded."""
+
+
+class NodePhase(enum.Enum):
+    """Phase of a node."""
+
+    BUSY = "busy"
+    """Neither in a running cycle nor ready for the next one: its ranks end, or its health is being checked."""
+    RUNNING = "running"
+    READY = "ready"
+    ASIDE = "aside"
+    """Its health check has failed: the others don't wait for it."""
+    EXCLUDED = "excluded"
+    """Left out for good; the launcher stays until the job ends."""
+
+
+class Report(Message, frozen=True):
+    """A node's state in a cycle.
+
+    Args:
+        cause: why, in one line (``cause.text``); it ``follows`` if a rank failed only because it had lost one of
+            another node.
+        reached: how far the node's ranks had got; None where that isn't known.
+        ranks: the number of its ranks, where Megatron's rerun state machine has ended them (``cause.rerun``).
+        is_mixed: a rank couldn't restore what the others have restored: the cycle is over under every policy.
+    """
+
+    cycle: Int
+    state: NodeState
+    cause: Cause = Cause()
+    reached: Reached | None = None
+    ranks: Int = 0
+    is_mixed: bool = False
+
+
+class Verdict(Message, frozen=True):
+    """Why a cycle ended, and what follows.
+
+    Args:
+        cause: without the node; ``cause.host`` is that node's name.
+        node: the place of the node that caused it, None if none did.
+        nodes: so many took part.
+        names_nodes: the text of the cause says itself which nodes it is about.
+        code: the launchers' exit code, if there is no other cycle.
+        stopped: it has succeeded, but nodes were asked to stop: there may be more to train.
+        rotation: who changes places in the next cycle because of ``cause.rerun``.
+        printer: the launcher (instance) that prints lines about the job from now on: the node at place 0 may be gone.
+        reached: how far a cycle got that failed, for a coordinator that takes over when that node is lost, too.
+    """
+
+    cycle: Int
+    outcome: Outcome
+    cause: Cause
+    decision: RestartDecision
+    node: Int | None = None
+    nodes: Int = 1
+    names_nodes: bool = False
+    code: Int = 0
+    stopped: bool = False
+    rotation: Rotation = Rotation.NONE
+    reached: Reached | None = None
+    printer: str = ""
+
+    def cause_for(self, place: int | None) -> Cause:
+        """Why, in the words for the node that has that place (None: for one that has none)."""
+        if self.node is None or self.node == place or self.nodes == 1 or self.names_nodes:
+            return self.cause
+        tell = job_lines.on if self.outcome is Outcome.STOPPED else job_lines.at
+        return replace(self.cause, text=tell(self.node, self.cause.host, self.cause.text))
+
+
+class NodeStatus(Message, frozen=True):
+    """How a node stands, for a coordinator that has just taken over.
+
+    Args:
+        cycle: the one that ``report`` and ``ended`` are of; -1 before the first.
+        ended: the coordinator has ended that cycle for all nodes, in this way.
+        verdict: why, if that was sent, too.
+    """
+
+    phase: NodePhase = NodePhase.BUSY
+    cycle: Int = -1
+    report: Report | None = None
+    ended: Outcome | None = None
+    verdict: Verdict | None = None
+    shutdown: str = ""
+    """A rank of this node has asked for the end of the job, in these words."""
+    snapshots: SnapshotStatus = SnapshotStatus()
+    store: str = ""
+    """Address of the store that this node has opened for the ranks of the next cycle, once the node is ready."""
+
+    def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
+        """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
+        phase = NodePhase.BUSY if self.phase is NodePhase.RUNNING else self.phase
+        if outcome is not None:
+            return replace(self, phase=phase, ended=outcome)
+        # another coordinator mustn't take this node for one that trains
+        return replace(
+            self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
+        )
+
+
+# -- the rules --------------------------------------------------------------------------------------------------
+
+
+class Rules(Message, frozen=True):
+    """Options common to the command lines of all launchers of a job. Times are seconds.
+
+    Args:
+        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
+            for a later one that has lost a node or gained one.
+        join_timeout_s: so long a round waits for nodes that it needs.
+        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
+            ones did, and where the job can't go on, but could be started again.
+        segment: nodes train in groups of so many that share an NVLink domain; 0: in none.
+        launchers: Number of launchers started. Launchers that exit are not replaced. 0 if unknown.
+        node_lost_s: silence after which a node is lost where nothing tells progress.
+    """
+
+    min_nodes: Int
+    max_nodes: Int
+    min_healthy: bool = False
+    max_restarts: Int = 0
+    max_stalled: Int = 0
+    max_failed_starts: Int = 0
+    at_once: bool = False
+    last_call_s: Finite | None = None
+    join_timeout_s: Finite = JOIN_TIMEOUT_S
+    no_progress_code: Int = NO_PROGRESS_CODE
+    try_again_code: Int = TRY_AGAIN_CODE
+    launchers: Int = 0
+    segment: Int = 0
+    node_lost_s: Finite = 15.0
+
+    @property
+    def policy(self) -> RestartPolicy:
+        """When a cycle ends, and what follows."""
+        kind = MinHealthy if self.min_healthy else AnyFailed
+        return kind(
+            max_restarts=self.max_restarts,
+            min_nodes=self.min_nodes,
+            max_stalled=self.max_stalled,
+            max_failed_starts=self.max_failed_starts,
+        )
+
+
+class JobDefinition(Message, frozen=True):
+    """Which job a leader is for, by the launcher that starts it; launchers of others are refused."""
+
+    job: str
+    rules: Rules
+
+
+class EtcdSettings(Message, frozen=True):
+    """Address of etcd, and the credentials for it."""
+
+    host: str
+    port: Int
+    protocol: str = "http"
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = ""
+
+
+class LeaseHeld(Message, frozen=True):
+    """The lock in etcd, in the hands of one launcher."""
+
+    epoch: Int
+    lease: str
+
+
+class LeaderStart(Message, frozen=True):
+    """Start of a leader, from the launcher that holds the lock. ``record``: that of the last decision; None: none.
+
+    ``etcd``, ``held``: if the lock, and all decisions, are in etcd.
+    """
+
+    defined: JobDefinition
+    record: DecisionRecord | None = None
+    etcd: EtcdSettings | None = None
+    held: LeaseHeld | None = None
+
+
+# -- from a launcher ------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """The first message on each connection.
+
+    Args:
+        job: what tells this job from all others; a launcher of another one is refused.
+        rules: a launcher that has others is refused, too.
+        instance: its unique id; session: the number of its connection; of several, only the newest counts.
+        name: of its host; host: address of its host for others, empty if there are no others.
+        rank: the place it is meant to have, by the command line or the scheduler; None if neither gives one.
+        owns: it has started this very leader, and holds the lock.
+        before: how far earlier lives of the job have got, as this launcher's log directory says.
+        domain: of NVLink, if the rules have segments.
+        decided: the last decision that it has heard of.
+        up_s: so many seconds ago its launcher was started.
+        names_life: ``job`` contains the scheduler's identifier of this life of the job.
+        bad: why earlier lives of the job call its host a bad node; empty if they don't.
+        since: revision of etcd's store when the launcher was started; 0 without etcd.
+    """
+
+    job: str
+    rules: Rules
+    instance: str
+    session: Int
+    name: str
+    host: str = ""
+    rank: Int | None = None
+    owns: bool = False
+    before: JobProgress = JobProgress()
+    domain: str = ""
+    bad: str = ""
+    decided: Assignment | None = None
+    standing: NodeStatus = NodeStatus()
+    up_s: Finite = 0.0
+    names_life: bool = False
+    since: Int = 0
+
+    @property
+    def former_instance(self) -> str:
+        """Instance of the launcher before its node was excluded; empty if it wasn't."""
+        return self.instance.removesuffix(_EXCLUDED) if self.standing.phase is NodePhase.EXCLUDED else ""
+
+    @property
+    def definition(self) -> JobDefinition:
+        """The launcher's job."""
+        return JobDefinition(self.job, self.rules)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if the launcher knows of no decision and its node isn't excluded: it may found a job."""
+        return self.decided is None and self.standing.phase is not NodePhase.EXCLUDED
+
+
+class Identity(Message, frozen=True):
+    """Common part of each `Hello` of a launcher. ``endpoint``: where the leader listens."""
+
+    job: str
+    rules: Rules
+    instance: str
+    name: str
+    host: str
+    endpoint: str
+    rank: int | None = None
+    before: JobProgress = JobProgress()
+    domain: str = ""
+    bad: str = ""
+    """Why earlier lives of the job call this host a bad node."""
+    started_s: Finite = 0.0
+    """When the launcher was started, by the clock of its `Member`."""
+    is_named: bool = True
+    """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
+    has_known_host: bool = True
+    """The endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
+    names_life: bool = False
+    is_in_etcd: bool = False
+    """The leader's address is in etcd, which is at ``endpoint``."""
+    since: Int = 0
+
+    def excluded(self) -> Identity:
+        """Return the identity of this launcher once its node is excluded."""
+        return replace(self, instance=f"{self.instance}{_EXCLUDED}", rank=None)
+
+    def hello(
+        self,
+        session: int,
+        *,
+        owns: bool,
+        decided: Assignment | None,
+        standing: NodeStatus,
+        now_s: float,
+    ) -> Hello:
+        """The first message of a connection."""
+        return Hello(
+            session=session,
+            owns=owns,
+            decided=decided,
+            standing=standing,
+            up_s=max(0.0, now_s - self.started_s),
+            **{name: getattr(self, name) for name in Hello.__struct_fields__ if hasattr(self, name)},
+        )
+
+
+class Ready(Message, frozen=True):
+    """This node would take part in the next cycle; none of its ranks is left.
+
+    ``kept``: what it can restore; ``store``: where the ranks of the cycle meet, if it gets place 0.
+    """
+
+    kept: Kept = Kept()
+    store: str = ""
+
+
+class StockTaken(Message, frozen=True):
+    """Changed stock of a node that is ready: its keeper was slow to verify it, or was replaced.
+
+    A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
+    """
+
+    kept: Kept
+
+
+class NodeUnfit(Message, frozen=True):
+    """This node isn't fit, and is to be done without."""
+
+    text: str
+
+
+class Shutdown(Message, frozen=True):
+    """A rank of this node asked for the end of the job."""
+
+    text: str
+    rank: Int | None = None
+
+
+class Goodbye(Message, frozen=True):
+    """This node leaves, and never comes back. It waits for its ``Dismiss``, or ``Stay``.
+
+    Args:
+        excluded: it is left out, which costs no restart: a rank asked for that, or it can't end its ranks. Else it was
+            stopped.
+        well: all its ranks have ended with 0.
+        failed: its launcher can't go on.
+    """
+
+    text: str
+    excluded: bool = False
+    well: bool = False
+    failed: bool = False
+
+    @property
+    def within_s(self) -> float:
+        """Longest wait for the answer; a launcher that stays anyway waits for a coordinator that takes over."""
+        return _EXCLUDED_S if self.excluded else _GOODBYE_S
+
+    @property
+    def code(self) -> int:
+        """The launcher's exit code, if the job goes on without it."""
+        return 0 if self.excluded or self.well else 1
+
+
+class Beat(Message, frozen=True):
+    """This end is alive: the leader answers the launcher's, and a launcher one that has a ``number``.
+
+    The leader asks so before it decides: a decision names only launchers that answered after their `Ready`.
+    ``progress_s``: seconds since the last progress of the node's ranks in this cycle; None if none was seen.
+    """
+
+    number: Int = 0
+    progress_s: Finite | None = None
+
+
+# -- from the coordinator -------------------------------------------------------------------------------------
+
+
+class Admitted(Message, frozen=True):
+    """The answer to `Hello`: this leader has let the launcher in. A launcher obeys only the highest epoch.
+
+    ``epoch``: of the lock in etcd; 0 where the lock is the endpoint's port.
+    """
+
+    epoch: Int = 0
+
+
+class End(Message, frozen=True):
+    """The cycle is over: end the ranks. ``lost``: only for this node, which the others have given up.
+
+    ``text``: why they have; or, where the cycle has succeeded, on which nodes it hasn't, if there are any.
+    ``by_themselves``: all ranks are ending of their own accord, and some may still complete a checkpoint.
+    """
+
+    cycle: Int
+    outcome: Outcome
+    restarts: bool
+    lost: bool = False
+    text: str = ""
+    by_themselves: bool = False
+    is_cut_off: bool = False
+    """This launcher says so itself, because no coordinator can be reached."""
+
+
+class Tell(Message, frozen=True):
+    """A line for the user. ``printer``: the launcher (instance) that prints lines about the job; empty: this one."""
+
+    text: str
+    printer: str = ""
+
+
+REFUSED = 2
+"""The code of a launcher that this job doesn't take: another job's, or one with other options."""
+
+
+class Stay(Message, frozen=True):
+    """The job goes on without this node, which is excluded: its launcher connects again, without one, for the end."""
+
+
+class Dismiss(Message, frozen=True):
+    """This launcher isn't needed any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
+
+    code: Int
+    text: str = ""
+
+
+OfNode = Report | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
+NodeMessage = OfNode | PartMessage
+"""Messages of a launcher about its node and its ranks."""
+TO_LEADER = Hello | OfNode | Beat
+FromMember = TO_LEADER | PartMessage
+OfCycle = End | Verdict | NodeLost | PartMessage
+TO_MEMBER = Admitted | Assignment | Stay | Dismiss | Beat | End | Verdict | NodeLost | Tell
+ToMember = TO_MEMBER | PartMessage

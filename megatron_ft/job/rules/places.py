@@ -1,0 +1,227 @@
+"""Choice of the nodes that take part in the next cycle, and of their places. Pure.
+
+With ``--ft-segment`` nodes train in groups that share an NVLink domain. A *segment* is ``size`` nodes of one domain
+with places that follow each other. Only whole segments train; nodes that make none are spares, of use to their own
+domain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_ft.core.hosts import natural
+from megatron_ft.job.rules.nodes import Node
+
+Segment = list[Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The launcher that has or last had a place; an empty place is kept for a launcher that comes back."""
+
+    instance: str
+    name: str
+    rank: int | None = None
+
+    @staticmethod
+    def of(node: Node) -> Slot:
+        return Slot(node.instance, node.name, node.rank)
+
+
+def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
+    """In the order in which they get places: in the first cycle of a job, or as new nodes of a later one."""
+    return sorted(nodes, key=_first_order if is_first else _later_order)
+
+
+def choose(
+    slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
+) -> tuple[list[Node], list[Slot]]:
+    """Choose the nodes of the next cycle; returns them by place, and the slots after that.
+
+    The first cycle goes by the ranks that were given; else the node that hosts the coordinator is the first, and the
+    others follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes
+    back gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that
+    has just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
+    """
+    nodes = _in_order(ready, is_first=not slots)
+    if not slots:
+        first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
+        chosen = _in_order(first, is_first=True)
+        return chosen, [*map(Slot.of, chosen)]
+    free = {node.instance: node for node in nodes}
+    filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
+    room = max_nodes - sum(node is not None for node in filled)
+    groups = [{i: node for i, node in free.items() if (i in bad) is is_bad} for is_bad in (False, True)]
+    if named in bad and len(groups[0]) > room:
+        filled = [None if node is not None and node.instance == named else node for node in filled]
+        room = max_nodes - sum(node is not None for node in filled)
+    more: list[Node] = []
+    for group in groups:
+        room = _fill(slots, filled, group, room)
+        more += group.values()
+    chosen = [node for node in filled if node is not None]
+    more = more[: max(0, room)]
+    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
+    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+
+
+def rotated_slots(slots: Sequence[Slot], chosen: Sequence[Node]) -> list[Slot]:
+    """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
+    mine, order = {node.instance for node in chosen}, iter(chosen)
+    return [Slot.of(next(order)) if slot.instance in mine else slot for slot in slots]
+
+
+def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
+    """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
+    returning: dict[int | str | None, list[Node]] = {}
+    for each in reversed(free.values()):
+        returning.setdefault(each.rank, []).append(each)
+        returning.setdefault(each.name, []).append(each)
+    for returns in (True, False):
+        for index, slot in enumerate(slots):
+            if filled[index] is not None or room <= 0 or not free:
+                continue
+            node = _returned(slot, returning, free) if returns else _first(free)
+            if node is not None:
+                filled[index] = free.pop(node.instance)
+                room -= 1
+    return room
+
+
+def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
+    """The first node that replaces the one that had the place: with the same rank, or host name if it has no rank."""
+    nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
+    while nodes:
+        if (node := nodes.pop()).instance in free:
+            return node
+    return None
+
+
+def _first(nodes: dict[str, Node]) -> Node:
+    return next(iter(nodes.values()))
+
+
+def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
+    """By given rank, else by name; the coordinator's host comes first, because scripts take it for node 0."""
+    return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
+
+
+def _later_order(node: Node) -> tuple[bool, int, int]:
+    return node.rank is None, node.rank or 0, node.arrived
+
+
+# -- in segments ----------------------------------------------------------------------------------------------
+
+
+def usable(ready: Collection[Node], size: int) -> int:
+    """Return the number of these nodes in whole segments of that ``size``; 0: all of them."""
+    if not size:
+        return len(ready)
+    return sum(count - count % size for count in Counter(node.domain for node in ready).values())
+
+
+def choose_segments(
+    slots: Sequence[Slot],
+    ready: Iterable[Node],
+    max_nodes: int,
+    size: int,
+    *,
+    bad: Collection[str] = (),
+    named: str = "",
+) -> list[Node]:
+    """Return the nodes that take part, by place. ``slots``: places of the last cycle; none before the first.
+
+    A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
+    domain take the others', segments that lack the fewest first. The nodes of segments that can't be filled, and
+    spares, make new segments in the places of lost ones.
+
+    Of ``bad`` nodes (instances) that had no place no more take part than are needed. One that has just been ``named``
+    again is replaced by a spare of its domain that isn't bad, else its segment by a whole one of such spares.
+    """
+    nodes = _in_order(ready, is_first=not slots)
+    most = min(max_nodes, usable(nodes, size)) // size
+    nodes = _wanted(nodes, slots, most, size, bad=bad, named=named)
+    free = {node.instance: node for node in nodes}
+    segments: list[Segment | None] = [None] * (len(slots) // size)
+    survivors = {at: _survivors(slots[at * size : (at + 1) * size], free) for at in range(len(segments))}
+    kept = {node.instance for left in survivors.values() for node in left if node is not None}
+    spares = [node for node in nodes if node.instance not in kept]
+    for at, left in sorted(survivors.items(), key=lambda each: (each[1].count(None), _count(each[1], bad), each[0])):
+        if sum(segment is not None for segment in segments) < most:
+            segments[at] = _filled(left, spares)
+    for segment in segments:
+        for node in segment or ():
+            del free[node.instance]
+    new = _new_segments(list(free.values()), size, most - sum(segment is not None for segment in segments), bad)
+    for at, segment in enumerate(segments):
+        if segment is None and new:
+            segments[at] = new.pop(0)
+    whole = [segment for segment in segments if segment is not None]
+    return [node for segment in [*whole, *new] for node in segment]
+
+
+def _wanted(
+    nodes: Sequence[Node], slots: Sequence[Slot], most: int, size: int, *, bad: Collection[str], named: str
+) -> list[Node]:
+    """These nodes without the bad ones that ``most`` segments don't need and that had no place or were just named."""
+    seated = {slot.instance for slot in slots} - {named}
+    doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
+    if not doubtful:
+        return [*nodes]
+    counts = Counter(node.domain for node in nodes)
+    sound = counts - Counter(node.domain for node in doubtful)
+    had_places = {node.domain for node in nodes if node.instance in seated}
+    # what each further segment of a domain takes: nothing, as long as its sound nodes make one
+    takes = [
+        (max(0, min(size, number * size - sound[domain])), domain not in had_places, domain)
+        for domain, count in counts.items()
+        for number in range(1, count // size + 1)
+    ]
+    room: Counter[str] = Counter()
+    for count, _, domain in sorted(takes, key=lambda each: each[:2])[:most]:
+        room[domain] += count
+    left_out = set()
+    for node in sorted(doubtful, key=lambda each: each.instance != named):  # it has a place to keep
+        room[node.domain] -= 1
+        if room[node.domain] < 0:
+            left_out.add(node.instance)
+    return [node for node in nodes if node.instance not in left_out]
+
+
+def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
+    return sum(node is not None and node.instance in bad for node in nodes)
+
+
+def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | None]:
+    """The nodes left of a segment, by place; without those of another domain, which a new coordinator may not know."""
+    left = [ready.get(slot.instance) for slot in slots]
+    domain = next((node.domain for node in left if node is not None), None)
+    return [node if node is not None and node.domain == domain else None for node in left]
+
+
+def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
+    """The segment filled with spares of its domain, which are taken; None if there are too few, or no node is left."""
+    domain = next((node.domain for node in left if node is not None), None)
+    fit = [node for node in spares if node.domain == domain]
+    if domain is None or len(fit) < left.count(None):
+        return None
+    taken = iter(fit)
+    segment = [next(taken) if node is None else node for node in left]
+    spares[:] = [node for node in spares if node not in segment]
+    return segment
+
+
+def _new_segments(nodes: Sequence[Node], size: int, most: int, bad: Collection[str]) -> list[Segment]:
+    """Segments of one domain each, nodes in their order. Of more than ``most``, those with bad nodes are left out."""
+    by_domain: dict[str, Segment] = {}
+    for node in nodes:
+        by_domain.setdefault(node.domain, []).append(node)
+    found = []
+    for domain in by_domain.values():
+        whole = set(sorted(domain, key=lambda node: node.instance in bad)[: len(domain) - len(domain) % size])
+        fit = [node for node in domain if node in whole]
+        found += [fit[at : at + size] for at in range(0, len(fit), size)]
+    chosen = sorted(range(len(found)), key=lambda at: _count(found[at], bad))[:most]
+    return [found[at] for at in sorted(chosen)]

@@ -1,0 +1,235 @@
+"""When a cycle is over, and what follows: restart, give up, finish; and whether the job makes progress. Pure."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from megatron_ft.core.codec import Int, Message
+from megatron_ft.core.rerun import Rerun
+from megatron_ft.job.rules import job_lines
+
+
+class NodeState(enum.Enum):
+    """A node in a cycle, as the coordinator knows it; the values stand in messages."""
+
+    HEALTHY = "healthy"
+    """All its ranks run, or have ended with 0 and the others run."""
+    SUCCEEDED = "succeeded"
+    """All its ranks have ended with 0."""
+    UNHEALTHY = "unhealthy"
+    """A rank has failed; others may run."""
+    LOST = "lost"
+    """Its launcher isn't heard of any more."""
+    EXCLUDED = "excluded"
+    """One of its ranks asked for the node to be left out."""
+
+
+class Outcome(enum.Enum):
+    """How a cycle ended on this node; the values stand in the event log."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """The end was asked for: by a signal to the launcher, or by a rank's request to shut the workload down."""
+    MEMBERSHIP = "membership"
+    """No failure here: another node left its ranks, or one wants to join."""
+    EXCLUDED = "excluded"
+    """A rank of this node asked for the node to be left out: it leaves the job."""
+
+
+class Action(enum.Enum):
+    """Next act of the launcher; the values appear in the event log."""
+
+    RESTART = "restart"
+    FINISH = "finish"
+    GIVE_UP = "give_up"
+
+
+class RestartDecision(Message, frozen=True, kw_only=True):
+    """Next act, and the restarts left after it."""
+
+    action: Action
+    restarts_left: Int
+    reason: str
+    """Why, for the end of the launcher's line; empty where the cause of the cycle's end says it all."""
+    no_progress: bool = False
+    """True if the job gives up because another cycle would fail where the last ones did."""
+    change: str = ""
+    """Change in the next cycle, for the launcher's line; empty without one."""
+
+
+@dataclass(frozen=True)
+class RestartPolicy(ABC):
+    """When a cycle is over, and what follows from it.
+
+    A restart is counted once for the job, whichever node it began on. Membership changes cost nothing.
+    """
+
+    max_restarts: int
+    min_nodes: int = 1
+    max_stalled: int = 0
+    """Failed cycles in a row that may make no progress; 0 is any number."""
+    max_failed_starts: int = 0
+    """Starts in a row that may fail in the same way before the job has ever trained; 0 is any number."""
+
+    @abstractmethod
+    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """How the running cycle has ended, from how many nodes are in each state; None if it goes on.
+
+        Asked after each change of a node's state.
+        """
+
+    def decide(
+        self,
+        outcome: Outcome,
+        *,
+        restarts_before: int = 0,
+        nodes_left: int | None = None,
+        advance: JobProgress | None = None,
+        rerun: Rerun | None = None,
+        restored: bool = False,
+    ) -> RestartDecision:
+        """Return the decision after a cycle that has just ended.
+
+        Args:
+            restarts_before: how many restarts the whole job had used before.
+            nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
+                no node was left out.
+            advance: how far the job has got, this cycle included; None if that isn't checked.
+            rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
+            restored: the cycle went on from a snapshot in memory. The job is only given up for lack of progress after
+                one that went on from the file: the snapshot may be to blame.
+        """
+        advance = advance or JobProgress()
+        used = restarts_before + (outcome is Outcome.FAILED)
+        left = max(0, self.max_restarts - used)
+        too_few = ""
+        if nodes_left is not None and nodes_left < self.min_nodes:
+            too_few = job_lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
+        match outcome:
+            case Outcome.SUCCEEDED:
+                return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
+            case Outcome.STOPPED:
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+            case Outcome.FAILED if rerun is Rerun.CONCLUDED:
+                # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
+                reason = job_lines.RERUN_CONCLUDED
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+            case _ if too_few:
+                reason = f"{too_few}, giving up"
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
+            case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
+                reason = job_lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+            case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
+                reason = job_lines.failed_starts(advance.starts)
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
+            case Outcome.FAILED if used > self.max_restarts:
+                reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
+                return RestartDecision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
+            case Outcome.MEMBERSHIP | Outcome.FAILED:
+                return RestartDecision(action=Action.RESTART, restarts_left=left, reason="")
+            case Outcome.EXCLUDED:
+                raise AssertionError("a node that leaves decides for itself")
+
+
+class AnyFailed(RestartPolicy):
+    """All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times."""
+
+    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """See the base. The others' ranks would fail, too, but only when their collectives do."""
+        if nodes.get(NodeState.UNHEALTHY) or nodes.get(NodeState.LOST):
+            return Outcome.FAILED
+        if nodes.get(NodeState.EXCLUDED):
+            return Outcome.MEMBERSHIP
+        return None if nodes.get(NodeState.HEALTHY) else Outcome.SUCCEEDED
+
+
+class MinHealthy(RestartPolicy):
+    """All ranks restart when fewer than ``min_nodes`` nodes are healthy or have succeeded.
+
+    Until then nothing that happens to a node disturbs the others, or what is left of its own ranks. The job has
+    succeeded when no node is healthy any more and ``min_nodes`` have succeeded.
+    """
+
+    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """See the base."""
+        healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
+        if healthy + succeeded < self.min_nodes:
+            return Outcome.FAILED
+        return None if healthy else Outcome.SUCCEEDED
+
+
+class Reached(NamedTuple):
+    """How far one cycle got: the iteration that it went on from, and the last one it began; -1 where it had none."""
+
+    first: int
+    last: int
+    trained: bool = True
+    """A rank was through a section or an iteration, or may have been; False: all failed in their start."""
+    start: str = ""
+    """How the start failed, the same words for the same mistake; empty if another start may well get further."""
+    saved: bool = False
+    """A persistent save has ended."""
+
+
+class JobProgress(Message, frozen=True):
+    """How far the job has ever got, and for how many failed cycles in a row it has got no further.
+
+    A cycle gets further if it begins an iteration beyond all before, resumes from a later one (a checkpoint was saved
+    that none before had), or saves one itself: a job may count the iterations of each epoch from 0. To have resumed
+    from a snapshot in memory (``restored``) is no progress. The first cycle known to have resumed without one, after
+    cycles that had restored one, isn't counted: it may have resumed from a later checkpoint than those before.
+
+    ``trained``: some cycle was through its start, or may have been. As long as none was, ``starts`` counts those in a
+    row that failed in the same way, ``start``. A job that has trained fails at a start for reasons outside of it, too.
+    """
+
+    first: Int = -1
+    last: Int = -1
+    stalled: Int = 0
+    trained: bool = False
+    start: str = ""
+    starts: Int = 0
+
+    def after(self, reached: Reached | None, *, restored: bool = False, has_snapshot: bool = False) -> JobProgress:
+        """After one more cycle that failed; None is one of which nothing is known.
+
+        ``has_snapshot``: all its ranks have saved one in memory. A cycle that has restored or saved one was through its
+        start, whatever its ranks have told.
+
+        A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
+        """
+        trained = self.trained or restored or has_snapshot or self.last >= 0 or reached is None or reached.trained
+        start = "" if trained or reached is None else reached.start
+        starts = 0 if not start else self.starts + 1 if start == self.start else 1
+        return replace(self._further(reached, restored), trained=trained, start=start, starts=starts)
+
+    def is_exceeded(self, reached: Reached | None) -> bool:
+        """Return True if a cycle is known to have begun an iteration beyond all before, or to have saved one."""
+        return reached is not None and (reached.last > self.last or reached.saved)
+
+    def _further(self, reached: Reached | None, restored: bool) -> JobProgress:
+        if reached is None or (self.last < 0 and reached.last < 0):
+            return self
+        first = self.first if restored else max(self.first, reached.first)
+        if self.is_exceeded(reached) or first > self.first >= 0:
+            return JobProgress(first, max(self.last, reached.last))
+        if first > self.first:
+            return replace(self, first=first)
+        return replace(self, stalled=self.stalled + 1)
+
+
+def furthest(known: Iterable[JobProgress]) -> JobProgress:
+    """Return the most advanced state: not all nodes need have seen the job's earlier lives."""
+    return max(
+        known,
+        key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained),
+        default=JobProgress(),
+    )

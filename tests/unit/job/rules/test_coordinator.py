@@ -1,0 +1,81 @@
+"""What a coordinator concludes when launchers and other coordinators come, go, and stand still."""
+
+from __future__ import annotations
+
+from megatron_ft.core.facts.launcher import Cause, NodeLost
+from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from tests.support.agents import hung
+from tests.support.job_machines import answers, begun, led, links, member
+
+
+def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+    for failed in (False, True):
+        machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
+        for link, name in enumerate("abc"):
+            machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=name == "b")), 0.0)
+            machine.handle(actions.Heard(link, m.Ready()), 0.0)
+        answers(machine, machine.settle(0.0))
+        machine.handle(actions.Heard(2, m.Goodbye("received SIGTERM", failed=failed)), 1.0)
+        assert links(machine.settle(1.0), NodeLost) == ([1] if failed else [])
+
+
+def is_judged(machine: Coordinator, now_s: float) -> bool:
+    return any(isinstance(effect, actions.Judged) for effect in machine.settle(now_s))
+
+
+def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough() -> None:
+    """Packets to the node were lost, and its own came: it may be back at once."""
+    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, node_lost_s=5.0), "abc")
+    judged = []
+    for tenth in range(1, 160):
+        for link in range(3):
+            if link != 1 or tenth <= 90:
+                machine.handle(actions.Heard(link, m.Beat()), tenth / 10)
+        if tenth == 100:
+            machine.handle(actions.Broken(1, silent=True), 10.0)
+        judged += [(tenth, each.verdict) for each in machine.settle(tenth / 10) if isinstance(each, actions.Judged)]
+    ((tenth, verdict),) = judged
+    assert (tenth, verdict.node, verdict.cause.text) == (145, 1, "no message from its launcher for 5.5 s")
+
+
+def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
+    machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
+    leaver = m.Identity("job", rules, "b", "b", "b", "").excluded()
+    machine.handle(actions.Broken(1, reset=True), 0.1)
+    machine.handle(actions.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
+    standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
+    hello = leaver.hello(1, owns=False, decided=None, standing=standing, now_s=0.1)
+    machine.handle(actions.Heard(7, hello), 0.1)
+    (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, actions.Judged)]
+    assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
+    assert (verdict.outcome, verdict.decision.restarts_left) == (Outcome.MEMBERSHIP, 3)
+
+
+def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard_it() -> None:
+    machine = led(member())
+    report = m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
+    for message in (report, m.Goodbye("rank 1 asked for it", excluded=True)):
+        machine.tell(message, 0.0)
+    machine.heard(m.Stay(), 0.1)
+    assert (machine.identity.instance, machine.standing.report) == (member().identity.excluded().instance, report)
+
+
+def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
+    verdict = hung(elapsed_s=3.0, timeout_s=3.0, at_ns=9)
+    diagnosis = HangDiagnosis(verdict, 0, asked=[0, 1], now_s=0.0)
+    diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])
+    diagnosis.told(1, [RankSnapshot(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
+    assert diagnosis.is_open(1.0)
+    diagnosis.told(1, [RankSnapshot(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
+    assert not diagnosis.is_open(1.0)
+    cause = diagnosis.cause(several=True)
+    assert cause is not None
+    assert (cause.rank, "2 others wait in all_reduce" in cause.detail) == (0, True)

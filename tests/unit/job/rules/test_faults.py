@@ -1,0 +1,213 @@
+"""Which nodes are bad, who is preferred to them, and what an operator is told of them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.core.hosts import natural
+from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
+from megatron_ft.job.rules.lives import Life, Lives
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.places import Slot, choose
+from tests.support.agents import HANG, verdict
+from tests.support.machines import Job
+
+
+def a_fault(node: str, kind: FaultKind = FaultKind.LOST, cycle: int = 0, **more: bool) -> Fault:
+    return Fault(node=node, cycle=cycle, kind=kind, text=f"cycle {cycle}", **more)
+
+
+def a_node(name: str, arrived: int = 0, rank: int | None = None) -> Node:
+    return Node(f"i-{name}", name, f"{name}:1", rank, False, arrived)
+
+
+# -- which are bad --------------------------------------------------------------------------------------------
+
+
+def test_a_lost_node_is_bad_until_it_is_back() -> None:
+    faults = [a_fault("a"), a_fault("b")]
+    assert bad_nodes(faults) == {"a": "cycle 0", "b": "cycle 0"}
+    assert bad_nodes(back_again(faults, {"a"})) == {"b": "cycle 0"}
+
+
+def test_node_that_is_lost_again_or_was_left_out_stays_bad_when_it_is_back() -> None:
+    faults = [a_fault("a", back=True), a_fault("a", cycle=3, back=True)]
+    assert bad_nodes(faults) == {"a": "2 failures: cycle 0; cycle 3"}
+    assert bad_nodes(back_again([a_fault("a", FaultKind.LEFT)], {"a"})) == {"a": "cycle 0"}
+
+
+@pytest.mark.parametrize(("advanced", "bad"), [(True, {"a": "2 failures: cycle 0; cycle 1"}), (False, {})])
+def test_ranks_that_fail_where_the_job_gets_on_tell_of_their_node(advanced: bool, bad: dict[str, str]) -> None:
+    faults = [a_fault("a", FaultKind.RANK, cycle, advanced=advanced) for cycle in (0, 1)]
+    assert bad_nodes(faults) == bad
+
+
+def test_a_node_is_back_in_all_lives() -> None:
+    lives = Lives().begun(Life(job="1", faults=(a_fault("a"),))).begun(Life(job="2"))
+    assert lives.bad_nodes() == {"a": "cycle 0"}
+    assert lives.back(["a"]).bad_nodes() == {}
+    assert Lives.parse(lives.back(["a"]).to_text()) == lives.back(["a"])
+
+
+def link(*nodes: str, cycle: int = 0) -> Fault:
+    return Fault(node="", cycle=cycle, kind=FaultKind.LINK, text="connection lost", nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("links", "bad"),
+    [
+        ([link("a", "b", "c")], []),
+        ([link("a", "b", "c"), link("c", "d")], ["c"]),
+        ([link("a", "b"), link("a", "b")], []),  # either may be at fault
+        ([link("a", "b"), link("c", "d")], []),
+        ([link("a", "b"), link("b", "c"), link("c", "d")], []),
+        ([link("a", "b"), a_fault("b", FaultKind.RANK), link("b", "c")], ["b"]),
+    ],
+)
+def test_node_is_bad_if_it_alone_is_common_to_all_lost_connections_of_two_cycles(
+    links: list[Fault], bad: list[str]
+) -> None:
+    assert list(bad_nodes(links)) == bad
+    life = Lives().begun(Life(job="1", faults=tuple(links)))
+    assert list(Lives.parse(life.to_text()).bad_nodes()) == bad
+
+
+def test_exit_that_follows_from_another_and_lost_connection_accuse_no_node() -> None:
+    crash = verdict(node=0, kind=CauseKind.CRASH, name="a", rank=1, text="rank 1 exited with code 1")
+    fault = fault_of(crash)
+    assert fault is not None
+    assert (fault.node, fault.kind) == ("a", FaultKind.RANK)
+    assert fault_of(replace(crash, cause=replace(crash.cause, follows=True))) is None
+    lost = fault_of(replace(crash, cause=replace(crash.cause, host="", hosts=("a", "b"))))
+    assert lost is not None
+    assert (lost.node, lost.nodes, lost.kind) == ("", ("a", "b"), FaultKind.LINK)
+
+
+def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None:
+    """One node is common to the lost connections of two cycles, also where its ranks have exited before."""
+    job = Job(min_nodes=3)
+    nodes = job.start("abc")
+    for cycle, cut in enumerate(((0, 2), (1, 2))):
+        found = replace(HANG, cycle=cycle, kind="lost peer", error="gloo: Connection reset by peer", rank=cut[0])
+        nodes[cut[0]].do(nodes[cut[0]].member.tell(Hang(cycle, found), job.now_s))
+        job.run()
+        for place, node in enumerate(nodes):
+            raised = "RuntimeError: gloo: Connection reset by peer" if place in cut else ""
+            note = RankSnapshot(rank=place, state="" if raised else "S", has_stack=not raised, raised=raised)
+            node.do(node.member.tell(RankSnapshots(cycle, (note,)), job.now_s))
+        job.run(3.0)
+    faults = [fault_of(verdict) for verdict in nodes[1].verdicts]
+    assert [fault and fault.nodes for fault in faults] == [("a", "c"), ("b", "c")]
+    assert list(bad_nodes(filter(None, faults))) == ["c"]
+
+
+# -- who is preferred -----------------------------------------------------------------------------------------
+
+
+def test_names_are_in_natural_order() -> None:
+    assert sorted(["node10", "node2", "a", "node2-b11", "node2-b2", ""], key=natural) == [
+        "",
+        "a",
+        "node2",
+        "node2-b2",
+        "node2-b11",
+        "node10",
+    ]
+
+
+def test_nodes_without_ranks_have_places_by_their_names() -> None:
+    chosen, _ = choose([], [a_node("node10", 0), a_node("node2", 1), a_node("node1", 2)], 3)
+    assert [node.name for node in chosen] == ["node1", "node2", "node10"]
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_a_bad_node_is_the_spare_and_the_others_keep_their_order(ranks: bool) -> None:
+    nodes = [a_node(name, at, at if ranks else None) for at, name in enumerate("abcd")]
+    chosen, slots = choose([], nodes, 3, bad={"i-b"})
+    assert [node.name for node in chosen] == ["a", "c", "d"]
+    assert [slot.name for slot in slots] == ["a", "c", "d"]
+    chosen, _ = choose([], nodes, 4, bad={"i-b"})
+    assert [node.name for node in chosen] == ["a", "b", "c", "d"]
+
+
+def test_a_good_spare_gets_a_gap_before_a_bad_node_that_had_it() -> None:
+    slots = [Slot("i-a", "a"), Slot("before", "b")]
+    back, spare = a_node("b", 5), a_node("s", 6)
+    assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2)[0]] == ["a", "b"]
+    assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2, bad={"i-b"})[0]] == ["a", "s"]
+    assert [node.name for node in choose(slots, [a_node("a"), back], 2, bad={"i-b"})[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("bad", "named", "has_spare", "names"), [
+    ({"i-b"}, "i-b", True, ["a", "s"]),
+    ({"i-b"}, "i-b", False, ["a", "b"]),
+    ({"i-b"}, "", True, ["a", "b"]),
+    (set(), "i-b", True, ["a", "b"]),
+    ({"i-b", "i-s"}, "i-b", True, ["a", "b"]),
+])  # fmt: skip
+def test_a_bad_node_that_is_named_again_makes_place_for_a_good_spare(
+    bad: set[str], named: str, has_spare: bool, names: list[str]
+) -> None:
+    slots = [Slot("i-a", "a"), Slot("i-b", "b")]
+    nodes = [a_node("a"), a_node("b"), *([a_node("s", 9)] if has_spare else [])]
+    assert [node.name for node in choose(slots, nodes, 2, bad=bad, named=named)[0]] == names
+
+
+def test_a_bad_node_keeps_its_place_where_a_lost_one_needs_the_only_spare() -> None:
+    slots = [Slot("i-a", "a"), Slot("i-b", "b"), Slot("i-c", "c")]
+    nodes = [a_node("a"), a_node("b"), a_node("s", 9)]
+    chosen, _ = choose(slots, nodes, 3, bad={"i-b"}, named="i-b")
+    assert [node.name for node in chosen] == ["a", "b", "s"]
+
+
+def test_host_that_is_back_is_told_of_once_by_the_coordinator() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b = job.start("ab")
+    b.dies()
+    job.run(2.0)
+    job.start("b")
+    job.run(2.0)
+    a.fails()
+    job.run(2.0)
+    told = [each.record.decision.back for each in job.decided if each.record.decision.cycle >= 0]
+    assert [names for names in told if names] == [("b",)]
+
+
+# -- what an operator can do -----------------------------------------------------------------------------------
+
+
+def test_commands_are_told() -> None:
+    assert advice("slurm", "n1", "it's hot") == (
+        "bad node n1: it's hot. To drain it: "
+        "scontrol update NodeName=n1 State=DRAIN 'Reason=it'\"'\"'s hot'; to do without it: sbatch --exclude=n1"
+    )
+    assert "kubectl cordon" in advice("kubernetes", "job-3", "lost")
+    assert advice("none", "n1", "lost") == "bad node n1: lost"
+
+
+def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    who = replace(job.start("a")[0].member.identity, bad="lost")
+    hello = who.hello(1, owns=False, decided=None, standing=job.launchers[0].member.standing, now_s=0.0)
+    assert hello.bad == "lost"
+
+
+def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:
+    """The node that finds it waits for that rank, like all the others."""
+    job = Job(min_nodes=2)
+    nodes = job.start("abc")
+    nodes[0].do(nodes[0].member.tell(Hang(0, HANG), job.now_s))
+    job.run()
+    for place, node in enumerate(nodes):
+        waits_in, state = ("", "T") if place == 2 else ("all_reduce", "S")
+        note = RankSnapshot(rank=place, host=node.name, state=state, has_stack=True, waits_in=waits_in)
+        node.do(node.member.tell(RankSnapshots(0, (note,)), job.now_s))
+    job.run(0.5)
+    (verdict,) = nodes[1].verdicts
+    fault = fault_of(verdict)
+    assert fault is not None
+    assert (verdict.cause.rank, verdict.cause.host, fault.node, verdict.cause_for(1).host) == (2, "c", "c", "c")

@@ -1,0 +1,258 @@
+"""What the coordinator tells users while a cycle runs or nodes meet: which line, when, and to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.job.rules import job_lines
+from megatron_ft.job.rules.announcements import FEW
+from megatron_ft.job.rules.restart_policy import NodeState
+from tests.support.machines import Job
+
+
+def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_times_as_long() -> None:
+    job = Job(min_nodes=3)
+    (a,) = job.start("a")
+    job.run(2.9)
+    assert a.lines == []
+    (b,) = job.start("b")
+    job.run(0.2)
+    told = "waiting for 1 more node (2 of 3 are here: a, b)"
+    assert (a.lines, b.lines) == ([told], [told])
+    job.run(26.0)
+    assert a.lines == [told]
+    job.run(4.5)
+    assert (a.lines, b.lines) == ([told] * 2, [told] * 2)
+    job.run(250.0)
+    assert len(a.lines) == 2
+    job.start("c")
+    assert (a.cycle, b.cycle) == (0, 0)
+    job.run(60.0)
+    b.is_quick = False
+    a.fails()
+    job.run(2.9)
+    assert len(a.lines) == 2  # another round
+    job.run(0.2)
+    assert a.lines[2:] == ["waiting for 1 more node (2 of 3 are here: a, c; missing since cycle 0: b)"]
+
+
+def test_waiting_line_names_missing_lost_and_unfit_nodes_of_the_last_cycle() -> None:
+    job = Job(min_nodes=3, max_nodes=5)
+    a, b, c, d, e = job.start("abcde")
+    assert a.cycle == 0
+    c.is_quick = False
+    e.is_quick = False
+    a.fails()
+    job.run()
+    d.dies()
+    e.aside()
+    job.run(3.5)
+    told = (
+        "waiting for 1 more node (2 of 3 are here: a, b; "
+        "missing since cycle 0: c; lost in cycle 0: d; failing their health check: e)"
+    )
+    assert [line for line in a.lines if line.startswith("waiting")] == [told]
+    assert told in b.lines
+    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher exited; the other nodes continue without it"]
+    c.ready()
+    job.run(0.5)
+    assert a.cycle == 0  # the last call is open for d
+    job.start("d")
+    job.run(1.5)
+    assert a.cycle == 1
+
+
+def test_host_that_has_come_back_is_not_named_as_lost() -> None:
+    job = Job(min_nodes=2, max_nodes=5)
+    a, _, c, d, e = job.start("abcce")
+    a.is_quick = False
+    a.fails()
+    for node in (c, d, e):
+        node.dies()
+        job.run(2.0)  # each time the others agree to go on without it
+    _, again = job.start("bc")  # a second launcher on b's host is another node
+    job.run(25.0)
+    told = "waiting for 1 more node (3 of 4 are here: b, b, c; missing since cycle 0: a; lost in cycle 0: c, e)"
+    assert again.lines == [told]
+
+
+def test_a_node_that_has_no_place_stands_by_and_the_others_hear_of_it_once() -> None:
+    job = Job(min_nodes=2, max_nodes=2)
+    a, b = job.start("ab")
+    spare, other = job.start("cd")
+    job.run(1.5)
+    assert spare.lines == other.lines == ["on standby for the next restart: 2 nodes run without this one"]
+    assert a.lines == ["2 nodes on standby for the next restart: c, d"]
+    (late,) = job.start("e")
+    job.run(30.0)
+    assert late.lines == spare.lines
+    assert a.lines[1:] == ["1 node on standby for the next restart: e"]
+    assert b.lines == a.lines
+    b.fails()
+    job.run(1.5)
+    assert a.cycle == b.cycle == 1
+    assert len(a.lines) == 2  # they stand by as before
+    b.dies()
+    job.run(2.0)
+    assert spare.cycle == 2
+    assert other.cycle is None
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_nodes_that_go_on_hear_that_the_store_of_their_ranks_is_lost_with_the_launcher_of_node_0(is_gone: bool) -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    nodes = job.start("abc")
+    if is_gone:
+        nodes[0].dies()
+    else:
+        nodes[0].fails()
+    job.run(1.0)
+    (told,) = nodes[1].lines
+    assert ("; the ranks' store is lost with node 0: " in told) is is_gone
+
+
+def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> None:
+    job = Job(min_nodes=2, min_healthy=True)
+    nodes = job.start("abc")
+    nodes[1].fails()
+    job.run()
+    told = "cycle 0: node 1 (b) is unhealthy: rank 0 exited with code 7"
+    told += "; continuing with 2 healthy nodes, at least 2 required"
+    assert [node.lines for node in nodes] == [[told]] * 3
+    nodes[2].dies()
+    job.run(1.0)
+    # that ended the cycle, and is told as its end
+    assert [node.lines for node in nodes[:2]] == [[told]] * 2
+    assert nodes[0].verdicts[0].cause.text.startswith("1 healthy node, at least 2 required: node 1 (b) is unhealthy")
+
+
+def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
+    job = Job(min_nodes=2)
+    a, b, c = job.start("abc")
+    b.is_quick = False
+    a.fails()
+    job.run(0.1)
+    c.dies()
+    job.run(0.5)
+    lost = "node 2 (c) is lost: its launcher exited; the other nodes continue without it"
+    assert a.lines == b.lines == [lost]
+    b.leaves("stopped by SIGTERM")
+    job.run()
+    few = "node 1 (b) is lost: stopped by SIGTERM; the other nodes are too few: waiting for it or a replacement"
+    assert a.lines == [lost, few]
+
+
+def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() -> None:
+    job = Job(min_nodes=2)
+    a, _, c = job.start("abc")
+    a.fails("lost a peer", follows=True)
+    c.leaves("stopped by SIGTERM")
+    job.run(2.5)
+    assert [verdict.cause_for(0).text for verdict in a.verdicts] == ["node 2 (c): stopped by SIGTERM"]
+    assert a.lines == []
+    job = Job(min_nodes=2, min_healthy=True)
+    a, b, c = job.start("abc")
+    for node in (a, b):
+        node.fails("lost a peer", follows=True)
+    c.leaves("stopped by SIGTERM")
+    job.run(0.5)
+    assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].cause.text
+    assert [line for line in a.lines if "without it" in line] == []
+
+
+@pytest.mark.parametrize("min_healthy", [True, False])
+def test_a_node_that_has_finished_is_told_what_it_waits_for(min_healthy: bool) -> None:
+    job = Job(min_nodes=2, min_healthy=min_healthy)
+    a, b, c = job.start("abc")
+    a.finishes()
+    job.run(0.9)
+    assert a.lines == []
+    b.finishes()
+    job.run(0.2)
+    assert a.lines == ["cycle 0: all ranks of this node finished; waiting for 1 other node"]
+    job.run(1.0)
+    assert b.lines == a.lines
+    assert c.lines == []
+    c.finishes()
+    job.run(2.0)
+    assert [node.left for node in (a, b, c)] == [(0, "")] * 3
+
+
+def test_line_in_a_large_job_goes_to_the_launcher_that_prints_it_only() -> None:
+    size = FEW + 2
+    job = Job(min_nodes=2, max_nodes=size, min_healthy=True)
+    nodes = job.start("a" * size)
+    assert nodes[-1].cycle == 0
+    nodes[70].fails()
+    nodes[0].dies()
+    job.run(0.5)
+    told = [place for place, node in enumerate(nodes) if any("node 70" in line for line in node.lines)]
+    assert told == [1]  # the first one had died before it could be told
+
+
+def test_line_on_many_nodes_names_the_first_ones() -> None:
+    line = job_lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
+    assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
+    told = job_lines.joined(job_lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
+    assert told.endswith("node 7 (h) is lost: gone; and 1 more")
+    assert job_lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
+        "enough nodes to start; up to 2 more may join, for at most 30 s (--rdzv-conf last_call_timeout) (1 is here: a)"
+    )
+
+
+def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
+    job = Job(min_nodes=3, max_nodes=3, min_healthy=False)
+    (b,) = job.start("b", rank=1)
+    (a,) = job.start("a", rank=0)
+    job.run(3.5)
+    told = "waiting for 1 more node (2 of 3 are here: a, b)"
+    assert (a.lines, b.lines) == ([told], [told])
+    assert (a.printed, b.printed) == ([told], [])
+    (c,) = job.start("c", rank=2)
+    (spare,) = job.start("d", rank=3)
+    job.run(1.5)
+    assert a.printed[1:] == b.lines[1:] == c.lines == ["1 node on standby for the next restart: d"]
+    assert b.printed == c.printed == []
+    assert spare.printed == ["on standby for the next restart: 3 nodes run without this one"]
+
+
+def test_verdict_and_lines_name_the_next_node_when_the_one_at_place_0_is_gone() -> None:
+    job = Job(min_nodes=2, max_nodes=4, owner="d", min_healthy=True)
+    nodes = a, b, c, d = [job.start(name, rank=rank)[0] for rank, name in enumerate("abcd")]
+    assert [node.prints for node in nodes] == [True, False, False, False]
+    a.dies()
+    job.run(1.0)
+    assert [node.prints for node in (b, c, d)] == [True, False, False]
+    assert [len(node.printed) for node in (b, c, d)] == [1, 0, 0]
+    assert c.lines == b.printed
+    b.dies()
+    c.dies()
+    job.run(1.0)
+    assert d.verdicts[-1].printer == d.member.identity.instance
+    assert d.prints
+
+
+def test_launcher_that_has_printed_does_so_in_a_later_cycle_only_at_place_0() -> None:
+    job = Job(max_restarts=9)
+    a, b, c = job.start("abc")
+    a.dies()
+    job.run(3.0)
+    assert [each.prints for each in (b, c)] == [True, False]
+    (d,) = job.start("d")
+    b.fails()
+    job.run(3.0)
+    assert [each.begun.place for each in (d, b, c) if each.begun is not None] == [0, 1, 2]
+    assert [each.prints for each in (d, b, c)] == [True, False, False]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_first_launcher_that_is_left_says_why_the_job_ends(has_begun: bool) -> None:
+    job = Job(min_nodes=3, max_nodes=3, launchers=3 * has_begun, owner="c", join_timeout_s=60.0)
+    c, b = [job.start(name, rank=rank)[0] for name, rank in (("c", 2), ("b", 1))]
+    if has_begun:
+        (a,) = job.start("a", rank=0)
+        job.run(1.0)
+        a.dies()
+    job.run(70.0)
+    assert [None if each.left is None else each.left[0] for each in (b, c)] == [94, 94]
+    assert [each.prints for each in (b, c)] == [True, False]

@@ -1,0 +1,363 @@
+"""The control plane's parts, one by one; how they work together is `test_simulation`'s."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.agent.cycle_lines import cycle_ended
+from megatron_ft.core.codec import Vocabulary
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
+from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.next_cycle import RoundCompletion
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.places import choose
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
+from megatron_ft.job.rules.verdict import Seat, verdict_on
+from megatron_ft.memory.rules.snapshots import (
+    Complete,
+    Kept,
+    KeptSnapshot,
+    Passed,
+    Restored,
+    Saved,
+    SnapshotKey,
+    SnapshotStatus,
+)
+from tests.support.agents import hung
+from tests.support.arrived import arrived
+from tests.support.job_machines import RULES, answers, decision, led, member
+
+
+def node(name: str, rank: int | None = None, arrived: int = 0) -> Node:
+    return Node(name, f"host-{name}", "", rank, owns=False, arrived=arrived)
+
+
+def names(nodes: list[Node]) -> str:
+    return "".join(each.instance for each in nodes)
+
+
+def test_the_first_places_are_by_rank_then_by_arrival() -> None:
+    ready = [node("c", None, 3), node("b", None, 2), node("a", 1, 4), node("d", 0, 5)]
+    assert names(choose([], ready, 9)[0]) == "dabc"
+    assert names(choose([], ready, 3)[0]) == "dab"
+
+
+def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinator() -> None:
+    host = Node("h", "host-h", "", None, owns=True, arrived=9)
+    first = [node("a", None, 1), node("b", None, 2), host]
+    chosen, slots = choose([], first, 9)
+    assert names(chosen) == "hab"
+    assert names(choose([], first, 2)[0]) == "ha"
+    assert names(choose([], [node("a", 0, 1), node("b", 1, 2), host], 9)[0]) == "abh"
+    ranked = Node("h", "host-h", "", 2, owns=True, arrived=9)
+    assert names(choose([], [node("a", 0, 1), node("b", 1, 2), ranked], 9)[0]) == "abh"
+    # later, who coordinates has no advantage
+    taken = Node("t", "host-t", "", None, owns=True, arrived=30)
+    assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "has"
+
+
+def test_nodes_keep_their_places_and_a_spare_fills_a_gap_until_its_owner_is_back() -> None:
+    first = [node(name, None, index) for index, name in enumerate("abcd")]
+    chosen, slots = choose([], first, 4)
+    without_b = [first[0], first[2], first[3]]
+    assert names(choose(slots, [*without_b, node("s", None, 9)], 4)[0]) == "ascd"
+    assert names(choose(slots, without_b, 4)[0]) == "acd"  # nobody is there for it
+    _, later = choose(slots, without_b, 4)
+    again = Node("B", "host-b", "", None, owns=False, arrived=20)  # a new launcher on the same host
+    assert names(choose(later, [*without_b, node("s", None, 9), again], 4)[0]) == "aBcd"
+    assert names(chosen) == "abcd"
+
+
+class Compared(str):
+    """A host's name that counts how often it is compared with another one."""
+
+    count = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str(self) == other
+
+
+def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_every_place() -> None:
+    first = [node(f"n{index}", None, index) for index in range(600)]
+    _, slots = choose([], first, 600)
+    fresh = [Node(f"s{index}", Compared(f"s{index}"), "", None, False, 900 + index) for index in range(300)]
+    back = Node("back", "host-n599", "", None, owns=False, arrived=2000)
+    chosen, _ = choose(slots, [*first[:299], *fresh, back], 600)
+    assert [each.instance for each in chosen[298:301]] == ["n298", "s0", "s1"]
+    assert chosen[599] is back
+    assert Compared.count < 3000
+
+
+def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
+    values = {"awaited": False, "patient": False, "arrivals": 0, **more}
+    return completion.update(RULES, ready=ready, last=last, now_s=now_s, **values)
+
+
+def test_round_is_complete_by_size_and_time() -> None:
+    completion = RoundCompletion()
+    assert not complete(completion, 1, last=0, now_s=0.0)
+    assert not complete(completion, 2, last=0, now_s=5.0)
+    assert completion.alarm_s == 35.0  # others come some seconds apart in the first one
+    assert complete(completion, 4, last=0, now_s=6.0)
+    assert complete(completion, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
+    assert not complete(RoundCompletion(), 2, last=3, now_s=8.0)
+    assert not complete(RoundCompletion(), 3, last=3, now_s=8.0, awaited=True)
+    late = RoundCompletion()
+    assert [complete(late, 2, last=3, now_s=now_s) for now_s in (0.0, 0.5, 1.0)] == [False, False, True]
+    assert not complete(RoundCompletion(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
+
+
+def test_nodes_that_come_and_go_do_not_keep_a_round_open_for_ever() -> None:
+    completion, begins_s = RoundCompletion(), []
+    for tick in range(1, 100):
+        ready = 2 if tick % 2 else 1  # one of them is away each second time, for 10 s
+        begins_s += [10.0 * tick] if complete(completion, ready, last=0, now_s=10.0 * tick) else []
+    assert begins_s[0] == 10.0 + RULES.join_timeout_s
+    completion.begin_round()
+    assert not complete(completion, 2, last=3, now_s=990.5, patient=True)
+
+
+def test_round_with_too_few_nodes_waits_for_a_bounded_time() -> None:
+    completion = RoundCompletion()
+    assert not complete(completion, 1, last=3, now_s=10.0)
+    assert not completion.has_waited_long(RULES, 609.9)
+    assert completion.has_waited_long(RULES, 610.0)
+
+
+def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
+    return [
+        Seat(
+            m.Report(0, state, Cause(text=f"text {place}", kind=CauseKind.CRASH, rank=place, follows=place == follows)),
+            f"host{place}",
+        )
+        for place, state in enumerate(states)
+    ]
+
+
+def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
+    values = {"restarts": 0, "advance": JobProgress(), "decided_by": None, "found": None, "shutdown": None}
+    follows = more.pop("follows", None)
+    values.update({"nodes_left": 9, "joining": "", "cycle": 0, **more})
+    return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
+
+
+H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED, NodeState.SUCCEEDED
+
+
+def test_the_cause_is_the_node_that_ended_the_cycle_or_whom_it_followed_from() -> None:
+    assert judged(Outcome.FAILED, H, U, H, decided_by=1).node == 1
+    verdict = judged(Outcome.FAILED, U, H, U, decided_by=0, follows=0)
+    assert (verdict.node, verdict.cause.rank, verdict.decision.action) == (2, 2, Action.RESTART)
+    assert judged(Outcome.FAILED, U, H, H, decided_by=0, follows=0).node == 0  # nobody tells more
+    assert judged(Outcome.FAILED, U, L, H, decided_by=0, follows=0).node == 1
+    assert judged(Outcome.FAILED, X, U, L, decided_by=1, follows=1).node == 2  # it costs a restart, and X doesn't
+    assert judged(Outcome.FAILED, X, U, H, decided_by=1, follows=1).node == 0
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H).cause.text
+    assert "only to the lost coordinator" in judged(Outcome.FAILED, H, H, rules=HEALTHY_TWO).cause.text
+
+
+def test_verdict_of_a_cycle_decides_action_and_exit_code() -> None:
+    used_up = judged(Outcome.FAILED, U, H, decided_by=0, restarts=3)
+    assert (used_up.decision.action, used_up.code) == (Action.GIVE_UP, 1)
+    rules = m.Rules(min_nodes=1, max_nodes=2, max_restarts=9, max_stalled=3)
+    stalled = judged(Outcome.FAILED, U, H, rules=rules, decided_by=0, advance=JobProgress(stalled=3))
+    assert (stalled.decision.action, stalled.code) == (Action.GIVE_UP, 93)
+    assert judged(Outcome.SUCCEEDED, S, S).code == 0
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=1).decision.action is Action.GIVE_UP
+    assert judged(Outcome.MEMBERSHIP, X, H, nodes_left=2).decision.action is Action.RESTART
+    assert judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")).decision.reason == "not restarting"
+
+
+def told_to(verdict: m.Verdict, place: int | None) -> str:
+    cause, decision = verdict.cause_for(place), verdict.decision
+    return cycle_ended(
+        cycle=verdict.cycle, cause=cause, decision=decision, outcome=verdict.outcome, max_restarts=RULES.max_restarts
+    )
+
+
+FINDING = Cause(kind=CauseKind.HANG, text="rank 9 (host1) hung", rank=9, iteration=4, detail="others wait")
+HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "elsewhere", "at_1"),
+    [
+        (
+            judged(Outcome.FAILED, H, U, H, decided_by=1),
+            "cycle 0 ended: node 1 (host1): text 1; restarting as cycle 1, 2 of 3 restarts left",
+            "cycle 0 ended: text 1; restarting as cycle 1, 2 of 3 restarts left",
+        ),
+        (
+            judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")),
+            "cycle 0 ended: on node 1 (host1) enough; not restarting",
+            "cycle 0 ended: enough; not restarting",
+        ),
+        # which rank it was is known across nodes, and what is listed says itself where
+        (
+            judged(Outcome.FAILED, H, U, decided_by=1, found=FINDING, restarts=3),
+            "cycle 0 ended: rank 9 (host1) hung after iteration 4, others wait; no restarts left, giving up",
+            None,
+        ),
+        (
+            judged(Outcome.MEMBERSHIP, H, X, H, nodes_left=2),
+            "cycle 0 ended: node 1 (host1) leaves the job: text 1; restarting as cycle 1, no restart used",
+            None,
+        ),
+        (
+            judged(Outcome.MEMBERSHIP, H, H, joining="2 nodes waiting to join"),
+            "cycle 0 ended: 2 nodes waiting to join; restarting as cycle 1, no restart used",
+            None,
+        ),
+        (
+            judged(Outcome.FAILED, H, U, L, decided_by=1, rules=HEALTHY_TWO),
+            "cycle 0 ended: 1 healthy node, at least 2 required: node 1 (host1) is unhealthy: text 1; "
+            "node 2 (host2) is lost: text 2; restarting as cycle 1, 2 of 3 restarts left",
+            None,
+        ),
+    ],
+)
+def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
+    verdict: m.Verdict, elsewhere: str, at_1: str | None
+) -> None:
+    assert {told_to(verdict, place) for place in (None, 0, 2)} == {elsewhere}
+    assert told_to(verdict, 1) == (at_1 or elsewhere)
+    assert MESSAGES_OF_BOTH.parse(arrived(verdict)) == verdict
+
+
+def test_line_of_a_job_of_one_node_names_no_node() -> None:
+    assert told_to(judged(Outcome.FAILED, U, decided_by=0), None).startswith("cycle 0 ended: text 0; restarting")
+
+
+def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 2, "store:1"), 0.0)
+    restart = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
+    for cycle, known in ((-1, None), (0, 0)):
+        machine.heard(m.Verdict(decision().cycle + cycle, Outcome.FAILED, Cause(text="lost"), restart), 0.0)
+        verdict = machine.standing.verdict
+        assert (None if verdict is None else verdict.cycle - decision().cycle) == known
+
+
+def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
+    machine = led(member())
+    held = Assignment(decision(), 2, "store:1")
+    assert machine.heard(held, 0.0) == [actions.Begin(held)]
+    assert machine.heard(held, 0.0) == []  # again: it runs already
+    assert led(member()).heard(Assignment(decision()), 0.0) == [actions.StandBy()]
+
+
+def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 2), 0.0)
+    (effect,) = machine.heard(m.End(0, Outcome.MEMBERSHIP, True, lost=True, text="silent"), 1.0)
+    assert isinstance(effect, m.End)
+    machine.tell(m.Ready(), 1.0)
+    assert machine.standing.report == m.Report(0, NodeState.UNHEALTHY, Cause(text="silent", follows=True))
+
+
+def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
+    for most, tries_again in ((4, True), (10_000, False)):
+        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host", "first:1")
+        machine = Member(who, now_s=0.0, chance=random.Random(1))
+        machine.tick(0.0)
+        machine.tick(1.5)
+        again = machine.tick(2.5) + machine.tick(4.0)
+        assert (actions.Connect("first:1") in again) is tries_again
+
+
+def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
+    machine = led(member())
+    assert machine.tick(100.0)[-1:] == [actions.Transmit(m.Beat())]
+    assert machine.is_led
+
+
+HANG = hung(rank=3, local_rank=1, elapsed_s=3.0, timeout_s=3.0, at_ns=9)
+
+
+def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
+    cycle = JobCycle(RULES, decision(size=3))
+    cycle.missing(0, 0.0)
+    cycle.changed(2, m.Report(0, U, Cause(text="lost a peer", follows=True)))
+    cycle.changed(1, m.Report(0, X, Cause(text="asked for it")))
+    assert cycle.conclude(1.0, joining=0)
+    assert cycle.judge(1.0, nodes_left=3) is None
+    cycle.lose(0, "no packet from its host")
+    verdict = cycle.judge(1.0, nodes_left=3)
+    assert verdict is not None
+    assert (verdict.node, verdict.cause.text) == (0, "no packet from its host")
+
+
+MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.TO_LEADER | m.TO_MEMBER | HEARD_BY_PARTS | SAID_BY_PARTS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "nothing"},
+        {"type": "assignment"},
+        {"type": "assignment", "decision": [1]},
+        {"type": "end", "cycle": True, "outcome": "failed", "restarts": True},
+        {"type": "end", "cycle": 1, "outcome": "exploded", "restarts": True},
+        {"type": "notes", "cycle": 1, "notes": {}},
+        {"type": ["hello"]},
+    ],
+)
+def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        MESSAGES_OF_BOTH.parse(arrived(message))
+
+
+def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:
+    machine, decided = led(member()), decision()
+    machine.heard(Assignment(decided, 0), 1.0)
+    seven, eight, nine = (SnapshotKey(0, 0, iteration) for iteration in (7, 8, 9))
+    for each in (seven, eight, nine):
+        assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
+    machine.tell(Restored(0, seven), 1.0)
+    assert machine.heard(Complete(seven), 1.0) == [Complete(seven)]
+    machine.heard(Passed(eight), 1.0)
+    machine.heard(Complete(SnapshotKey(1, 0, 9)), 1.0)
+    status = machine.standing.snapshots
+    assert (status.complete, status.saved, status.restored) == (seven, (nine,), True)
+    stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
+    machine.tell(m.StockTaken(stock), 1.0)
+    assert machine.standing.snapshots.kept == Kept(), "while its ranks run"
+    assert machine.tell(m.Ready(), 1.0) == [actions.OpenStore()]
+    machine.tell(m.StockTaken(stock), 1.0)
+    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(stock, "here:1"))]
+    assert (machine.standing.snapshots.kept, machine.standing.store) == (stock, "here:1")
+    machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
+    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1, snapshots=SnapshotStatus(1))
+
+
+def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
+    decided = decision(size=2)
+    record = DecisionRecord(decided, "s", ("a", "b"), ("a", "b"))
+    machine = Coordinator("d", m.JobDefinition("job", RULES), record=record, parts=LEADER_PARTS)
+    seven, eight = SnapshotKey(0, 0, 7), SnapshotKey(0, 0, 8)
+    standings = {
+        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, complete=seven, saved=(eight,))),
+        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, saved=(seven,))),
+    }
+    effects = []
+    for link, (name, standing) in enumerate(standings.items()):
+        held = Assignment(decided, link)
+        hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, decided=held, standing=standing)
+        effects += machine.handle(actions.Heard(link, hello), 0.0)
+    effects += answers(machine, machine.settle(0.0))
+    effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)
+    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, Complete)]
+    assert told == [Complete(seven), Complete(eight)] or told == [Complete(seven)] * 2 + [Complete(eight)]

@@ -1,0 +1,293 @@
+"""One leader: what it decides, hands on and takes over; who founds a job; the end of the launcher with the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.core.facts.launcher import Cause
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang
+from megatron_ft.diagnosis.leader_parts import HangsAtLeader
+from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.coordinator import FOUNDING_S, NEW_LEADER_S, Coordinator
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
+from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
+from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.leader_part import ToNodes
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from tests.support.agents import hung
+from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
+
+LAST = Decision(3, "old.3", DecisionKind.START, 2, 3, restarts=1, founding="old.0")
+RECORD = DecisionRecord(LAST, "i0:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
+RULES_3 = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, node_lost_s=5.0)
+
+
+def hello(
+    place: int | None, rules: m.Rules = RULES_3, *, last: Decision = LAST, word: str = "", **more: Any
+) -> m.Hello:
+    """Of a launcher that trains at that place by the ``last`` decision, or of one that knows of none."""
+    if place is None:
+        return m.Hello("job", rules, word, 1, word, word, **more)
+    held, stands = Assignment(last, place, "i0:1"), m.NodeStatus(m.NodePhase.RUNNING, last.cycle)
+    return m.Hello("job", rules, f"i{place}", 2, f"h{place}", f"h{place}", decided=held, standing=stands, **more)
+
+
+def leader(record: DecisionRecord | None = None, rules: m.Rules = RULES_3) -> Coordinator:
+    return Coordinator("c", m.JobDefinition("job", rules), record=record, parts=LEADER_PARTS)
+
+
+def sent(effects: Sequence[actions.CoordinatorEffect], kind: type) -> list[Any]:
+    return [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, kind)]
+
+
+def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: float = 0.0) -> list[Any]:
+    """Let time pass, in which these launchers send their beats; all effects."""
+    effects: list[actions.CoordinatorEffect] = []
+    now_s = from_s
+    while now_s < to_s:
+        now_s = min(to_s, now_s + 0.5)
+        effects += [effect for link in alive for effect in machine.handle(actions.Heard(link, m.Beat()), now_s)]
+        effects += answers(machine, machine.settle(now_s), now_s)
+    return effects
+
+
+def ready(machine: Coordinator, *names: str, now_s: float = 0.0) -> None:
+    """Launchers that know of no decision come and are ready; the connection of each is its number."""
+    for link, name in enumerate(names):
+        machine.handle(actions.Heard(link, hello(None, word=name)), now_s)
+        machine.handle(actions.Heard(link, m.Ready(store=f"{name}:1")), now_s)
+
+
+# -- decisions ----------------------------------------------------------------------------------------------------
+
+
+def test_decision_is_recorded_before_any_launcher_is_told() -> None:
+    machine = leader()
+    ready(machine, "a", "b", "c")
+    effects = answers(machine, machine.settle(0.0))
+    kinds = [type(each.message) if isinstance(each, actions.Send) else type(each) for each in effects]
+    assert kinds.index(actions.Decided) < kinds.index(Assignment)
+    (record,) = [each.record for each in effects if isinstance(each, actions.Decided)]
+    assert (record.instances, record.names, record.store) == (("a", "b", "c"), ("a", "b", "c"), "a:1")
+    assert {(held.place, held.store) for held in sent(effects, Assignment)} == {(0, "a:1"), (1, "a:1"), (2, "a:1")}
+
+
+def test_launcher_that_ends_after_it_was_ready_is_not_decided_into_the_next_cycle() -> None:
+    machine = leader()
+    ready(machine, "a", "b", "c")
+    asked = machine.settle(0.0)
+    assert links(asked, m.Beat) == [0, 1, 2]
+    for link in (0, 1):
+        machine.handle(actions.Heard(link, sent(asked, m.Beat)[0]), 0.1)
+    machine.handle(actions.Broken(2), 0.1)
+    assert not [each for each in machine.settle(0.2) if isinstance(each, actions.Decided)]
+    effects = until(machine, 40.0, alive=(0, 1))
+    (record,) = [each.record for each in effects if isinstance(each, actions.Decided)]
+    assert record.instances == ("a", "b")
+
+
+# -- who founds a job ---------------------------------------------------------------------------------------------
+
+
+def test_leader_without_a_record_founds_a_job_at_once_only_with_max_launchers_that_know_of_none() -> None:
+    rules = replace(RULES_3, last_call_s=0.5)
+    machine = leader(rules=rules)
+    for link, name in enumerate("ab"):
+        machine.handle(actions.Heard(link, replace(hello(None, word=name), rules=rules)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(store="s")), 0.0)
+    assert not [each for each in until(machine, FOUNDING_S - 0.5, alive=(0, 1)) if isinstance(each, actions.Decided)]
+    later = until(machine, FOUNDING_S + 2.0, alive=(0, 1), from_s=FOUNDING_S - 0.5)
+    assert [each.record.decision.number for each in later if isinstance(each, actions.Decided)] == [0]
+
+
+def test_leader_without_a_record_takes_over_the_newest_decision_that_any_launcher_knows() -> None:
+    machine = leader()
+    older = replace(LAST, number=2, id="old.2", cycle=1)
+    effects = machine.handle(actions.Heard(0, hello(0, last=older)), 0.0)
+    assert sent(effects, m.End) == []
+    effects = machine.handle(actions.Heard(1, hello(1)), 0.5)
+    # the launcher that missed the last decision has no place in it, as far as this leader knows
+    assert (links(effects, m.End), links(effects, Assignment)) == ([0], [0])
+    machine.handle(actions.Heard(2, hello(2)), 0.5)
+    assert not [each for each in until(machine, FOUNDING_S - 1, alive=(0, 1, 2)) if isinstance(each, actions.Judged)]
+    effects = until(machine, NEW_LEADER_S + 2.0, alive=(0, 1, 2), from_s=FOUNDING_S - 1)
+    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    assert (verdict.cycle, verdict.node) == (2, 0)
+
+
+def test_leader_that_has_decided_takes_over_nothing() -> None:
+    machine = leader()
+    ready(machine, "a", "b", "c")
+    answers(machine, machine.settle(0.0))
+    effects = machine.handle(actions.Heard(7, hello(1)), 1.0)
+    assert [held.decision.number for held in sent(effects, Assignment)] == [0]
+    assert [end.cycle for end in sent(effects, m.End)] == [2]  # its ranks are to end
+
+
+def test_launcher_of_an_excluded_node_founds_no_job() -> None:
+    excluded = m.NodeStatus(m.NodePhase.EXCLUDED)
+    rules = replace(RULES_3, min_nodes=1, max_nodes=2, last_call_s=0.0)
+    machine = leader(rules=rules)
+    machine.handle(actions.Heard(0, replace(hello(None, word="x"), rules=rules, standing=excluded)), 0.0)
+    machine.handle(actions.Heard(1, replace(hello(None, word="a"), rules=rules)), 0.0)
+    machine.handle(actions.Heard(1, m.Ready(store="s")), 0.0)
+    assert not [each for each in answers(machine, machine.settle(0.0)) if isinstance(each, actions.Decided)]
+
+
+# -- a new leader with the record -----------------------------------------------------------------------------------
+
+
+def test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one() -> None:
+    machine = leader(RECORD)
+    for place in (0, 1):
+        machine.handle(actions.Heard(place, hello(place)), 0.0)
+    assert not [e for e in until(machine, NEW_LEADER_S - 0.5, alive=(0, 1)) if isinstance(e, actions.Judged)]
+    effects = until(machine, NEW_LEADER_S + 1.0, alive=(0, 1), from_s=NEW_LEADER_S - 0.5)
+    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    assert (verdict.node, verdict.cause.host, verdict.cause.text) == (
+        2,
+        "h2",
+        "no message from its launcher for 12.0 s",
+    )
+
+
+def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() -> None:
+    machine = leader(RECORD)
+    before = replace(LAST, number=2, id="old.2", cycle=1)
+    waits = replace(hello(2, last=before), standing=m.NodeStatus(m.NodePhase.READY, 1))
+    effects = machine.handle(actions.Heard(2, waits), 0.0)
+    assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
+
+
+def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_that_judged_it() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, launchers=3, last_call_s=0.1)
+    cause, action = (
+        Cause(text="rank 0 exited with code 7"),
+        RestartDecision(action=Action.RESTART, restarts_left=1, reason=""),
+    )
+    verdict = m.Verdict(2, Outcome.FAILED, cause, action, node=0, nodes=3, reached=Reached(0, 7))
+    last = replace(LAST, advance=JobProgress(0, 7))
+    machine = leader(replace(RECORD, decision=last), rules)
+    for link in (1, 2):
+        stands = m.NodeStatus(m.NodePhase.BUSY, 2, ended=Outcome.FAILED, verdict=verdict)
+        machine.handle(actions.Heard(link, replace(hello(link, rules, last=last), standing=stands)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(store="s")), 0.0)
+    decided = [e.record.decision for e in until(machine, 60.0, alive=(1, 2)) if isinstance(e, actions.Decided)]
+    assert [(each.kind, each.advance.stalled) for each in decided] == [(DecisionKind.START, 1)]
+
+
+def test_end_of_a_cycle_is_computed_once_for_all_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[m.End] = []
+    end = JobCycle.end
+    monkeypatch.setattr(JobCycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
+    machine = begun(RULES_3, "abc")
+    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited"))), 0.1)
+    assert links(machine.settle(0.1), m.End) == [0, 1, 2]
+    assert len(made) == 1
+
+
+# -- the job's end ------------------------------------------------------------------------------------------------
+
+
+def finished() -> tuple[Coordinator, list[Any]]:
+    """All ranks of three nodes have finished, and the end was decided."""
+    machine = begun(RULES_3, "abc")
+    for link in range(3):
+        machine.handle(actions.Heard(link, m.Report(0, NodeState.SUCCEEDED)), 1.0)
+    effects = machine.settle(1.0)
+    for link in range(3):
+        machine.handle(actions.Heard(link, m.Ready()), 1.0)
+    return machine, effects + machine.settle(1.0)
+
+
+def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() -> None:
+    machine, effects = finished()
+    assert links(effects, Assignment) == [0, 1, 2]
+    for link in (0, 1):
+        machine.handle(actions.Broken(link), 1.1)
+    assert not [each for each in machine.settle(1.1) if isinstance(each, actions.Quit)]
+    machine.handle(actions.Broken(2, silent=True), 1.1)
+    assert not [each for each in until(machine, HOLDER_STAYS_S, alive=(), from_s=1.0) if isinstance(each, actions.Quit)]
+    comes = replace(hello(None, word="c"), session=2, decided=Assignment(decision(), 2))
+    again = machine.handle(actions.Heard(9, replace(comes, rules=replace(RULES_3, max_nodes=3))), 60.5)
+    assert [held.decision.kind for held in sent(again, Assignment)] == [DecisionKind.END]
+    machine.handle(actions.Broken(9), 60.6)
+    assert [each for each in machine.settle(60.6) if isinstance(each, actions.Quit)]
+
+
+def test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end() -> None:
+    machine, _ = finished()
+    for link in (0, 1):
+        machine.handle(actions.Broken(link), 1.1)
+    effects = until(machine, HOLDER_STAYS_S + 2.0, alive=(), from_s=1.0)
+    assert [each for each in effects if isinstance(each, actions.Quit)]
+
+
+def test_leader_ends_with_its_launcher() -> None:
+    machine = begun(RULES_3, "abc")
+    machine.orphaned()
+    assert actions.Quit() in machine.settle(1.0)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_running: bool) -> None:
+    machine = begun(RULES_3, "abc")
+    if not is_running:
+        machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited"))), 0.5)
+        machine.settle(0.5)
+    effects = machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM")), 1.0) + machine.settle(1.0)
+    assert links(effects, m.Dismiss) == []  # it stays until the others know
+    assert links(effects, m.End) == ([1, 2] if is_running else [])
+    for link in (1, 2):
+        machine.handle(actions.Heard(link, m.Ready(store="s")), 2.0)
+    effects = machine.settle(2.0)
+    ((code, text),) = {(held.decision.code, held.decision.text) for held in sent(effects, Assignment)}
+    assert (code, text) == (1, "on node 0 (a) its launcher received SIGTERM")
+    assert links(effects, Assignment) == [0, 1, 2]
+
+
+def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() -> None:
+    machine = begun(RULES_3, "abc")
+    for link in range(3):
+        machine.handle(actions.Heard(link, m.Report(0, NodeState.SUCCEEDED)), 0.5)
+    machine.settle(0.5)
+    machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM", well=True)), 1.0)
+    machine.settle(1.0)
+    for link in (1, 2):
+        machine.handle(actions.Heard(link, m.Ready(store="s")), 2.0)
+    assert {(held.decision.code, held.decision.text) for held in sent(machine.settle(2.0), Assignment)} == {(0, "")}
+
+
+def test_job_ends_before_its_first_cycle_when_the_launcher_that_holds_the_lock_is_asked_to_stop() -> None:
+    machine = leader()
+    machine.handle(actions.Heard(0, replace(hello(None, word="a"), owns=True)), 0.0)
+    machine.handle(actions.Heard(1, hello(None, word="b")), 0.0)
+    effects = machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM")), 1.0)
+    assert links(effects, Assignment) == [0, 1]
+
+
+def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_asked_to_stop() -> None:
+    machine = led(member())
+    machine.owns = True
+    machine.tell(m.Goodbye("its launcher received SIGTERM"), 1.0)
+    left = [(now_s, each) for now_s in range(2, 70) for each in machine.heard(m.Beat(), now_s) + machine.tick(now_s)]
+    assert [(now_s, each.code) for now_s, each in left if isinstance(each, actions.Leave)] == [(61, 1)]
+
+
+# -- the rest -----------------------------------------------------------------------------------------------------
+
+
+def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
+    part, node = HangsAtLeader(), Node.of(m.Hello("job", RULES, "i0", 1, "h0"), 0)
+    part.begin(JobCycle(RULES, decision(size=2)))
+    hang = Hang(0, hung(rank=1, elapsed_s=3.0, timeout_s=2.0))
+    assert [*part.hear(node, 1, hang, 0.0)] == [ToNodes(DiagnoseHang(0))]
+    assert [*part.hear(node, 0, hang, 0.1)] == []
+    assert [*part.hear(node, 0, replace(hang, passive=True), 0.2)] == []

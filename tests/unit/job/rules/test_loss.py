@@ -1,0 +1,157 @@
+"""When a silent node is lost, and when one that is cut off ends its ranks: the progress of the ranks decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.liveness import STALLED_S, excused_s, lost_s, stall_s
+from megatron_ft.job.rules.member import CUT_OFF_S, Member
+from megatron_ft.job.rules.restart_policy import Outcome
+from tests.support.job_machines import RULES, decision, led
+from tests.support.machines import Job, Launcher
+
+
+def steps(now_s: float) -> int:
+    return int(now_s)
+
+
+def stops_at(end_s: float) -> Callable[[float], int]:
+    """Return the steps of ranks that hang from then on."""
+    return lambda now_s: int(min(now_s, end_s))
+
+
+def training(names: str = "abc", **rules: object) -> tuple[Job, list[Launcher]]:
+    """A cycle of three nodes that has made progress."""
+    job = Job(**{"min_nodes": 2, "node_lost_s": 15.0, **rules})
+    launchers = job.start(names)
+    for launcher in launchers:
+        launcher.progress = steps
+    job.run(5.0)
+    return job, launchers
+
+
+def lost_after_s(job: Job, other: Launcher, within_s: float) -> float:
+    """Return the seconds until another node hears that the cycle is over."""
+    began_s = job.now_s
+    while job.now_s < began_s + within_s:
+        job.run(0.25)
+        if other.ends:
+            return job.now_s - began_s
+    pytest.fail("no node is lost")
+
+
+def test_silent_node_is_not_lost_for_ten_minutes_while_all_others_make_progress() -> None:
+    job, (a, _, c) = training()
+    c.is_silent = True
+    after_s = lost_after_s(job, a, 700.0)
+    assert 599.0 < after_s < 603.0
+
+
+def test_silent_node_is_lost_in_seconds_once_no_other_node_makes_progress() -> None:
+    job, (a, b, c) = training()
+    c.is_silent, a.progress, b.progress = True, stops_at(job.now_s), stops_at(job.now_s)
+    after_s = lost_after_s(job, a, 30.0)
+    assert 5.5 <= after_s < 8.0
+
+
+@pytest.mark.parametrize("min_healthy", [False, True])
+def test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothing(min_healthy: bool) -> None:
+    job = Job(min_nodes=3, node_lost_s=15.0, min_healthy=min_healthy)
+    a, b, c = job.start("abc")
+    a.progress = b.progress = steps if min_healthy else lambda _now_s: None
+    job.run(5.0)
+    c.is_silent = True
+    after_s = lost_after_s(job, a, 30.0)
+    assert 14.0 < after_s < 17.0
+
+
+def test_node_that_is_back_before_it_is_lost_ends_nothing() -> None:
+    job, (a, b, c) = training()
+    c.is_silent = True
+    job.run(100.0)
+    c.is_silent = False
+    job.run(5.0)
+    assert [a.ends, b.ends, c.ends] == [[], [], []]
+    for launcher in (a, b, c):
+        launcher.finishes()
+    job.run(3.0)
+    assert {launcher.left for launcher in (a, b, c)} == {(0, "")}
+
+
+def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_have_finished() -> None:
+    job, (a, b, c) = training()
+    c.is_silent = True
+    a.finishes()
+    b.finishes()
+    job.run(290.0)
+    assert not a.ends
+    job.run(15.0)
+    assert a.ends[0].outcome is Outcome.SUCCEEDED
+    told = "the job finished on 2 of 3 nodes: node 2 (c) is lost: no message from its launcher for 300.0 s"
+    assert a.ends[0].text == told
+    job.run(5.0)
+    assert (a.left, b.left) == ((0, told), (0, told))
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_node_that_dies_after_all_others_have_finished_is_lost_only_if_its_death_is_known(is_proven: bool) -> None:
+    job, (a, b, c) = training()
+    a.finishes()
+    b.finishes()
+    if is_proven:
+        c.dies()
+        job.run(2.0)
+        assert a.ends[0].outcome is Outcome.FAILED
+        return
+    c.is_silent = True
+    job.run(60.0)
+    c.is_silent = False
+    job.run(5.0)
+    c.finishes()
+    job.run(5.0)
+    assert {launcher.left for launcher in (a, b, c)} == {(0, "")}
+
+
+def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float = 10.0) -> float:
+    """Return when a launcher ends its ranks that no leader answers any more from then on."""
+    who = m.Identity("job", RULES, "me", "host", "host", "first:1")
+    machine = led(Member(who, now_s=0.0, chance=random.Random(1)))
+    machine.heard(Assignment(decision(), 1), 0.0)
+    now_s = 0.0
+    while True:
+        effects = machine.tick(now_s, progress(now_s))
+        if any(isinstance(effect, m.End) for effect in effects):
+            return now_s
+        if now_s < answered_s:
+            machine.heard(m.Beat(), now_s)
+        elif now_s == answered_s:
+            machine.broken(now_s)
+        elif any(isinstance(effect, actions.Connect) for effect in effects):
+            machine.failed(now_s)
+        now_s = round(now_s + 0.25, 2)
+
+
+def test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress() -> None:
+    assert cut_off_at_s(stops_at(100.0)) == pytest.approx(100.0 + STALLED_S, abs=1.5)
+
+
+def test_node_that_is_cut_off_ends_its_ranks_after_30_s_where_nothing_tells_progress() -> None:
+    assert cut_off_at_s(lambda _now_s: None) == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
+
+
+def test_node_that_is_cut_off_ends_stalled_ranks_no_sooner_than_the_leader_counts_as_silent() -> None:
+    assert cut_off_at_s(stops_at(1.0), answered_s=40.0) == pytest.approx(39.75 + lost_s(4), abs=0.5)
+
+
+def test_time_without_progress_is_measured_by_the_longest_gap_so_far() -> None:
+    assert [stall_s(8, gap_s) for gap_s in (0.1, 4.0, 60.0)] == [6.0, 7.0, 16.0]
+
+
+def test_silence_is_excused_by_the_progress_of_the_others() -> None:
+    assert [excused_s(8, going) for going in ((True,), (True, False), (False,))] == [600.0, 15.0, 5.5]

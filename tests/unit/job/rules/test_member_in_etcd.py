@@ -1,0 +1,113 @@
+"""A launcher whose leader is named in etcd: it follows the highest epoch that it has heard of."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.job.rules import actions
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.give_up_policy import patience_s
+from megatron_ft.job.rules.member import Member
+from tests.support.job_machines import member
+
+
+def connects(effects: list[actions.MemberEffect]) -> list[str]:
+    return [each.address for each in effects if isinstance(each, actions.Connect)]
+
+
+def is_disconnected(effects: list[actions.MemberEffect]) -> bool:
+    return actions.Disconnect() in effects
+
+
+def following(address: str = "a:1", epoch: int = 5) -> Member:
+    """It is led by a leader of that epoch."""
+    machine = member(is_in_etcd=True)
+    machine.leader_at(address, epoch, 40, 0.0)
+    assert connects(machine.tick(0.0)) == [address]
+    machine.opened(0.0)
+    machine.heard(m.Admitted(epoch), 0.0)
+    assert machine.is_led
+    return machine
+
+
+def test_launcher_connects_to_nothing_before_etcd_names_a_leader() -> None:
+    machine = member(is_in_etcd=True)
+    now_s = 0.0
+    for _ in range(50):
+        now_s = max(now_s, machine.alarm_s)
+        assert connects(machine.tick(now_s)) == []
+    assert 1.0 < now_s < 60.0
+    machine.leader_at("a:1", 5, 40, now_s)
+    assert connects(machine.tick(now_s)) == ["a:1"]
+
+
+def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
+    machine = member(is_in_etcd=True)
+    machine.leader_at("", 0, 40, 0.0)
+    machine.leader_at("a:1", 45, 47, 1.0)
+    machine.tick(1.0)
+    (hello,) = [each.message for each in machine.opened(1.0) if isinstance(each, actions.Transmit)]
+    assert isinstance(hello, m.Hello)
+    assert hello.since == 40
+
+
+def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch() -> None:
+    machine = following()
+    assert is_disconnected(machine.leader_at("b:1", 6, 50, 1.0))
+    assert connects(machine.tick(1.0)) == ["b:1"]
+
+
+@pytest.mark.parametrize(("address", "epoch"), [("b:1", 4), ("a:1", 5), ("", 0)])
+def test_launcher_stays_with_its_leader_as_long_as_no_higher_epoch_is_named(address: str, epoch: int) -> None:
+    machine = following()
+    effects = machine.leader_at(address, epoch, 50, 1.0)
+    assert not is_disconnected(effects + machine.tick(1.0))
+    assert machine.is_led
+
+
+def test_leader_of_an_earlier_epoch_is_not_obeyed() -> None:
+    machine = following()
+    machine.leader_at("b:1", 6, 50, 1.0)
+    machine.tick(1.0)
+    machine.opened(1.0)
+    assert is_disconnected(machine.heard(m.Admitted(5), 1.0))
+    assert not machine.is_led
+
+
+def test_epoch_that_a_leader_tells_counts_before_etcd_does() -> None:
+    machine = following()
+    machine.broken(1.0)
+    machine.tick(2.0)
+    machine.opened(2.0)
+    machine.heard(m.Admitted(8), 2.0)
+    assert not is_disconnected(machine.leader_at("b:1", 7, 50, 3.0))
+
+
+def test_user_is_told_why_no_leader_was_found() -> None:
+    machine = member(is_in_etcd=True)
+    machine.no_leader_known("etcd at http://e:2379: Connection refused", 0.0)
+    now_s, said = 0.0, []
+    while now_s < 12.0:
+        now_s = max(now_s, machine.alarm_s)
+        said += [each.text for each in machine.tick(now_s) if isinstance(each, actions.Say)]
+    (line,) = said
+    assert "etcd at http://e:2379: Connection refused" in line
+
+
+def test_launcher_that_has_trained_waits_for_the_next_leader_where_slurm_starts_it_no_more() -> None:
+    who = member().identity
+    slurm = replace(who, rules=replace(who.rules, launchers=4, join_timeout_s=300.0))
+    assert patience_s(slurm, is_new=False, cut_off_s=20.0) == 20.0
+    assert patience_s(replace(slurm, is_in_etcd=True), is_new=False, cut_off_s=20.0) == 300.0
+
+
+def test_decision_of_a_leader_that_leads_no_more_is_not_heard_by_one_that_has_left_it() -> None:
+    machine = following()
+    machine.leader_at("b:1", 6, 50, 1.0)
+    machine.tick(1.0)
+    machine.opened(1.0)
+    machine.heard(m.Admitted(6), 1.0)
+    held = Assignment(Decision(0, "new.0", DecisionKind.START, 0, 2), 1, "s:1")
+    assert [each for each in machine.heard(held, 1.0) if isinstance(each, actions.Begin)] == [actions.Begin(held)]

@@ -1,0 +1,146 @@
+"""How long a launcher waits for a coordinator before it gives up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.job.rules import actions, give_up_policy
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment, DecisionKind
+from megatron_ft.job.rules.member import CUT_OFF_S, Member
+from tests.support.job_machines import RULES, decision, led, member
+
+
+def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
+    """When it leaves if no coordinator can be reached, and how."""
+    while True:
+        effects = machine.tick(now_s)
+        if any(isinstance(effect, actions.Connect) for effect in effects):
+            effects += machine.failed(now_s)
+        left = [effect for effect in effects if isinstance(effect, actions.Leave)]
+        if left:
+            return now_s, left[0]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+
+
+def test_the_launcher_of_an_excluded_node_gives_up_after_the_join_timeout() -> None:
+    machine = led(member())
+    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
+    machine.heard(m.Stay(), 1.0)
+    at_s, left = _given_up(machine, 1.0)
+    assert 1.0 + RULES.join_timeout_s <= at_s < 1.0 + RULES.join_timeout_s + 1.0
+    assert (left.code, left.text) == (0, "no coordinator is reachable any more")
+
+
+@pytest.mark.parametrize(("launchers", "waits_s"), [(0, RULES.join_timeout_s), (4, CUT_OFF_S - 1.0)])
+def test_launcher_whose_leader_is_lost_gives_up_at_once_only_where_none_is_started_again(
+    launchers: int, waits_s: float
+) -> None:
+    machine = member()
+    machine.identity = replace(machine.identity, rules=replace(RULES, launchers=launchers))
+    machine = led(machine)
+    machine.heard(Assignment(decision(), 1), 1.0)
+    machine.broken(1.0)
+    at_s, left = _given_up(machine, 1.0)
+    assert waits_s + 1.0 <= at_s < waits_s + 2.5
+    assert left.code == RULES.try_again_code
+    assert "first:1: the connection was closed there" in left.text
+
+
+def _unowned(*, has_known_host: bool = False) -> Member:
+    machine = member()
+    machine.identity = replace(machine.identity, has_known_host=has_known_host)
+    return machine
+
+
+def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_join_timeout() -> None:
+    at_s, left = _given_up(_unowned(), 0.0)
+    assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
+    assert left.code == 2
+    assert left.text.startswith(f"no process was reached at first:1 for {RULES.join_timeout_s:g} s (--rdzv-conf")
+    assert left.text.endswith("start a launcher there, or set --rdzv-conf is_host=1 on one node")
+
+
+def test_endpoint_on_a_host_of_the_job_is_no_mistake_where_no_process_was_reached() -> None:
+    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == RULES.try_again_code
+
+
+@pytest.mark.parametrize("how", ["waits", "unnamed"])
+def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) -> None:
+    machine = _unowned()
+    machine.tick(0.0)
+    if how == "unnamed":
+        machine.failed(0.1, "the host name cannot be resolved", is_unowned=False)
+    else:
+        machine.opened(0.1)
+        machine.broken(0.2)
+    assert _given_up(machine, 0.3)[1].code == RULES.try_again_code
+
+
+@pytest.mark.parametrize(("place", "after_s"), [(None, 60.0), (1, 10.0), (2, 60.0)])
+def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end(
+    place: int | None, after_s: float
+) -> None:
+    machine, lines, left, now_s = member(rank=place), [], [], 0.0
+    machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=1000))
+    while not left:
+        effects = machine.tick(now_s)
+        for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
+            effects += machine.failed(now_s, "no route")
+        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, actions.Say)]
+        left += [effect for effect in effects if isinstance(effect, actions.Leave)]
+        now_s = max(now_s, machine.alarm_s) + 0.001
+    ((said_s, line),) = lines
+    timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
+    assert after_s <= said_s < after_s + 1.0
+    problems = "first:1: no route"
+    assert line == f"no coordinator reached ({problems}); trying for {timeout}"
+    assert left == [actions.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
+
+
+@pytest.mark.parametrize(
+    ("closes", "problem"),
+    [(True, "the connection was closed there"), (False, "no answer, from it or from a name server")],
+)
+def test_port_that_closes_connections_or_never_answers_is_named(closes: bool, problem: str) -> None:
+    machine, lines, now_s = member(), [], 0.0
+    while not lines:
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        effects = machine.tick(now_s)
+        for _ in [effect for effect in effects if closes and isinstance(effect, actions.Connect)]:
+            machine.opened(now_s)
+            effects += machine.broken(now_s)
+        lines += [effect.text for effect in effects if isinstance(effect, actions.Say)]
+    assert f"(first:1: {problem})" in lines[0]
+    assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
+
+
+def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:
+    machine = led(member())
+    machine.tell(m.Ready(), 0.0)
+    told, now_s = [], 0.0
+    while now_s < 3 * 60.0:
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
+        told += [effect for effect in effects if isinstance(effect, actions.Say | actions.Leave)]
+    assert told == []
+
+
+@pytest.mark.parametrize(("is_named", "has_trained", "code"), [(False, False, 2), (True, False, 0), (False, True, 0)])
+def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_another(
+    is_named: bool, has_trained: bool, code: int
+) -> None:
+    standing = m.NodeStatus(cycle=0 if has_trained else -1)
+    identity = replace(member().identity, is_named=is_named)
+    finished = replace(decision(1, DecisionKind.END, size=2), code=0)
+    left = give_up_policy.at_end(identity, finished, standing)
+    assert (left.code, left.is_of_all) == (code, code == 0)
+    assert ("--rdzv-id" in left.text) is (code == 2)
+    assert give_up_policy.at_end(identity, replace(finished, code=1), standing).code == 1
+    excluded = replace(m.NodeStatus(), phase=m.NodePhase.EXCLUDED)
+    assert give_up_policy.at_end(identity, finished, excluded).code == 0
+    nobody_trained = replace(finished, world=0)
+    assert give_up_policy.at_end(identity, nobody_trained, standing).code == 0

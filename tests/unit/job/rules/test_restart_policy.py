@@ -1,0 +1,263 @@
+"""When a cycle is over and what follows, from counts alone; and whether a job makes progress."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_ft.job.rules.restart_policy import (
+    Action,
+    AnyFailed,
+    JobProgress,
+    MinHealthy,
+    NodeState,
+    Outcome,
+    Reached,
+    RestartDecision,
+    RestartPolicy,
+)
+
+S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERSHIP
+
+
+def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
+    """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
+    decisions, used = [], 0
+    for outcome in outcomes:
+        decisions.append(policy.decide(outcome, restarts_before=used))
+        used += outcome is F
+    return decisions
+
+
+@given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
+def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
+    restarts = 0
+    for outcome, decision in zip(outcomes, decide(AnyFailed(max_restarts), *outcomes), strict=True):
+        assert 0 <= decision.restarts_left <= max_restarts
+        if decision.action is Action.GIVE_UP:
+            assert restarts == max_restarts
+            break
+        restarts += outcome is F
+    assert restarts <= max_restarts
+
+
+HEALTHY, DONE, BAD, LOST, OUT = (
+    NodeState.HEALTHY,
+    NodeState.SUCCEEDED,
+    NodeState.UNHEALTHY,
+    NodeState.LOST,
+    NodeState.EXCLUDED,
+)
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "nodes", "outcome"),
+    [
+        (2, (HEALTHY, HEALTHY, HEALTHY), None),
+        (2, (HEALTHY, BAD, HEALTHY), None),
+        (2, (HEALTHY, LOST, HEALTHY), None),
+        (2, (HEALTHY, OUT, HEALTHY), None),
+        (2, (HEALTHY, BAD, LOST), F),
+        (2, (HEALTHY, OUT, BAD), F),
+        (3, (HEALTHY, HEALTHY, BAD), F),
+        # one that has succeeded counts
+        (2, (DONE, BAD, HEALTHY), None),
+        (2, (DONE, BAD, DONE), S),
+        (2, (DONE, DONE, HEALTHY), None),
+        (2, (DONE, BAD, BAD), F),
+        (3, (DONE, DONE, BAD), F),
+        (3, (DONE, DONE, DONE), S),
+        (1, (DONE, BAD), S),
+        (1, (HEALTHY,), None),
+        (1, (BAD,), F),
+        (1, (DONE,), S),
+    ],
+)
+def test_min_healthy_ends_the_cycle_once_too_few_nodes_are_healthy(
+    min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None
+) -> None:
+    assert MinHealthy(3, min_nodes).judge(Counter(nodes)) is outcome
+
+
+@given(st.integers(1, 5), st.lists(st.sampled_from(NodeState), min_size=1, max_size=8))
+def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
+    min_nodes: int, nodes: list[NodeState]
+) -> None:
+    outcome = MinHealthy(3, min_nodes).judge(Counter(nodes))
+    assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
+    assert (outcome is S) == (nodes.count(DONE) >= min_nodes and HEALTHY not in nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outcome"),
+    [
+        ((HEALTHY, HEALTHY), None),
+        ((HEALTHY, DONE), None),
+        ((HEALTHY, BAD, DONE), F),
+        ((HEALTHY, LOST), F),
+        ((HEALTHY, OUT), M),
+    ],
+)
+def test_any_failed_ends_the_cycle_at_the_first_bad_node(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
+    assert AnyFailed(3).judge(Counter(nodes)) is outcome
+
+
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+@pytest.mark.parametrize(
+    ("max_restarts", "before", "outcome", "action", "left"),
+    [
+        (3, 0, F, Action.RESTART, 2),
+        # what others have used counts, also for a launcher whose first cycle this is
+        (3, 2, F, Action.RESTART, 0),
+        (3, 3, F, Action.GIVE_UP, 0),
+        (0, 0, F, Action.GIVE_UP, 0),
+        (1, 1, M, Action.RESTART, 0),
+        (1, 1, S, Action.FINISH, 0),
+        (1, 0, X, Action.GIVE_UP, 1),
+    ],
+)
+def test_restarts_are_counted_for_the_job(
+    policy: type[AnyFailed | MinHealthy],
+    max_restarts: int,
+    before: int,
+    outcome: Outcome,
+    action: Action,
+    left: int,
+) -> None:
+    decision = policy(max_restarts, 2).decide(outcome, restarts_before=before)
+    assert (decision.action, decision.restarts_left) == (action, left)
+
+
+@pytest.mark.parametrize("policy", [AnyFailed(3, 2), MinHealthy(3, 2)])
+@pytest.mark.parametrize(
+    ("outcome", "left", "action", "reason"),
+    [
+        (M, 2, Action.RESTART, ""),
+        (M, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
+        (F, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
+    ],
+)
+def test_nodes_that_leave_end_the_job_only_where_too_few_are_left(
+    policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str
+) -> None:
+    decision = policy.decide(outcome, nodes_left=left)
+    assert (decision.action, decision.reason) == (action, reason)
+
+
+def stalled(*cycles: Reached | None) -> int:
+    """For how many cycles, after these have failed."""
+    advance = JobProgress()
+    for reached in cycles:
+        advance = advance.after(reached)
+    return advance.stalled
+
+
+HERE = Reached(20, 25)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "count"),
+    [
+        ([], 0),
+        ([HERE], 0),
+        ([HERE, HERE], 1),
+        ([HERE, HERE, Reached(20, 24), HERE], 3),
+        ([HERE, HERE, HERE, Reached(20, 26)], 0),
+        # a later checkpoint is progress, though it then fails earlier
+        ([HERE, HERE, Reached(22, 23)], 0),
+        ([HERE, Reached(22, 23), Reached(22, 23), Reached(20, 25)], 2),
+        # never an iteration: not judged
+        ([Reached(-1, -1)] * 9, 0),
+        # one that had some before and now fails in its start
+        ([HERE, Reached(-1, -1), Reached(-1, -1)], 2),
+        # a save is progress, whatever number the iterations have
+        ([HERE, HERE, HERE._replace(saved=True), HERE], 1),
+        # nothing is known of them
+        ([HERE, None, None, HERE], 1),
+    ],
+)
+def test_cycles_that_get_no_further_are_counted_as_stalled(cycles: list[Reached | None], count: int) -> None:
+    assert stalled(*cycles) == count
+
+
+NO_MODULE = Reached(-1, -1, False, "ModuleNotFoundError: No module named 'x'")
+WRONG = Reached(-1, -1, False, "exit code 2")
+KILLED = Reached(-1, -1, False)
+BEFORE_ANY_STEP_KNOWN = Reached(-1, -1, True)
+
+
+def test_first_cycle_known_to_resume_without_memory_neither_counts_nor_forgets_what_was_counted() -> None:
+    failed = Reached(first=0, last=7)
+    advance = JobProgress().after(failed, restored=True).after(failed, restored=True)
+    assert (advance.first, advance.last, advance.stalled) == (-1, 7, 1)
+    advance = advance.after(failed)
+    assert (advance.first, advance.last, advance.stalled) == (0, 7, 1)
+    assert advance.after(failed).stalled == 2
+
+
+@pytest.mark.parametrize(
+    ("cycles", "count"),
+    [
+        ([NO_MODULE], 1),
+        ([NO_MODULE, NO_MODULE], 2),
+        ([NO_MODULE, WRONG], 1),
+        ([WRONG, NO_MODULE, NO_MODULE, NO_MODULE], 3),
+        ([NO_MODULE, KILLED, NO_MODULE], 1),
+        # it has trained, or may have: another start may go well again
+        ([HERE, NO_MODULE, NO_MODULE], 0),
+        ([BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+        ([None, NO_MODULE, NO_MODULE], 0),
+        ([NO_MODULE, BEFORE_ANY_STEP_KNOWN, NO_MODULE, NO_MODULE], 0),
+    ],
+)
+def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | None], count: int) -> None:
+    advance = JobProgress()
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == count
+    # in a job that has trained in an earlier life they never count
+    advance = JobProgress(first=0, last=7)
+    for reached in cycles:
+        advance = advance.after(reached)
+    assert advance.starts == 0
+
+
+@pytest.mark.parametrize("known", [{"restored": True}, {"has_snapshot": True}])
+def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[str, bool]) -> None:
+    advance = JobProgress().after(WRONG, **known)
+    for _ in range(3):
+        advance = advance.after(WRONG)
+    assert advance.starts == 0
+
+
+@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+@pytest.mark.parametrize(
+    ("option", "counted", "bound", "reason"),
+    [
+        ("max_failed_starts", "starts", 2, "3 starts in a row failed in this way before the first step, giving up"),
+        (
+            "max_stalled",
+            "stalled",
+            3,
+            "no progress in 4 cycles, giving up "
+            "(none began an iteration after 25, resumed after 20 or completed a save)",
+        ),
+    ],
+)
+def test_a_job_without_progress_gives_up_though_restarts_are_left(
+    policy: type[AnyFailed | MinHealthy], option: str, counted: str, bound: int, reason: str
+) -> None:
+    for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
+        advance = JobProgress(20, 25, **{counted: count})
+        decision, unbounded = (policy(9, 1, **{option: most}).decide(F, advance=advance) for most in (bound, 0))
+        assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
+        assert unbounded.action is Action.RESTART
+    assert decision.reason == reason
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
+def test_lack_of_progress_is_judged_after_failures_only(outcome: Outcome) -> None:
+    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress

@@ -1,0 +1,210 @@
+"""Nodes train in whole groups of an NVLink domain, and keep their places as long as their domain can fill them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.places import Slot, choose_segments, usable
+from megatron_ft.job.rules.restart_policy import Reached
+from tests.support.machines import Job
+
+
+def node(name: str, rank: int | None = None) -> Node:
+    """In the domain that its first letter names."""
+    return Node(name, f"host-{name}", "", rank, owns=False, arrived=int(name[1:]), domain=name[0])
+
+
+def nodes(text: str) -> list[Node]:
+    return [node(name) for name in text.split()]
+
+
+def chosen(before: str, ready: str, *, most: int = 4, size: int = 2) -> str:
+    found = choose_segments([Slot.of(each) for each in nodes(before)], nodes(ready), most, size)
+    return " ".join(each.instance for each in found)
+
+
+def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int = 4, size: int = 2) -> str:
+    """The same, where some nodes are bad."""
+    slots = [Slot.of(each) for each in nodes(before)]
+    found = choose_segments(slots, nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
+    return " ".join(each.instance for each in found)
+
+
+@pytest.mark.parametrize(
+    ("ready", "takes_part"),
+    [
+        ("a0 b1 a2 b3", "a0 a2 b1 b3"),
+        ("a0 b1 a2 c3 b4", "a0 a2 b1 b4"),
+        ("a0 b1 c2 a3", "a0 a3"),  # of two domains one node each
+        ("a0 a1 a2 a3 a4 b5 b6", "a0 a1 a2 a3"),
+        ("a0 b1 c2", ""),
+    ],
+)
+def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) -> None:
+    assert chosen("", ready) == takes_part
+
+
+def test_segments_are_ordered_by_the_given_ranks_at_first() -> None:
+    ready = [node("a0", 3), node("b1", 0), node("a2", 2), node("b3", 1)]
+    assert [each.instance for each in choose_segments([], ready, 4, 2)] == ["b1", "b3", "a2", "a0"]
+
+
+@pytest.mark.parametrize(
+    ("ready", "takes_part"),
+    [
+        ("b3 b2 a1 a0", "a0 a1 b2 b3"),
+        ("a0 b2 b3 a7", "a0 a7 b2 b3"),  # a spare of its domain takes the place
+        ("a0 b2 b3 b7", "b2 b3"),  # none is there
+        ("a0 b2 b3 c7 c8", "c7 c8 b2 b3"),  # another domain has a whole segment for the places of the broken one
+        ("a0 b2 b3 c7 c8 a9", "a0 a9 b2 b3"),
+        ("b2 b3 c7 c8", "c7 c8 b2 b3"),
+        ("c7 c8 d5 d6", "d5 d6 c7 c8"),  # as they came
+    ],
+)
+def test_segments_keep_their_places_as_long_as_their_domain_can_fill_them(ready: str, takes_part: str) -> None:
+    assert chosen("a0 a1 b2 b3", ready) == takes_part
+
+
+def test_spares_go_to_the_segment_that_lacks_the_fewest() -> None:
+    before = "a0 a1 a2 a3 a4 a5 a6 a7"
+    assert chosen(before, "a0 a1 a4 a5 a6 a8", most=8, size=4) == "a4 a5 a6 a8"
+    # what is left of two makes one
+    assert chosen(before, "a0 a1 a4 a5", most=8, size=4) == "a0 a1 a4 a5"
+
+
+def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> None:
+    chance = random.Random(5)
+    for _ in range(500):
+        size, most = chance.choice((1, 2, 3, 4)), chance.randint(4, 20)
+        everybody = [node(f"{chance.choice('abcd')}{number}") for number in range(chance.randint(0, 24))]
+        before: list[Node] = []
+        for _ in range(4):
+            ready = [each for each in everybody if chance.random() < 0.8]
+            found = choose_segments([Slot.of(each) for each in before], ready, most, size)
+            assert len(found) == min(most, usable(ready, size)) // size * size
+            assert len({each.instance for each in found}) == len(found)
+            assert {each.instance for each in found} <= {each.instance for each in ready}
+            for at in range(0, len(found), size):
+                assert len({each.domain for each in found[at : at + size]}) == 1
+            if len(ready) == len(everybody) and Counter(map(id, found)) == Counter(map(id, before)):
+                assert found == before
+            before = found
+
+
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 a1 a2 b3 b4", "a1", "a0 a2 b3 b4"),  # the spare is the bad one
+        ("a0 a1 b2 b3 c4 c5", "a1", "b2 b3 c4 c5"),  # so is the whole segment
+        ("a0 a1 a2 a3 c4 c5", "a1", "a0 a2 c4 c5"),  # or what can be made of it
+        ("a0 a1 b2 b3", "a0", "a0 a1 b2 b3"),  # all are needed, and in their order
+        ("a0 a1 b2 b3 c4 c5", "a0 b2 b3 c4 c5", "a0 a1 b2 b3"),  # as few as will do
+    ],
+)
+def test_bad_nodes_stand_by_at_first_where_others_suffice(ready: str, bad: str, takes_part: str) -> None:
+    assert preferred("", ready, bad) == takes_part
+
+
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 b2 b3 a7 a8", "a7", "a0 a8 b2 b3"),
+        ("a0 b2 b3 a7 c8 c9", "a7", "c8 c9 b2 b3"),  # sooner a whole segment of another domain than a bad spare
+        ("a0 b2 b3 a7", "a7", "a0 a7 b2 b3"),
+        ("a0 b2 b3 a7 c8 c9", "a7 c8", "a0 a7 b2 b3"),  # of two that hold one the segment that had a place
+        ("a0 a1 b2 b3 a7 c8 c9", "a1", "a0 a1 b2 b3"),  # who trains isn't disturbed
+    ],
+)
+def test_bad_spares_take_part_later_only_if_they_are_needed(ready: str, bad: str, takes_part: str) -> None:
+    assert preferred("a0 a1 b2 b3", ready, bad) == takes_part
+
+
+@pytest.mark.parametrize(
+    ("ready", "bad", "takes_part"),
+    [
+        ("a0 a1 b2 b3 a7", "a1", "a0 a7 b2 b3"),
+        ("a0 a1 b2 b3 c8 c9", "a1", "c8 c9 b2 b3"),
+        ("a0 a1 b2 b3 c8 c9 a7", "a1", "a0 a7 b2 b3"),
+        ("a0 a1 b2 b3 a7", "a1 a7", "a0 a1 b2 b3"),  # no spare is better
+        ("a0 a1 b2 b3 c8 c9", "a1 c9", "a0 a1 b2 b3"),
+        ("a0 a1 b2 b3 c8", "a1", "a0 a1 b2 b3"),  # nor of use
+        ("a0 a1 b2 b3 a7", "", "a0 a1 b2 b3"),  # it has failed for the first time
+    ],
+)
+def test_a_bad_node_that_is_named_again_makes_place_for_spares_that_keep_segments_whole(
+    ready: str, bad: str, takes_part: str
+) -> None:
+    assert preferred("a0 a1 b2 b3", ready, bad, "a1") == takes_part
+
+
+def test_bad_nodes_that_had_a_place_are_preferred_to_other_bad_ones() -> None:
+    assert preferred("a4 a5 b2 b3", "c0 c1 a4 a7 b2 b3", "a7 c0") == "a4 a7 b2 b3"
+    assert preferred("a4 a5 b2 b3", "a0 a4 a5 b2 b3", "a0 a5", "a5") == "a4 a5 b2 b3"
+
+
+def test_bad_nodes_are_left_over_where_segments_are_formed_anew() -> None:
+    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a1 a3 a4", "a0", most=6, size=3) == "a1 a3 a4"
+    assert preferred("a0 a1 a2 a3", "a0 a2 c8 c9 d6 d7", "a0") == "d6 d7 c8 c9"
+    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a2 a4 a5 a6", "a0", most=6) == "a2 a6 a4 a5"  # for want of spares
+
+
+def test_segments_use_as_few_bad_nodes_as_possible_without_losing_a_segment() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        size, most = chance.choice((1, 2, 3)), chance.randint(2, 9)
+        ready = [node(f"{chance.choice('abc')}{number}") for number in range(chance.randint(0, 12))]
+        before = choose_segments([], [each for each in ready if chance.random() < 0.7], most, size)
+        bad = frozenset(each.instance for each in ready if chance.random() < 0.3)
+        named = chance.choice([each.instance for each in before]) if before else ""
+        found = choose_segments([Slot.of(each) for each in before], ready, most, size, bad=bad, named=named)
+        assert len(found) == min(most, usable(ready, size)) // size * size
+        seated = {each.instance for each in before} - {named}
+        doubtful = [each for each in ready if each.instance in bad - seated]
+        sound = [each for each in ready if each not in doubtful]
+        needed = next(
+            count
+            for count in range(len(doubtful) + 1)
+            if any(
+                usable([*sound, *more], size) // size * size >= len(found)
+                for more in itertools.combinations(doubtful, count)
+            )
+        )
+        assert sum(each in doubtful for each in found) == needed
+        for at in range(0, len(found), size):
+            assert len({each.domain for each in found[at : at + size]}) == 1
+
+
+def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain() -> None:
+    job = Job(min_nodes=4, max_nodes=4, segment=2, last_call_s=0.2)
+    a, b = job.start("ab", domain="left")
+    (c,) = job.start("c", domain="right")
+    (d,) = job.start("d", domain="left")
+    job.run(4.0)
+    assert [each.begun for each in (a, b, c, d)] == [None] * 4
+    assert a.lines == [
+        "waiting for 2 more nodes (4 are here: a, b, c, d; 2 of them not in a complete NVLink-domain segment"
+        " (--ft-segment))"
+    ]
+    (e,) = job.start("e", domain="right")
+    job.run(1.0)
+    assert [each.member.place for each in (a, b, c, e)] == [0, 1, 2, 3]
+    assert d.begun is None
+    b.dies()
+    job.run(2.0)
+    assert [each.member.place for each in (a, d, c, e)] == [0, 1, 2, 3]
+
+
+def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
+    job = Job(min_nodes=2, max_nodes=2, segment=2)
+    a, b = job.start("ab", domain="left")
+    (spare,) = job.start("c", domain="left")
+    for iteration in (10, 20):
+        assert [each.member.place for each in (a, b, spare)] == [0, 1, None]
+        b.fails(reached=Reached(0, iteration))
+        job.run(2.0)
+    assert [each.member.place for each in (a, b, spare)] == [0, None, 1]
