@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.job_lines import restored
 from megatron_ft.memory.rules.choice import (
     MOST_SOURCES,
     CycleEnd,
@@ -17,6 +16,7 @@ from megatron_ft.memory.rules.choice import (
     first_restore,
     next_restore,
 )
+from megatron_ft.memory.rules.lines import restored
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Restore, SavedFiles, SnapshotKey
 
 NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
