@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -14,11 +15,11 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.integrations import lightning_faults, local_checkpoints
-from megatron_ft.integrations.lightning_faults import SimulatedFaultParams
-from megatron_ft.integrations.lightning_finished import end_of_fit, why_finished, withdraw_flag, write_flag_of_fit
-from megatron_ft.integrations.lightning_packages import LightningCallback, is_tuner_exit
+from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
+from megatron_ft.core.errors import ConfigError, RankMonitorClientError, show
+from megatron_ft.integrations import local_checkpoints
+from megatron_ft.integrations.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
+from megatron_ft.integrations.lightning_packages import LightningCallback, names_of_classes
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.learning import state as learned
 from megatron_ft.learning.launcher_part import StateFile, StateFileDone
@@ -27,11 +28,11 @@ from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.crash_reporter import reporter
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from megatron_ft.rank.hooks import safe_calls
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
-from megatron_ft.rank.hooks.user_errors import ask_for_no_restart, why_unusable
-
-__all__ = ["FINISHED_FLAG", "Fit", "FitCallback"]
+from megatron_ft.rank.hooks.user_errors import ask_for_no_restart, no_restart_for_mistakes
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Fit:
 class FitCallback(LightningCallback):
     """Monitors ``trainer.fit`` only. Lightning's hooks that subclasses don't need do nothing."""
 
+    TIMEOUTS: str
+    """Name of the client's attribute that holds the timeouts in use."""
     TIMEOUTS_FILENAME: str
     """Name of the file of learned timeouts, in ``exp_dir``."""
     FT_DIR_NAME = "ft_state"
@@ -63,26 +66,24 @@ class FitCallback(LightningCallback):
         simulated_fault_params: SimulatedFaultParams | Mapping[str, Any] | None = None,
         exp_dir: str | os.PathLike[str] | None = None,
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+        exc_handling_policy: Callable[[Any], WorkloadControlRequest | None] | None = None,
     ) -> None:
-        """Create the callback without any I/O.
-
-        Args:
-            autoresume: write the file named by ``FAULT_TOL_FINISHED_FLAG_FILE`` when the training is finished, so that
-            the script that starts one job after the other can end (see examples/autoresume).
-            calculate_timeouts: learn timeouts, and use those of earlier runs.
-            simulated_fault_params: make one rank fail, for a rehearsal; the object or a mapping of its fields.
-            exp_dir: directory of learned timeouts, shared by all runs. None is ``ft_state`` in the trainer's
-            ``log_dir``, which most loggers number anew in each run.
-            logger_name: name of this callback's logger.
+        """Create the callback without any I/O; the arguments are those of `megatron_ft.integrations.lightning`.
 
         Raises:
-            ConfigError: simulated_fault_params are invalid (a ValueError).
+            ConfigError: simulated_fault_params aren't such parameters (a ValueError).
         """
         self.logger = logging.getLogger(logger_name)
         self.autoresume = autoresume
         self.calculate_timeouts = calculate_timeouts
-        self.simulated_fault_params = lightning_faults.parse(simulated_fault_params)
+        if simulated_fault_params is not None and not isinstance(simulated_fault_params, SimulatedFaultParams):
+            try:
+                simulated_fault_params = SimulatedFaultParams(**simulated_fault_params)
+            except TypeError as error:
+                raise ConfigError(f"simulated_fault_params: {error}") from None
+        self.simulated_fault_params = simulated_fault_params
         self.exp_dir = Path(exp_dir) if exp_dir else None
+        self.exc_handling_policy = exc_handling_policy
         self.timeouts_file_path: Path | None = None
         self.fault_tol_client: RankMonitorClient | None = None
         self._fit = Fit()
@@ -115,7 +116,7 @@ class FitCallback(LightningCallback):
                 )
             )
         if self.autoresume:
-            self._withdraw_flag()
+            self._change_flag(withdraw_flag, "another fit begins: the flag of the last one is removed")
         self._fit = Fit()
         client = self.fault_tol_client = RankMonitorClient()
         user_code.note_iterations(True)
@@ -129,42 +130,55 @@ class FitCallback(LightningCallback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """At the end of a fit without an exception: write the flag, learn timeouts (a collective), disconnect."""
-        if stage != "fit" or self.fault_tol_client is None:
+        client = self.fault_tol_client
+        if stage != "fit" or client is None:
             return
         # Lightning calls this hook while it handles that exception
-        is_cut_short = is_tuner_exit(sys.exc_info()[1])
+        is_cut_short = "_TunerExitException" in names_of_classes(sys.exc_info()[1])
         try:
             self._before_end()
             if self.autoresume:
                 # other ranks may be at their last save: a flag before it would end the training without it
                 trainer.strategy.barrier("megatron_ft: end of fit")
-                self._say_if_finished(trainer, is_cut_short)
-            self._learn(trainer, is_closing=True)
+                fit = self._fit
+                reason = why_finished(
+                    trainer, iterations=fit.iterations, is_resumed=fit.is_resumed, is_cut_short=is_cut_short
+                )
+                if reason is None:
+                    self._info("the training isn't finished: a further job can go on")
+                elif trainer.is_global_zero:
+                    reason = f"the training is finished: {reason}"
+                    self._change_flag(functools.partial(write_flag_of_fit, reason), reason)
+            if self.calculate_timeouts:
+                self._learn(trainer, client, is_closing=True)
         finally:
-            client = self._disconnect()
+            self._disconnect()
         self._write_timeouts(client)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Disconnect. Timeouts are learned only if ``sys.exit(0)``, on all ranks, ended the fit."""
-        if self.fault_tol_client is None:
+        client = self.fault_tol_client
+        if client is None:
             return
-        # by exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps
-        is_clean = type(exception) is SystemExit and not exception.code
+        is_clean = isinstance(exception, SystemExit) and not exception.code
         try:
             self._before_end()
-            if is_clean:
-                self._learn(trainer, is_closing=True)
-            self._on_failure(exception)
+            # by exact type: Lightning's SIGTERMException is a SystemExit too, but ranks raise it at different steps
+            if is_clean and type(exception) is SystemExit and self.calculate_timeouts:
+                self._learn(trainer, client, is_closing=True)
+            elif not is_clean and self.exc_handling_policy is not None:
+                self._ask_policy(self.exc_handling_policy, exception)
         except Exception as error:  # noqa: BLE001 - the exception that ends the fit is the one that has to be seen
             self.logger.error("FT: %s while handling %s: %s", type(error).__name__, type(exception).__name__, error)
         finally:
-            client = self._disconnect(exception)
+            self._disconnect(exception)
         self._write_timeouts(client)
 
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Report the iteration."""
         if self.fault_tol_client is not None:
             safe_calls.call(self.fault_tol_client.set_iteration, trainer.global_step)
+        simulated.on_step()
 
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         self._fit.iterations += 1
@@ -186,11 +200,8 @@ class FitCallback(LightningCallback):
     def _before_end(self) -> None:
         """Act at the end of a fit, while still connected."""
 
-    def _learn(self, trainer: Any, *, is_closing: bool) -> None:
+    def _learn(self, trainer: Any, client: RankMonitorClient, *, is_closing: bool) -> None:
         """Calculate timeouts, a collective, if enough was observed."""
-
-    def _on_failure(self, exception: BaseException) -> None:
-        """Act on an exception that has ended the fit."""
 
     def _retire(self) -> None:
         """Clean up before the client is shut down."""
@@ -203,15 +214,15 @@ class FitCallback(LightningCallback):
         directory = self.exp_dir or Path(trainer.log_dir or trainer.default_root_dir) / self.FT_DIR_NAME
         self.timeouts_file_path = directory / self.TIMEOUTS_FILENAME
         if self.calculate_timeouts:
-            problem = why_unusable(directory, create=agreement.rank() == 0)
-            if problem is not None:
-                self._refuse(ConfigError(problem))
-            if self.exp_dir is None and _is_versioned(directory):
+            # Lightning's loggers number it: the next run uses another one
+            if self.exp_dir is None and re.fullmatch(r"version_\d+", directory.parent.name):
                 self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
             self._load_timeouts(client, str(self.timeouts_file_path))
         self._check_config(client)
+        self._info(f"monitoring begins with {getattr(client, self.TIMEOUTS)}")
         if self.simulated_fault_params is not None:
-            lightning_faults.start(self.simulated_fault_params, lambda: self.fault_tol_client)
+            with no_restart_for_mistakes():
+                simulated.start(self.simulated_fault_params, client=lambda: self.fault_tol_client)
         self._begin(trainer, client)
 
     def _refuse(self, error: Exception) -> NoReturn:
@@ -219,46 +230,37 @@ class FitCallback(LightningCallback):
         ask_for_no_restart(str(error))
         raise error
 
-    def _disconnect(self, error: BaseException | None = None) -> RankMonitorClient | None:
+    def _disconnect(self, error: BaseException | None = None) -> None:
         """End the monitoring; ``error`` has ended the fit."""
         client, self.fault_tol_client = self.fault_tol_client, None
         self._retire()
         if client is not None and error is not None:
             safe_calls.call(client._leave, error)
-        if client is not None:
+        elif client is not None:
             safe_calls.call(client.shutdown_workload_monitoring)
-        return client
 
-    def _say_if_finished(self, trainer: Any, is_cut_short: bool) -> None:
-        fit = self._fit
-        end = end_of_fit(trainer, iterations=fit.iterations, is_resumed=fit.is_resumed, is_cut_short=is_cut_short)
-        reason = why_finished(end)
-        if reason is None:
-            self._info("the training isn't finished: a further job can go on")
-        elif trainer.is_global_zero:
-            self._write_flag(f"the training is finished: {reason}", write=write_flag_of_fit)
+    def _ask_policy(self, policy: Callable[[Any], WorkloadControlRequest | None], exception: BaseException) -> None:
+        request = policy(exception)
+        if request is None:
+            return
+        if not isinstance(request, WorkloadControlRequest):
+            raise TypeError(f"exc_handling_policy must return a WorkloadControlRequest or None, not {show(request)}")
+        self.logger.info("FT: %s was raised: %s is asked for", type(exception).__name__, request.action.name)
+        if request.action is WorkloadAction.ShutdownWorkload:
+            reason = f"the workload was shut down on request: {request.description or type(exception).__name__}"
+            self._change_flag(functools.partial(write_flag, reason), reason)
+        assert self.fault_tol_client is not None
+        self.fault_tol_client.send_workload_control_request(request)
 
-    def _withdraw_flag(self) -> None:
-        """Remove the flag of the previous fit: the training isn't finished if this fit is interrupted."""
+    def _change_flag(self, change: Callable[[], str | None], why: str) -> None:
+        """Write or remove the file that ends the loop of jobs, and log it."""
         try:
-            path = withdraw_flag()
+            path = change()
         except OSError as error:
-            path = os.environ[FINISHED_FLAG]
-            self.logger.error("FT: %s, written after the last fit, can't be removed: %s", path, error.strerror or error)
+            self.logger.error("FT: %s: %s: %s", os.environ[FINISHED_FLAG], error.strerror or error, why)
         else:
             if path is not None:
-                self.logger.info("FT: another fit begins, so %s, written after the last one, is removed", path)
-
-    def _write_flag(self, reason: str, write: Callable[[str], str | None] = write_flag) -> None:
-        """Write the file that ends the loop of jobs, with the reason as its content."""
-        try:
-            path = write(reason)
-        except OSError as error:
-            path = os.environ[FINISHED_FLAG]
-            self.logger.error("FT: %s can't be written (%s): %s", path, error.strerror or error, reason)
-        else:
-            if path is not None:
-                self.logger.info("FT: %s, so %s is written", reason, path)
+                self.logger.info("FT: %s (%s)", why, path)
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
         """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
@@ -283,20 +285,27 @@ class FitCallback(LightningCallback):
             summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
-    def _learned(self, timeouts: object) -> None:
-        """Note and log new timeouts."""
-        self._fit.has_learned = True
-        self._info(f"Updated FT timeouts: {timeouts}")
-
-    def _write_timeouts(self, client: RankMonitorClient | None) -> None:
-        """Write new timeouts to the file, on rank 0."""
-        if client is None or not self._fit.has_learned:
+    def _calculate(self, client: RankMonitorClient, calculate: Callable[..., object], **selected: Any) -> None:
+        """Calculate timeouts (a collective), and log them."""
+        try:
+            calculate(**selected)
+        except RankMonitorClientError as error:
+            self._warn(f"timeouts were not updated: {error}")
             return
-        self._fit.has_learned = False
-        if agreement.rank() != 0:
+        self._fit.has_learned = True
+        self._info(f"Updated FT timeouts: {getattr(client, self.TIMEOUTS)}")
+
+    def _write_timeouts(self, client: RankMonitorClient) -> None:
+        """Write new timeouts to the file, on rank 0."""
+        has_learned, self._fit.has_learned = self._fit.has_learned, False
+        if not has_learned or agreement.rank() != 0:
             return
         assert self.timeouts_file_path is not None
-        if problem := _save(client, self.timeouts_file_path).problem:
+        # ft_state.json's document with the client's plain state, as nvidia-resiliency-ext's callbacks write and read it
+        plain = client.state_dict()
+        state = replace(learned.parse(plain), configured_s=_configured(client), world_size=agreement.world_size())
+        document = {**msgspec.to_builtins(state), **plain}
+        if problem := carry_out(StateFile(str(self.timeouts_file_path), document)).problem:
             self._warn(f"{problem}. The next run won't know these timeouts")
 
     def _info(self, text: str) -> None:
@@ -323,23 +332,7 @@ def _keep_stack_signals(trainer: Any) -> None:
     connector.teardown = restoring
 
 
-def _is_versioned(directory: Path) -> bool:
-    """Return True if Lightning's loggers number this directory: the next run uses another and finds no file."""
-    return re.fullmatch(r"version_\d+", directory.parent.name) is not None
-
-
 def _configured(client: RankMonitorClient) -> learned.Configured:
     """Return the timeouts that the user has set."""
     assert client.cfg is not None
     return learned.Configured.of(client.cfg.to_dict())
-
-
-def _save(client: RankMonitorClient, path: Path) -> StateFileDone:
-    """Write the client's calculated timeouts to the file. Only rank 0 may call this.
-
-    The file is ``ft_state.json``'s document with the client's plain state added under "current_timeouts", as
-    nvidia-resiliency-ext's callbacks write and read it.
-    """
-    plain, size = client.state_dict(), agreement.world_size()
-    state = replace(learned.parse(plain), configured_s=_configured(client), world_size=size)
-    return carry_out(StateFile(str(path), {**msgspec.to_builtins(state), **plain}))

@@ -9,8 +9,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["LightningCallback", "is_tuner_exit", "names_of_classes"]
-
 _HOMES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -45,8 +43,3 @@ else:
 def names_of_classes(thing: Any) -> set[str]:
     """Return the names of an object's class and bases: equal for both packages, without an import."""
     return {each.__name__ for each in type(thing).__mro__}
-
-
-def is_tuner_exit(error: BaseException | None) -> bool:
-    """Return True for Lightning's exception that leaves a run early on purpose (tuners; NeMo's time limit of a run)."""
-    return error is not None and "_TunerExitException" in names_of_classes(error)

@@ -28,7 +28,7 @@ settings = ft.FaultToleranceSettings(calc_ft_timeouts=True)
 state = ft.GlobalState.create(save=save, ft=settings)
 ft.setup(state.cfg, state)
 client = state.rank_monitor_client
-injector = FaultInjector.from_plan_file(plan, rank=RANK, world_size=2, cycle=CYCLE, client=client)
+injector = FaultInjector.of_this_rank(plan, client=client)
 checkpoint = os.path.join(save, "iteration")
 iteration = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
 if iteration:

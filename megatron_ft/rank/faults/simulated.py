@@ -22,7 +22,7 @@ from megatron_ft.core.facts.rank import FaultInjected
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.core.wording import when
 from megatron_ft.rank.base import agreement
-from megatron_ft.rank.faults.acts import Slowness, announce, inject
+from megatron_ft.rank.faults.acts import announce, inject
 from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
 from megatron_ft.rank.hooks.run_facts import current_iteration, log_event
 from megatron_ft.rank.hooks.user_errors import no_restart_for_mistakes
@@ -32,23 +32,23 @@ _VARIABLE = "FT_SIM_FAULT_DESC"
 
 _for_next_step: list[Callable[[], None]] = []
 """Faults for the training thread to inject in its next step."""
-_slowness = Slowness()
+_slower_by_s = 0.0
 _taken = ""
 """Description whose fault was started in this process."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedFault:
-    """Planned fault; the same on all ranks."""
+@dataclass
+class SimulatedFaultParams:
+    """A fault that one rank simulates, for tests and rehearsals, in every cycle anew."""
 
-    type: str
-    rank: int
-    delay_s: float
-    """Seconds from now; valid on the failing rank only."""
-
-    def describe(self) -> str:
-        """Return one line of description."""
-        return f"rank {self.rank} {FAULT_TYPES[self.type]} in {self.delay_s:.1f} s ({self.type})"
+    fault_type: str
+    """"rank_killed" (SIGKILL), "rank_hung" (SIGSTOP), "random": one of the two, "slow" or "exception"."""
+    base_delay: float
+    """Least delay in seconds from the start of the fit."""
+    rand_delay: float | None = 0.0
+    """Most seconds added at random; None: a fifth of ``base_delay``."""
+    rank_to_fail: int | None = None
+    """Rank that fails; None for a random one."""
 
 
 def is_described() -> bool:
@@ -87,40 +87,31 @@ def _settings(description: str) -> FaultToleranceSettings:
         ) from None
 
 
-def plan_fault(config: Any, *, world_size: int, seed: Callable[[], int]) -> SimulatedFault:
-    """Return the fault that the configuration asks for, drawing what it leaves open.
+def plan(params: SimulatedFaultParams, *, world_size: int, seed: Callable[[], int]) -> SimulatedFaultParams:
+    """Return the fault with type, rank and delay drawn. The delay is valid on the failing rank only.
 
-    Args:
-        config: has ``simulated_fault_type``, ``simulated_fault_rank``, ``simulated_fault_base_delay`` (s).
-        world_size: number of ranks.
-        seed: called only if the rank or the type is left open, because it may take a collective.
+    ``seed`` is called only if the rank or the type is left open, because it may take a collective.
 
     Raises:
         ConfigError: a value is invalid; decided alike on all ranks, before ``seed`` is called.
     """
-    fault_type, rank, base = (
-        config.simulated_fault_type,
-        config.simulated_fault_rank,
-        config.simulated_fault_base_delay,
-    )
+    fault_type, rank = params.fault_type, params.rank_to_fail
     known = [*FAULT_TYPES, RANDOM]
     if fault_type not in known:
         raise ConfigError(f"Unknown fault type {fault_type}{nearest(str(fault_type), known)}")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size):
-        raise ConfigError(f"simulated_fault_rank must be a rank from 0 to {world_size - 1}, not {show(rank)}")
-    if isinstance(base, bool) or not isinstance(base, (int, float)) or not (math.isfinite(base) and base >= 0):
-        raise ConfigError(f"simulated_fault_base_delay must be a number of seconds from 0, not {show(base)}")
-    rank, fault_type, draw = choose(fault_type, rank, world_size=world_size, seed=seed)
-    return SimulatedFault(type=fault_type, rank=rank, delay_s=base * (1.0 + _DELAY_SPREAD * draw.random()))
-
-
-def choose(
-    fault_type: str, rank: int | None, *, world_size: int, seed: Callable[[], int]
-) -> tuple[int, str, random.Random]:
-    """Return rank, type, and a generator for the delay, drawing what is left open; ``seed`` as in `plan_fault`."""
+        raise ConfigError(f"simulated fault: the rank must be from 0 to {world_size - 1}, not {show(rank)}")
+    for delay in (params.base_delay, 0.0 if params.rand_delay is None else params.rand_delay):
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
+            raise ConfigError(f"simulated fault: the delay must be a number of seconds from 0, not {show(delay)}")
     draw = random.Random(seed()) if rank is None or fault_type == RANDOM else random.Random()
     drawn_rank, drawn_type = draw.randrange(world_size), draw.choice(RANDOM_TYPES)
-    return drawn_rank if rank is None else rank, drawn_type if fault_type == RANDOM else fault_type, draw
+    spread_s = _DELAY_SPREAD * params.base_delay if params.rand_delay is None else params.rand_delay
+    return SimulatedFaultParams(
+        fault_type=drawn_type if fault_type == RANDOM else fault_type,
+        base_delay=params.base_delay + spread_s * draw.random(),
+        rank_to_fail=drawn_rank if rank is None else rank,
+    )
 
 
 def common_seed() -> int:
@@ -135,37 +126,47 @@ def maybe_start(config: Any, *, client: Callable[[], Any]) -> None:
     """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` is asked when it is due."""
     if config is None or not config.simulate_fault:
         return
-    start(plan_fault(config, world_size=agreement.world_size(), seed=common_seed), client=client)
+    delay, rank = config.simulated_fault_base_delay, config.simulated_fault_rank
+    start(SimulatedFaultParams(config.simulated_fault_type, delay, None, rank), client=client)
 
 
-def start(fault: SimulatedFault, *, client: Callable[[], Any]) -> None:
-    """In the rank that is to fail, start the thread that waits for the moment. Arguments as of ``maybe_start``."""
-    if fault.rank != agreement.rank():
+def start(params: SimulatedFaultParams, *, client: Callable[[], Any]) -> None:
+    """In the rank that is to fail, start the thread that waits for the moment.
+
+    A collective (one broadcast) if the rank or the type is random and there is a process group. ``client`` is called
+    when the fault is due, for the client to whose event log it is written.
+
+    Raises:
+        ConfigError: a value is invalid; on all ranks alike.
+    """
+    fault = plan(params, world_size=agreement.world_size(), seed=common_seed)
+    if fault.rank_to_fail != agreement.rank():
         return
+    what = f"rank {fault.rank_to_fail} {FAULT_TYPES[fault.fault_type]}"
+
+    def carry_out() -> None:
+        global _slower_by_s
+        now, cycle = client(), int(os.environ.get("FT_CYCLE", "0"))
+        iteration = current_iteration(now)
+        log_event(now, FaultInjected(type=fault.fault_type, rank=agreement.rank(), iteration=iteration, cycle=cycle))
+        where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
+        announce(f"{what} {where}")
+        _slower_by_s = inject(fault.fault_type) or _slower_by_s
 
     def when_due() -> None:
-        time.sleep(fault.delay_s)
-        if fault.type in IN_LOOP_TYPES:
-            _for_next_step.append(lambda: _carry_out(fault, client()))
+        time.sleep(fault.base_delay)
+        if fault.fault_type in IN_LOOP_TYPES:
+            _for_next_step.append(carry_out)
         else:
-            _carry_out(fault, client())
+            carry_out()
 
-    announce(f"planned: {fault.describe()}")
-    thread = threading.Thread(target=when_due, name="ft-simulated-fault")
-    thread.daemon = True
-    thread.start()
+    announce(f"planned: {what} in {fault.base_delay:.1f} s ({fault.fault_type})")
+    threading.Thread(target=when_due, name="ft-simulated-fault", daemon=True).start()
 
 
 def on_step() -> None:
     """Inject a due fault, and slow the step down. The training thread calls this in each step."""
     if _for_next_step:
         _for_next_step.pop()()
-    _slowness.on_step()
-
-
-def _carry_out(fault: SimulatedFault, client: Any) -> None:
-    cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(client)
-    log_event(client, FaultInjected(type=fault.type, rank=fault.rank, iteration=iteration, cycle=cycle))
-    where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
-    announce(f"rank {fault.rank} {FAULT_TYPES[fault.type]} {where}")
-    inject(fault.type, slowness=_slowness)
+    if _slower_by_s:
+        time.sleep(_slower_by_s)

@@ -27,9 +27,9 @@ _CLIENT = {
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
 _COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
-_FAULTS = _all_in("megatron_ft.integrations.lightning_faults", "SimulatedFaultParams")
-_HEARTBEATS = _all_in("megatron_ft.integrations.lightning_heartbeats", "FaultToleranceCallback")
-_SECTIONS = _all_in("megatron_ft.integrations.lightning_sections", "FaultToleranceSectionsCallback")
+_FAULTS = _all_in("megatron_ft.rank.faults.simulated", "SimulatedFaultParams")
+_HEARTBEATS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceCallback")
+_SECTIONS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceSectionsCallback")
 _TENSOR_AWARE = "megatron_ft.integrations.tensor_aware"
 _MANAGERS = "megatron_ft.integrations.local_checkpoints"
 _REPLICATION = "megatron_ft.integrations.replication"

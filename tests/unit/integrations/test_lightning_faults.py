@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
 from megatron_ft.core.facts.rank import FaultInjected
-from megatron_ft.integrations import lightning_faults
 from megatron_ft.integrations.lightning import (
     FaultToleranceCallback,
     FaultToleranceSectionsCallback,
@@ -52,35 +51,31 @@ def test_simulated_fault_is_accepted_as_parameters_or_dictionary(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"fault_type": "rank_kiled", "base_delay": 1.0}, "fault_type must be one of .*rank_killed"),
-        ({"fault_type": "sleep", "base_delay": 1.0}, "fault_type"),
-        ({"fault_type": "random", "base_delay": -1.0}, "base_delay must be a number of seconds from 0, not -1"),
-        ({"fault_type": "random", "base_delay": "5"}, "base_delay"),
-        ({"fault_type": "random", "base_delay": float("nan")}, "base_delay"),
-        ({"fault_type": "random", "base_delay": 1.0, "rand_delay": float("inf")}, "rand_delay"),
-        ({"fault_type": "random", "base_delay": 1.0, "rank_to_fail": -1}, "rank_to_fail"),
-        ({"fault_type": "random", "base_delay": 1.0, "rank_to_fail": True}, "rank_to_fail"),
-        ({"fault_type": "random"}, "base_delay"),
-        ({"fault_type": "random", "base_delay": 1.0, "delay": 1.0}, "delay"),
-        (5.0, "simulated_fault_params must be"),
+        (SimulatedFaultParams("rank_kiled", 1.0), "Unknown fault type rank_kiled.*rank_killed"),
+        (SimulatedFaultParams("random", "5"), "a number of seconds from 0, not '5'"),  # type: ignore[arg-type]
+        (SimulatedFaultParams("random", float("nan")), "a number of seconds"),
+        (SimulatedFaultParams("random", 1.0, float("inf")), "a number of seconds"),
+        (SimulatedFaultParams("random", 1.0, rank_to_fail=True), "rank must be from 0 to 3"),
+        (SimulatedFaultParams("random", 1.0, rank_to_fail=4), "rank must be from 0 to 3, not 4"),
     ],
 )
-def test_mistakes_are_one_line(given: Any, words: str) -> None:
+def test_mistakes_are_one_line(given: SimulatedFaultParams, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
-        FaultToleranceCallback(True, False, simulated_fault_params=given)
+        simulated.plan(given, world_size=4, seed=never)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"fault_type": "random"}, {"fault_type": "random", "delay": 1.0}, 5.0])
+def test_parameters_of_another_form_are_one_line(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^simulated_fault_params: .*$"):
+        FaultToleranceCallback(True, False, simulated_fault_params=given)
 
 
 def test_random_delay_of_a_fault_varies_within_its_bound() -> None:
     params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
-    delays = [lightning_faults.plan(params, world_size=1, seed=never).delay_s for _ in range(100)]
+    delays = [simulated.plan(params, world_size=1, seed=never).base_delay for _ in range(100)]
     assert all(10.0 <= delay <= 15.0 for delay in delays)
     assert max(delays) - min(delays) > 1.0
-
-
-def test_fault_on_a_rank_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank_to_fail must be a rank from 0 to 3, not 4"):
-        lightning_faults.plan(SimulatedFaultParams("rank_hung", 1.0, 0.0, 4), world_size=4, seed=never)
 
 
 def test_simulated_fault_is_injected_on_its_rank_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,7 +90,7 @@ def test_simulated_fault_is_injected_on_its_rank_only(monkeypatch: pytest.Monkey
     monkeypatch.setenv("FT_CYCLE", "3")
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
-        lightning_faults.start(SimulatedFaultParams("rank_killed", 0.0, 0.0, 1), lambda: client)
+        simulated.start(SimulatedFaultParams("rank_killed", 0.0, 0.0, 1), client=lambda: client)
     for thread in threading.enumerate():
         if thread.name == "ft-simulated-fault":
             assert thread.daemon

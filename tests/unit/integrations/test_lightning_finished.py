@@ -10,22 +10,14 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.integrations.lightning_finished import EndOfFit, end_of_fit, why_finished
+from megatron_ft.integrations.lightning_finished import why_finished
 
 
-def end(**changes: Any) -> EndOfFit:
-    """A fit in the middle of a training that was stopped after some batches."""
-    values: dict[str, Any] = {
-        "global_step": 40,
-        "max_steps": -1,
-        "epochs": 2,
-        "max_epochs": -1,
-        "iterations": 20,
-        "is_resumed": True,
-        "is_early_stopped": False,
-        "is_cut_short": False,
-    }
-    return EndOfFit(**{**values, **changes})
+def why(*, iterations: int = 20, is_resumed: bool = True, is_cut_short: bool = False, **changes: Any) -> str | None:
+    """Why a training is finished; it was stopped in the middle, after some batches, unless said otherwise."""
+    values = {"global_step": 40, "max_steps": -1, "current_epoch": 2, "max_epochs": -1, "should_stop": False}
+    trainer = SimpleNamespace(**{**values, "callbacks": [], **changes})
+    return why_finished(trainer, iterations=iterations, is_resumed=is_resumed, is_cut_short=is_cut_short)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +29,13 @@ def end(**changes: Any) -> EndOfFit:
         ({"max_steps": 0, "global_step": 0, "iterations": 0}, "max_steps=0 is reached"),
         ({"max_epochs": 2}, "max_epochs=2 is reached"),
         ({"max_steps": 1000, "max_epochs": 1}, "max_epochs=1 is reached"),
-        ({"is_early_stopped": True}, "EarlyStopping ended it at step 40"),
         ({"iterations": 0}, "nothing left to train at step 40"),
         ({"iterations": 0, "is_resumed": False}, "nothing left to train"),
         ({"iterations": 1}, "nothing left to train"),
     ],
 )
 def test_fit_that_reached_its_limit_has_finished_the_training(changes: dict[str, Any], words: str) -> None:
-    reason = why_finished(end(**changes))
+    reason = why(**changes)
     assert reason is not None
     assert words in reason
 
@@ -58,11 +49,11 @@ def test_fit_that_reached_its_limit_has_finished_the_training(changes: dict[str,
         {"iterations": 1, "is_resumed": False},  # the first job of all was stopped early
         {"iterations": 0, "is_cut_short": True},
         {"iterations": 1, "is_cut_short": True},
-        {"is_early_stopped": True, "is_cut_short": True},
+        {"max_epochs": None},
     ],
 )
 def test_fit_short_of_its_limits_has_not_finished_the_training(changes: dict[str, Any]) -> None:
-    assert why_finished(end(**changes)) is None
+    assert why(**changes) is None
 
 
 class Reason(Enum):
@@ -97,21 +88,11 @@ class MyEarlyStopping(EarlyStopping):
     ],
 )
 def test_early_stopping_counts_if_it_ended_this_fit(callback: Any, should_stop: bool, is_early_stopped: bool) -> None:
-    trainer = SimpleNamespace(
-        global_step=7, max_steps=-1, current_epoch=5, max_epochs=None, should_stop=should_stop, callbacks=[callback]
-    )
-    seen = end_of_fit(trainer, iterations=3, is_resumed=True, is_cut_short=False)
-    assert seen == end(global_step=7, epochs=5, iterations=3, is_early_stopped=is_early_stopped)
+    reason = why(current_epoch=5, should_stop=should_stop, callbacks=[callback, SimpleNamespace()])
+    assert reason == ("EarlyStopping ended it at step 40" if is_early_stopped else None)
+    assert why(current_epoch=5, should_stop=should_stop, callbacks=[callback], is_cut_short=True) is None
 
 
-@pytest.mark.parametrize(("reason", "expected"), [(None, False), (Reason.NOT_STOPPED, False)])
-def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None, expected: bool) -> None:
-    trainer = SimpleNamespace(
-        global_step=7,
-        max_steps=-1,
-        current_epoch=0,
-        max_epochs=-1,
-        should_stop=True,
-        callbacks=[EarlyStopping(0, reason), SimpleNamespace()],
-    )
-    assert end_of_fit(trainer, iterations=3, is_resumed=True, is_cut_short=False).is_early_stopped is expected
+@pytest.mark.parametrize("reason", [None, Reason.NOT_STOPPED])
+def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None) -> None:
+    assert why(current_epoch=0, should_stop=True, callbacks=[EarlyStopping(0, reason)]) is None

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.integrations.lightning_sections import Sections, Wrappings
+from megatron_ft.integrations.lightning_sections import Sections
 from megatron_ft.rank.base import say
 from tests.support.training import FakeClient, clean_environment
 
@@ -42,8 +42,7 @@ def sections(client: FakeClient) -> Sections:
 
 def test_a_wrapped_method_runs_in_its_section(client: FakeClient, sections: Sections) -> None:
     owner, calls = Owner(), []
-    wrappings = Wrappings(sections)
-    wrappings.wrap(owner, "work", "step", after=lambda: calls.append(list(client.open)))
+    sections.wrap(owner, "work", "step", after=lambda: calls.append(list(client.open)))
     owner.inside = lambda: calls.append(list(client.open))
     assert owner.work(4) == 8
     assert calls == [["step"], []]
@@ -54,23 +53,20 @@ def test_undo_puts_everything_back(sections: Sections) -> None:
     owner, other = Owner(), Owner()
     own_method = other.work
     other.work = own_method  # type: ignore[method-assign]
-    wrappings = Wrappings(sections)
     for each in (owner, other, owner):
-        wrappings.wrap(each, "work", "step")
-    wrappings.undo()
+        sections.wrap(each, "work", "step")
+    sections.end()
     assert "work" not in vars(owner)
     assert other.work is own_method
-    wrappings.undo()
+    sections.end()
 
 
 def test_method_wrapped_again_by_others_keeps_their_wrapper(client: FakeClient, sections: Sections) -> None:
     owner = Owner()
-    wrappings = Wrappings(sections)
-    wrappings.wrap(owner, "work", "step")
+    sections.wrap(owner, "work", "step")
     ours = owner.work
     owner.work = lambda number: ours(number) + 1  # type: ignore[method-assign, assignment]
-    sections.retire()
-    wrappings.undo()
+    sections.end()
     assert owner.work(4) == 9
     assert client.calls == []
 
@@ -93,7 +89,7 @@ def test_a_client_that_refuses_does_not_end_the_training(
     client: FakeClient, sections: Sections, capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner = Owner()
-    Wrappings(sections).wrap(owner, "work", "step")
+    sections.wrap(owner, "work", "step")
     say.forget()
     owner.inside = client.end_all_sections  # the user's own code meddles
     assert owner.work(4) == 8

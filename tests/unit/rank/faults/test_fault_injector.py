@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import PlannedFault
 from megatron_ft.rank.faults import injection
 from megatron_ft.rank.faults.injection import FaultInjector
@@ -42,19 +41,22 @@ def test_fault_is_injected_at_its_iteration_and_once(injected: list[tuple[str, i
 
 
 def test_plan_file_is_read_and_its_fault_injected_with_a_line(
-    tmp_path: Path, injected: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    injected: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FT_CYCLE": "0"}.items():
+        monkeypatch.setenv(name, value)
     file = tmp_path / "plan.yaml"
     file.write_text("faults:\n  - {rank: 1, iteration: 2, type: slow, seconds: 7}\n")
-    injector = FaultInjector.from_plan_file(file, rank=1, world_size=2, cycle=0)
+    injector = FaultInjector.of_this_rank(file, client=None)
     injector.on_iteration(2)
     assert injected == [("slow", 7)]
     assert (
         capfd.readouterr().err
         == "FT: SIMULATED FAULT: rank 1 is slower from now on, by 7 s for each step, after iteration 2 of cycle 0\n"
     )
-    with pytest.raises(ConfigError, match="below the number of ranks"):
-        FaultInjector.from_plan_file(file, rank=0, world_size=1, cycle=0)
 
 
 def test_fault_is_logged_before_it_is_injected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.faults.acts import InjectedFault, Slowness
+from megatron_ft.rank.faults.acts import InjectedFault
+from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from tests.support.training import (
     Bench,
     bench,
@@ -34,7 +35,7 @@ def fault_config(**values: Any) -> Any:
 @pytest.fixture(autouse=True)
 def nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "_for_next_step", [])
-    monkeypatch.setattr(simulated, "_slowness", Slowness())
+    monkeypatch.setattr(simulated, "_slower_by_s", 0.0)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_simulated_fault_is_set_up_on_the_chosen_rank_only(threads: MagicMock, m
         monkeypatch.setenv("RANK", str(rank))
         ft.maybe_setup_simulated_fault(fault_config(simulated_fault_rank=2))
         assert threads.call_count == int(rank >= 2)
-    assert threads.return_value.daemon is True
+    assert threads.call_args.kwargs["daemon"] is True
     threads.return_value.start.assert_called_once_with()
 
 
@@ -76,14 +77,14 @@ def test_a_simulated_fault_that_cant_be_right_is_one_line(change: dict[str, Any]
 
 
 def test_an_open_choice_is_the_same_on_all_ranks_and_differs_between_runs() -> None:
-    config = fault_config(simulated_fault_rank=None, simulated_fault_type="random")
-    plans = [simulated.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
-    again = [simulated.plan_fault(config, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    params = SimulatedFaultParams("random", 10.0, None)
+    plans = [simulated.plan(params, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
+    again = [simulated.plan(params, world_size=8, seed=lambda seed=seed: seed) for seed in range(64)]
     assert plans == again
-    assert {plan.rank for plan in plans} == set(range(8))
-    assert {plan.type for plan in plans} == {"rank_killed", "rank_hung"}
-    assert all(10.0 <= plan.delay_s <= 12.0 for plan in plans)
-    assert max(plan.delay_s for plan in plans) - min(plan.delay_s for plan in plans) > 1.0
+    assert {plan.rank_to_fail for plan in plans} == set(range(8))
+    assert {plan.fault_type for plan in plans} == {"rank_killed", "rank_hung"}
+    assert all(10.0 <= plan.base_delay <= 12.0 for plan in plans)
+    assert max(plan.base_delay for plan in plans) - min(plan.base_delay for plan in plans) > 1.0
 
 
 def test_seed_without_a_process_group_depends_on_run_and_cycle(monkeypatch: pytest.MonkeyPatch) -> None:

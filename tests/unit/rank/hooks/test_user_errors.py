@@ -10,15 +10,9 @@ import pytest
 
 from megatron_ft.rank.faults.injection import FaultInjector
 from megatron_ft.rank.hooks import user_errors
-from tests.support.training import (
-    FakeClient,
-    bench,
-    clean_environment,
-    client,
-    start,
-)
+from tests.support.training import clean_environment
 
-__all__ = ["bench", "clean_environment", "client"]  # fixtures
+__all__ = ["clean_environment"]  # a fixture
 
 
 @pytest.fixture
@@ -48,17 +42,3 @@ def test_broken_plan_of_this_rank_ends_the_job_with_2(
     assert error.value.code == 2
     (request,) = told
     assert capfd.readouterr().err == f"FT: ERROR: {request.description}\n"
-
-
-def test_a_full_disk_doesnt_end_the_job(tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(user_errors, "try_to_write", full)
-    start(tmp_path)
-    assert client.open == ["setup"]
-
-
-def test_save_directory_of_another_rank_may_not_be_there_yet(tmp_path: Path) -> None:
-    assert user_errors.why_unusable(tmp_path / "later", create=False) is None
-    assert user_errors.why_unusable(tmp_path, create=False) is None
