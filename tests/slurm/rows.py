@@ -269,7 +269,7 @@ def rehearsal_beside_another_job(run: Run) -> None:
     for each in (run, other):
         each.go(HOLD)
         each.end()
-    run.expect("finished", restarts=2, told=["rank 1 killed by SIGKILL", r"rank 1 hung in 'step' .*process stopped"])
+    run.expect("finished", restarts=2, told=["rank 1 killed by SIGKILL", r"rank 1 .*hung in 'step' .*process stopped"])
     other.expect("finished", restarts=0)
     run.problems += [f"the other job: {problem}" for problem in other.problems]
 
