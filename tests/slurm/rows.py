@@ -255,7 +255,7 @@ def _two_jobs(run: Run, launcher: str) -> None:
 def rehearsal_beside_another_job(run: Run) -> None:
     """A kill and a hang, as in docs/before-the-night-run.md; another job of the user on the same nodes is untouched."""
     other = Run(run.cluster, run.directory / "other", run.undisturbed)
-    for each, timeouts in ((run, "--ft-rank-section-timeouts step:30"), (other, "")):
+    for each, timeouts in ((other, ""), (run, "--ft-rank-section-timeouts step:30")):
         each.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=timeouts)
         each.wait_at(HOLD)
     on_its_node = f"srun --jobid {run.job} --overlap -N1 -n1 -w node{run.host(1)} {BIN}/megatron-ft"
