@@ -33,7 +33,7 @@ def on_cpu(owner: Any, name: str) -> None:
 accelerator: Any = torch.accelerator
 accelerator.is_available = lambda: True
 accelerator.device_count = lambda: int(os.environ["LOCAL_WORLD_SIZE"])
-accelerator.current_accelerator = lambda: CPU
+accelerator.current_accelerator = lambda check_available=False: None if check_available else CPU
 accelerator.set_device_index = torch.cuda.set_device = lambda *_: None
 pinning.pin_memory = lambda data, _device=None: data
 tensors: Any = torch.Tensor
