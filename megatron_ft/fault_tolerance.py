@@ -34,6 +34,7 @@ from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from megatron_ft.rank.hooks import finished, hook_order, other_client, run_facts, safe_calls, user_errors
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
@@ -303,8 +304,12 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     Raises:
         ValueError: a value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
+    if config is None or not config.simulate_fault:
+        return
+    delay, rank = config.simulated_fault_base_delay, config.simulated_fault_rank
     with user_errors.no_restart_for_mistakes():
-        simulated.maybe_start(config, client=lambda: _current_client)
+        params = SimulatedFaultParams(config.simulated_fault_type, delay, None, rank)
+        simulated.start(params, client=lambda: _current_client)
 
 
 def _make_directory(path: str) -> None:

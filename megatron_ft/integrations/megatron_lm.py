@@ -22,7 +22,6 @@ from typing import Any
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES, RANDOM
-from megatron_ft.rank.base import say
 from megatron_ft.rank.faults import simulated
 
 __all__ = [
@@ -44,7 +43,6 @@ __all__ = [
 _GLOBAL_VARS = "megatron.training.global_vars"
 _ARGUMENTS = "megatron.training.arguments"
 
-_CALLERS = ("megatron.training.training", "megatron.training.checkpointing")
 _STATE_NAMES = frozenset(f"_{field}" for field in ft.FaultToleranceState.__dataclass_fields__)
 
 _state = ft.GlobalState()
@@ -114,8 +112,9 @@ def setup(args: Any = None) -> None:
     )
     _state.cfg = config
     ft.setup(config, _state)
-    _warn_of_another()
-    _start_described_fault()  # no version of Megatron-LM since 0.16 calls maybe_setup_simulated_fault
+    simulated.start_described(
+        client=get_rank_monitor_client
+    )  # no version of Megatron-LM since 0.16 calls maybe_setup_simulated_fault
 
 
 def on_training_step_start() -> None:
@@ -181,28 +180,8 @@ def maybe_setup_simulated_fault() -> None:
         ConfigError: the variable or the flags are invalid (a ValueError); on all ranks alike. The launcher is asked not
         to restart.
     """
-    if simulated.is_described():
-        _start_described_fault()
-    else:
+    if not simulated.start_described(client=get_rank_monitor_client):
         ft.maybe_setup_simulated_fault(_settings)
-
-
-def _start_described_fault() -> None:
-    settings = simulated.take_description()
-    if settings is not None:
-        ft.maybe_setup_simulated_fault(settings)
-
-
-def _warn_of_another() -> None:
-    """Warn if Megatron-LM's loop calls the hooks of another file than this one."""
-    for name in _CALLERS:
-        theirs = getattr(sys.modules.get(name), "ft_integration", None)
-        if theirs is not None and getattr(theirs, "on_checkpointing_start", None) is not on_checkpointing_start:
-            say.warn(
-                f"{name} calls another ft_integration ({getattr(theirs, '__file__', theirs)}): what it does is not "
-                "watched; replace its import, or replace that file by this line: "
-                "from megatron_ft.integrations.megatron_lm import *"
-            )
 
 
 def __getattr__(name: str) -> Any:
@@ -263,15 +242,10 @@ def _global_args(global_vars: Any) -> Any:
 
 
 def _settings_from(args: Any) -> ft.FaultToleranceSettings:
-    defaults = ft.FaultToleranceSettings()
-    return ft.FaultToleranceSettings(
-        calc_ft_timeouts=bool(getattr(args, "calc_ft_timeouts", False)),
-        num_warmup_iters=getattr(args, "ft_num_warmup_iters", None),
-        simulate_fault=bool(getattr(args, "simulate_fault", False)),
-        simulated_fault_type=getattr(args, "simulated_fault_type", defaults.simulated_fault_type),
-        simulated_fault_rank=getattr(args, "simulated_fault_rank", None),
-        simulated_fault_base_delay=getattr(args, "simulated_fault_base_delay", defaults.simulated_fault_base_delay),
-    )
+    names = {"num_warmup_iters": "ft_num_warmup_iters"}
+    fields = {field: names.get(field, field) for field in ft.FaultToleranceSettings.__dataclass_fields__}
+    given = {field: getattr(args, name) for field, name in fields.items() if hasattr(args, name)}
+    return ft.FaultToleranceSettings(**given)
 
 
 def _add(group: Any, flag: str, **options: Any) -> None:

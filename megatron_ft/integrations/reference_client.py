@@ -14,8 +14,6 @@ from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, st
 from megatron_ft.rank.client import client
 from megatron_ft.rank.faults import simulated
 
-__all__ = ["RankMonitorClient"]
-
 _MEGATRON_ARGUMENTS = "megatron.training.global_vars"
 _MEGATRON_LOOP = "megatron.training.training"
 
@@ -38,12 +36,18 @@ class RankMonitorClient(client.RankMonitorClient):
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Connect to this rank's monitor; without a number, the first 5 iterations are the warm-up."""
         super().init_workload_monitoring(WARMUP_ITERATIONS if num_warmup_iters is None else num_warmup_iters)
-        if simulated.is_described() and _is_unused("maybe_setup_simulated_fault"):
-            simulated.maybe_start(simulated.take_description(), client=lambda: self)
+        pretrain = getattr(sys.modules.get(_MEGATRON_LOOP), "pretrain", None)
+        code = getattr(pretrain, "__code__", None)
+        if code is not None and "maybe_setup_simulated_fault" not in code.co_names:  # no version since 0.16 calls it
+            simulated.start_described(client=lambda: self)
 
     def start_section(self, section: str) -> None:
         """Open a section, after reporting the iteration in Megatron-LM's train loop."""
-        self._report_iteration()
+        if self._args is None:  # Megatron-LM has none yet
+            self._args = getattr(sys.modules.get(_MEGATRON_ARGUMENTS), "_GLOBAL_ARGS", None)
+        iteration = getattr(self._args, "curr_iteration", None)
+        if type(iteration) is int and iteration >= 0 and self._recorder is not None:
+            self._recorder.iteration(iteration)
         super().start_section(section)
 
     @property
@@ -56,22 +60,3 @@ class RankMonitorClient(client.RankMonitorClient):
         """Section timeouts of the loaded state, or None."""
         loaded = None if self._loaded is None else state_from_dict(self._loaded)[1]
         return loaded if loaded is not None and loaded.calculated else None
-
-    def _report_iteration(self) -> None:
-        if self._args is None:
-            self._args = _megatron_args()
-        iteration = getattr(self._args, "curr_iteration", None)
-        if type(iteration) is int and iteration >= 0 and self._recorder is not None:
-            self._recorder.iteration(iteration)
-
-
-def _megatron_args() -> Any:
-    """Return Megatron-LM's arguments, None before it has them."""
-    return getattr(sys.modules.get(_MEGATRON_ARGUMENTS), "_GLOBAL_ARGS", None)
-
-
-def _is_unused(function: str) -> bool:
-    """Return True if Megatron-LM's train loop is loaded and never calls this function: no version since 0.16 does."""
-    pretrain = getattr(sys.modules.get(_MEGATRON_LOOP), "pretrain", None)
-    code = getattr(pretrain, "__code__", None)
-    return code is not None and function not in code.co_names

@@ -23,7 +23,6 @@ from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RAND
 from megatron_ft.core.wording import when
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.acts import announce, inject
-from megatron_ft.rank.hooks.loop_state import FaultToleranceSettings
 from megatron_ft.rank.hooks.run_facts import current_iteration, log_event
 from megatron_ft.rank.hooks.user_errors import no_restart_for_mistakes
 
@@ -51,36 +50,25 @@ class SimulatedFaultParams:
     """Rank that fails; None for a random one."""
 
 
-def is_described() -> bool:
-    """Return True if ``FT_SIM_FAULT_DESC`` asks for a fault."""
-    return bool(os.environ.get(_VARIABLE, "").strip())
-
-
-def take_description() -> FaultToleranceSettings | None:
-    """Return the settings in ``FT_SIM_FAULT_DESC``; None if it is empty, or was taken by this process before.
+def start_described(*, client: Callable[[], Any]) -> bool:
+    """Start the fault that ``FT_SIM_FAULT_DESC`` asks for, once in a process. Return False if it asks for none.
 
     Raises:
         ConfigError: the value is invalid; on all ranks alike. The launcher is asked not to restart.
     """
     global _taken
-    description = os.environ.get(_VARIABLE, "")
-    if not description.strip() or description == _taken:
-        return None
-    with no_restart_for_mistakes():
-        settings = _settings(description)
-    _taken = description
-    return settings
+    description = os.environ.get(_VARIABLE, "").strip()
+    if description and description != _taken:
+        with no_restart_for_mistakes():
+            start(_described(description), client=client)
+        _taken = description
+    return bool(description)
 
 
-def _settings(description: str) -> FaultToleranceSettings:
+def _described(description: str) -> SimulatedFaultParams:
     try:
         fault_type, rank, delay = (part.strip() for part in description.split(";"))
-        return FaultToleranceSettings(
-            simulate_fault=True,
-            simulated_fault_type=fault_type,
-            simulated_fault_rank=int(rank) if rank else None,
-            simulated_fault_base_delay=float(delay),
-        )
+        return SimulatedFaultParams(fault_type, float(delay), None, int(rank) if rank else None)
     except ValueError:
         raise ConfigError(
             f"{_VARIABLE} must be type;rank;delay, like rank_killed;1;60 or rank_hung;;60, not {show(description)}"
@@ -120,14 +108,6 @@ def common_seed() -> int:
         return int(agreement.from_rank_0(secrets.randbits(63)))
     text = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('FT_CYCLE', '0')}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def maybe_start(config: Any, *, client: Callable[[], Any]) -> None:
-    """See ``fault_tolerance.maybe_setup_simulated_fault``; ``client`` is asked when it is due."""
-    if config is None or not config.simulate_fault:
-        return
-    delay, rank = config.simulated_fault_base_delay, config.simulated_fault_rank
-    start(SimulatedFaultParams(config.simulated_fault_type, delay, None, rank), client=client)
 
 
 def start(params: SimulatedFaultParams, *, client: Callable[[], Any]) -> None:

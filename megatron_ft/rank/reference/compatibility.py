@@ -9,12 +9,6 @@ from typing import Any
 
 from megatron_ft.ipc.linux.processes import read_stat
 
-__all__ = [
-    "is_module_available",
-    "is_process_alive",
-    "wait_for_mp_events",
-]
-
 
 def is_module_available(module: str) -> bool:
     """Return True if the module can be found, without importing it."""

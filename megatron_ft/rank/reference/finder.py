@@ -7,6 +7,7 @@ Modules that aren't served come from the installed package itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -17,15 +18,15 @@ from types import ModuleType
 from typing import Any
 
 import megatron_ft
+from megatron_ft.rank.base.replacing import ImportHook
 from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, needs_memory, version_shown, why_absent
-
-__all__ = ["begin", "say_whose"]
 
 
 def begin() -> None:
     """Serve the names from now on. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+        ImportHook(REFERENCE, _mark).begin()
 
 
 def say_whose(cycle: int) -> None:
@@ -55,20 +56,18 @@ class _Finder:
             return None
         is_served = name in SERVED and (not needs_memory(name) or importlib.util.find_spec("xxhash") is not None)
         if is_served and SERVED[name]:
-            return _served(name, path)
-        real = self._real(name, path, target)
-        if is_served:  # a package of which only modules below it are served
-            return real or _served(name, path)
-        if name == REFERENCE:
-            return _top(real)
+            return _served(name, [os.path.join(parent, name.rpartition(".")[2]) for parent in path or ()])
+        # finders before this one have been asked already
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        real = next((spec for spec in found if spec is not None), None)
+        if is_served and (real is None or real.loader is None):
+            # only modules below this package are served; it isn't installed, or is just a folder
+            return _served(name, None if real is None else real.submodule_search_locations)
         if real is None and _is_import():
             is_installed = bool(getattr(sys.modules.get(REFERENCE), "__path__", ()))
             raise ModuleNotFoundError(why_absent(name, is_installed=is_installed), name=name)
         return real
-
-    def _real(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-        found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path] if finder is not self)
-        return next((spec for spec in found if spec is not None), None)
 
 
 def _is_import() -> bool:
@@ -77,25 +76,13 @@ def _is_import() -> bool:
     return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 
-def _served(name: str, path: Sequence[str] | None) -> ModuleSpec:
+def _served(name: str, folders: Sequence[str] | None) -> ModuleSpec:
+    """Return the spec of a served module; modules of a package that aren't served are found in these folders."""
     loader: Any = _Served()
     spec = ModuleSpec(name, loader, origin=__file__, is_package=name in PACKAGES)
     if name in PACKAGES:
-        folders = (os.path.join(parent, name.rpartition(".")[2]) for parent in path or ())
-        # modules that aren't served are found in the package's own folders
-        spec.submodule_search_locations = [folder for folder in folders if os.path.isdir(folder)]
+        spec.submodule_search_locations = [folder for folder in folders or () if os.path.isdir(folder)]
     return spec
-
-
-def _top(real: ModuleSpec | None) -> ModuleSpec:
-    if real is None or real.origin is None or real.loader is None:
-        # not installed; or a version without an __init__.py, which is just some folders
-        folders: Any = _Folders(is_installed=real is not None)
-        spec = ModuleSpec(REFERENCE, folders, is_package=True)
-        spec.submodule_search_locations = list(() if real is None else real.submodule_search_locations or ())
-        return spec
-    real.loader = _Marked(real.loader)  # type: ignore[assignment]
-    return real
 
 
 class _Served:
@@ -118,46 +105,15 @@ class _Served:
                 setattr(module, name, _resolved(home))
 
 
-class _Folders:
-    """Loader of a package that has only a path."""
+def _mark(module: ModuleType) -> None:
+    """Set the version of the package: the installed one's with a mark, or ours."""
+    installed = vars(module).get("__version__")
+    if installed is None:
+        from importlib.metadata import PackageNotFoundError, version
 
-    def __init__(self, *, is_installed: bool) -> None:
-        self._is_installed = is_installed
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python create an ordinary module."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Set the version, the package's only name."""
-        _mark(module, _metadata_version() if self._is_installed else None)
-
-
-class _Marked:
-    """Loader of the package itself, with a marked version."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the package, then mark the version."""
-        self._loader.exec_module(module)
-        _mark(module, str(getattr(module, "__version__", "")))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-def _mark(module: ModuleType, installed: str | None) -> None:
+        with contextlib.suppress(PackageNotFoundError):  # not installed, or a checkout
+            installed = version("nvidia-resiliency-ext")
     vars(module)["__version__"] = version_shown(installed, megatron_ft.__version__)
-
-
-def _metadata_version() -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("nvidia-resiliency-ext")
-    except PackageNotFoundError:
-        return None  # a checkout
 
 
 def _attribute(module: str, name: str) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CLAIMED_VERSION", "PACKAGES", "REFERENCE", "SERVED", "needs_memory", "version_shown", "why_absent"]
-
 REFERENCE = "nvidia_resiliency_ext"
 CLAIMED_VERSION = "0.7.0"
 """Version shown if the package isn't installed: the newest whose names are served."""
@@ -36,6 +34,7 @@ _REPLICATION = "megatron_ft.integrations.replication"
 _SHARED = f"{REFERENCE}.shared_utils"
 
 SERVED: dict[str, dict[str, str]] = {
+    REFERENCE: {},
     _FT: {
         **_CONFIG,
         **_CONTROL,

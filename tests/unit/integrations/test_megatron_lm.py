@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -44,23 +42,11 @@ def test_globals_that_forks_of_megatron_lm_read_have_their_values(tmp_path: Path
         read("_nothing")
 
 
-def test_another_ft_integration_in_a_module_of_megatron_is_told_of(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own, theirs = SimpleNamespace(**vars(megatron_lm)), SimpleNamespace(on_checkpointing_start=lambda: None)
-    monkeypatch.setitem(sys.modules, "megatron.training.training", SimpleNamespace(ft_integration=own))
-    monkeypatch.setitem(sys.modules, "megatron.training.checkpointing", SimpleNamespace(ft_integration=theirs))
-    megatron_lm.setup(parse(tmp_path))
-    warnings = capsys.readouterr().err
-    assert "megatron.training.checkpointing calls another ft_integration" in warnings
-    assert "megatron.training.training calls" not in warnings
-
-
 def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
     tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = MagicMock()
-    monkeypatch.setattr("megatron_ft.fault_tolerance.maybe_setup_simulated_fault", started)
+    monkeypatch.setattr("megatron_ft.rank.faults.simulated.start", started)
     monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
     megatron_lm.setup(parse(tmp_path))
     megatron_lm.maybe_setup_simulated_fault()

@@ -10,10 +10,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from megatron_ft import fault_tolerance as ft
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.fault_plan import FAULT_TYPES
 from megatron_ft.integrations import megatron_lm
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from tests.support.megatron_lm_loop import fresh_state, parse, train
 from tests.support.training import FakeClient, clean_environment, client
 
@@ -83,9 +84,9 @@ def test_setup_without_arguments_or_megatron_lm_raises_one_line(
 
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """In place of the functional module's function."""
+    """In place of the function that starts a fault."""
     made = MagicMock()
-    monkeypatch.setattr(ft, "maybe_setup_simulated_fault", made)
+    monkeypatch.setattr(simulated, "start", made)
     return made
 
 
@@ -103,10 +104,8 @@ def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
 ) -> None:
     monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
     megatron_lm.maybe_setup_simulated_fault()
-    (config,) = asked_for.call_args.args
-    assert config.simulate_fault is True
-    fault = (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay)
-    assert fault == expected
+    (fault,) = asked_for.call_args.args
+    assert (fault.fault_type, fault.rank_to_fail, fault.base_delay) == expected
 
 
 def test_unknown_type_in_the_fault_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,16 +118,11 @@ def test_the_flags_ask_for_a_fault_too_and_the_variable_wins(
     tmp_path: Path, client: FakeClient, asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     megatron_lm.maybe_setup_simulated_fault()
-    assert asked_for.call_args.args[0].simulate_fault is False
+    asked_for.assert_not_called()
     flags = "--simulate-fault --simulated-fault-type slow --simulated-fault-rank 1 --simulated-fault-base-delay 9"
     megatron_lm.setup(parse(tmp_path, *flags.split()))
     megatron_lm.maybe_setup_simulated_fault()
-    config = asked_for.call_args.args[0]
-    assert (config.simulated_fault_type, config.simulated_fault_rank, config.simulated_fault_base_delay) == (
-        "slow",
-        1,
-        9.0,
-    )
+    assert asked_for.call_args.args == (SimulatedFaultParams("slow", 9.0, None, 1),)
     monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_hung;0;1")
     megatron_lm.maybe_setup_simulated_fault()
-    assert asked_for.call_args.args[0].simulated_fault_type == "rank_hung"
+    assert asked_for.call_args.args == (SimulatedFaultParams("rank_hung", 1.0, None, 0),)

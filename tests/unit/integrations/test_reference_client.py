@@ -77,7 +77,7 @@ def test_the_variable_of_simulated_faults_is_followed_where_megatron_lm_does_not
     inits: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = MagicMock()
-    monkeypatch.setattr(reference.simulated, "maybe_start", started)
+    monkeypatch.setattr(reference.simulated, "start", started)
     RankMonitorClient().init_workload_monitoring()
     monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;1;5")
     RankMonitorClient().init_workload_monitoring()
@@ -93,7 +93,7 @@ def test_the_variable_of_simulated_faults_is_followed_where_megatron_lm_does_not
         monkeypatch.setitem(sys.modules, "megatron.training.training", SimpleNamespace(pretrain=pretrain))
         RankMonitorClient().init_workload_monitoring()
         assert started.call_count == expected
-    assert started.call_args.args[0].simulated_fault_rank == 1
+    assert started.call_args.args[0].rank_to_fail == 1
 
 
 def test_section_that_is_open_is_left_out_of_a_calculation_only_where_it_was_selected(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_served_names_exist_in_their_home_modules() -> None:
 def test_local_checkpoints_are_left_to_the_package_without_xxhash(monkeypatch: pytest.MonkeyPatch) -> None:
     name, hooks = "nvidia_resiliency_ext.checkpointing.local.base_state_dict", "nvidia_resiliency_ext.fault_tolerance"
     finder = _Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     assert finder.find_spec(name) is not None
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert finder.find_spec(name) is None
