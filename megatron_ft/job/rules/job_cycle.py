@@ -86,10 +86,10 @@ class JobCycle:
     """Place of the launcher that holds the lock, if it was asked to stop."""
     _counts: Counter[NodeState] = field(default_factory=Counter)
     _reached: Reached | None = None
-    _found: PartVerdict | None = None
+    found: PartVerdict | None = None
     _longest_gap_s: float | None = None
     """From one progress of a node to its next; None before the first progress."""
-    _joining: int = 0
+    joining: int = 0
     _missing: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -318,12 +318,12 @@ class JobCycle:
             self._wake(found.until_s)
         elif found is not None:
             self.outcome, self.decided_by, self._reached = found.outcome, found.place, found.reached
-            self._found = None if found.is_by_report else found
+            self.found = None if found.is_by_report else found
         elif self.judged is not None:
             follows = self.seats[self.judged[1]].report.cause.follows and not (self._missing or self.rules.min_healthy)
             self.outcome, self.decided_by = self.explained if follows and self.has_own_failure else self.judged
         elif joining:
-            self.outcome, self._joining = Outcome.MEMBERSHIP, joining
+            self.outcome, self.joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
             self._farewells(now_s)
         self._ended_s = now_s
@@ -343,7 +343,7 @@ class JobCycle:
     def end(self, *, nodes_left: int) -> End:
         """For the launchers: it is over, and whether another one is to follow, as far as is known now."""
         assert self.outcome is not None
-        expected = self._judge(nodes_left)
+        expected = verdict_on(self, nodes_left=nodes_left)
         restarts, by_themselves = expected.decision.action is Action.RESTART, expected.cause.rerun is not None
         text = finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
@@ -361,17 +361,17 @@ class JobCycle:
                 return None  # it ended before this coordinator came, and a missing node may know why
             self.decided_by = first_failure(self.seats, None)
         by = self.decided_by
-        if by is not None and self.seats[by].report.cause.follows and (self._found is None or self._found.is_weak):
+        if by is not None and self.seats[by].report.cause.follows and (self.found is None or self.found.is_weak):
             place = first_failure(self.seats, by)
             is_known = place not in (None, by) and self.seats[place].state is not NodeState.EXCLUDED
             within_s = _CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S
-            may_come = self._found is None and now_s < self._ended_s + within_s
+            may_come = self.found is None and now_s < self._ended_s + within_s
             if not is_known and (self._missing or has_absent or may_come):
                 self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
             if is_known:
-                self._found = None  # the node that the part lacked evidence from has failed
-        self.verdict = replace(self._judge(nodes_left), printer=printer)
+                self.found = None  # the node that the part lacked evidence from has failed
+        self.verdict = verdict_on(self, nodes_left=nodes_left, printer=printer)
         return self.verdict
 
     @property
@@ -404,7 +404,7 @@ class JobCycle:
             return self.verdict.reached
         if self.outcome is not Outcome.FAILED or self.decided_by is None:
             return None
-        place = first_failure(self.seats, self.decided_by) if self._found is None else None
+        place = first_failure(self.seats, self.decided_by) if self.found is None else None
         told = None if place is None else self.seats[place].report.reached
         return self._reached or told or self.seats[self.decided_by].report.reached
 
@@ -412,24 +412,6 @@ class JobCycle:
     def restarts_used(self) -> int:
         """Restarts of the job so far, with the one that follows a failure of this cycle."""
         return self.decision.restarts + (self.outcome is Outcome.FAILED)
-
-    def _judge(self, nodes_left: int) -> Verdict:
-        assert self.outcome is not None
-        return verdict_on(
-            self.rules,
-            self.seats,
-            self.outcome,
-            cycle=self.decision.cycle,
-            restarts=self.decision.restarts,
-            advance=self.advance,
-            decided_by=self.decided_by,
-            found=None if self._found is None or self.outcome is not Outcome.FAILED else self._found.cause,
-            shutdown=self.shutdown,
-            nodes_left=nodes_left,
-            joining=job_lines.nodes_waiting(self._joining),
-            restored=self.decision.restore is not None,
-            reached=self.how_far,
-        )
 
     @property
     def has_own_failure(self) -> bool:

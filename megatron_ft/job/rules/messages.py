@@ -16,9 +16,7 @@ from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.rules.restart_policy import (
-    AnyFailed,
     JobProgress,
-    MinHealthy,
     NodeState,
     Outcome,
     Reached,
@@ -174,12 +172,8 @@ class Rules(Message, frozen=True):
     @property
     def policy(self) -> RestartPolicy:
         """When a cycle ends, and what follows."""
-        kind = MinHealthy if self.min_healthy else AnyFailed
-        return kind(
-            max_restarts=self.max_restarts,
-            min_nodes=self.min_nodes,
-            max_stalled=self.max_stalled,
-            max_failed_starts=self.max_failed_starts,
+        return RestartPolicy(
+            self.max_restarts, self.min_nodes, self.max_stalled, self.max_failed_starts, self.min_healthy
         )
 
 

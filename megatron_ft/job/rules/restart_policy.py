@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,10 +64,13 @@ class RestartDecision(Message, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class RestartPolicy(ABC):
+class RestartPolicy:
     """When a cycle is over, and what follows from it.
 
-    A restart is counted once for the job, whichever node it began on. Membership changes cost nothing.
+    All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times. With
+    ``min_healthy`` they do when fewer than ``min_nodes`` nodes are healthy or have succeeded; until then nothing that
+    happens to a node disturbs the others, or what is left of its own ranks. A restart is counted once for the job,
+    whichever node it began on. Membership changes cost nothing.
     """
 
     max_restarts: int
@@ -78,12 +80,24 @@ class RestartPolicy(ABC):
     max_failed_starts: int = 0
     """Starts in a row that may fail in the same way before the job has ever trained; 0 is any number."""
 
-    @abstractmethod
-    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """How the running cycle has ended, from how many nodes are in each state; None if it goes on.
+    min_healthy: bool = False
 
-        Asked after each change of a node's state.
+    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
+        """Return how the running cycle has ended, from the number of nodes in each state; None if it goes on.
+
+        Asked after each change of a node's state. Without ``min_healthy``, the others' ranks would fail, too, but only
+        when their collectives do.
         """
+        healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
+        if self.min_healthy:
+            has_failed = healthy + succeeded < self.min_nodes
+        else:
+            has_failed = bool(nodes.get(NodeState.UNHEALTHY) or nodes.get(NodeState.LOST))
+        if has_failed:
+            return Outcome.FAILED
+        if nodes.get(NodeState.EXCLUDED) and not self.min_healthy:
+            return Outcome.MEMBERSHIP
+        return None if healthy else Outcome.SUCCEEDED
 
     def decide(
         self,
@@ -137,33 +151,6 @@ class RestartPolicy(ABC):
                 return RestartDecision(action=Action.RESTART, restarts_left=left, reason="")
             case Outcome.EXCLUDED:
                 raise AssertionError("a node that leaves decides for itself")
-
-
-class AnyFailed(RestartPolicy):
-    """All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times."""
-
-    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """See the base. The others' ranks would fail, too, but only when their collectives do."""
-        if nodes.get(NodeState.UNHEALTHY) or nodes.get(NodeState.LOST):
-            return Outcome.FAILED
-        if nodes.get(NodeState.EXCLUDED):
-            return Outcome.MEMBERSHIP
-        return None if nodes.get(NodeState.HEALTHY) else Outcome.SUCCEEDED
-
-
-class MinHealthy(RestartPolicy):
-    """All ranks restart when fewer than ``min_nodes`` nodes are healthy or have succeeded.
-
-    Until then nothing that happens to a node disturbs the others, or what is left of its own ranks. The job has
-    succeeded when no node is healthy any more and ``min_nodes`` have succeeded.
-    """
-
-    def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """See the base."""
-        healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
-        if healthy + succeeded < self.min_nodes:
-            return Outcome.FAILED
-        return None if healthy else Outcome.SUCCEEDED
 
 
 class Reached(NamedTuple):

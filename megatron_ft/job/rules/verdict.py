@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.job.rules import job_lines
-from megatron_ft.job.rules.messages import Report, Rules, Verdict
-from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
+from megatron_ft.job.rules.messages import Report, Verdict
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.job.rules.rotation import Rotation, rotation_for
+
+if TYPE_CHECKING:
+    from megatron_ft.job.rules.job_cycle import JobCycle
 
 GOOD = (NodeState.HEALTHY, NodeState.SUCCEEDED)
 _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
@@ -64,45 +68,31 @@ class Seat:
         return True
 
 
-def verdict_on(
-    rules: Rules,
-    seats: Sequence[Seat],
-    outcome: Outcome,
-    *,
-    cycle: int,
-    restarts: int,
-    advance: JobProgress,
-    decided_by: int | None,
-    found: Cause | None,
-    shutdown: tuple[int | None, str] | None,
-    nodes_left: int,
-    joining: str,
-    restored: bool = False,
-    reached: Reached | None = None,
-) -> Verdict:
-    """``decided_by`` is the place of the node whose report was the one that ended the cycle, ``shutdown`` who asked for
-    the end of the job and in which words; ``restarts`` were used before, ``joining`` says which nodes want to join.
-    ``restored``: the cycle went on from a snapshot in memory; ``reached``: how far it got.
-    """
-    rerun = _rerun_report(seats, decided_by) if outcome is Outcome.FAILED else None
+def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdict:
+    """Return the verdict on a cycle whose outcome is known. ``nodes_left``: that could take part in another one."""
+    rules, seats, outcome = cycle.rules, cycle.seats, cycle.outcome
+    assert outcome is not None
+    rerun = _rerun_report(seats, cycle.decided_by) if outcome is Outcome.FAILED else None
+    asks = None if rerun is None else rerun.cause.rerun
     excluded = any(seat.state is NodeState.EXCLUDED for seat in seats)
     decision = rules.policy.decide(
         outcome,
-        restarts_before=restarts,
+        restarts_before=cycle.decision.restarts,
         nodes_left=nodes_left if excluded else None,
-        advance=advance,
-        rerun=None if rerun is None else rerun.cause.rerun,
-        restored=restored,
+        advance=cycle.advance,
+        rerun=asks,
+        restored=cycle.decision.restore is not None,
     )
     code = 0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1
-    cause, node, names_nodes = _cause(rules, seats, outcome, decided_by, found, shutdown, joining)
+    found = None if cycle.found is None or outcome is not Outcome.FAILED else cycle.found.cause
+    cause, node, names_nodes = _cause(cycle, found)
     rotation = _rotation(rerun, decision.action, nodes=len(seats))
-    if rerun is not None and rerun.cause.rerun in WANTS_ANOTHER_GPU:
+    if asks in WANTS_ANOTHER_GPU:
         decision = replace(decision, change=job_lines.rotation(rotation))
     return Verdict(
-        cycle=cycle,
+        cycle=cycle.decision.cycle,
         outcome=outcome,
-        cause=replace(cause, host=_host(seats, node, found), rerun=None if rerun is None else rerun.cause.rerun),
+        cause=replace(cause, host=_host(seats, node, found), rerun=asks),
         decision=decision,
         node=node,
         nodes=len(seats),
@@ -110,7 +100,8 @@ def verdict_on(
         code=code,
         stopped=any(seat.leaving for seat in seats),
         rotation=rotation,
-        reached=reached,
+        reached=cycle.how_far,
+        printer=printer,
     )
 
 
@@ -136,18 +127,11 @@ def _host(seats: Sequence[Seat], node: int | None, found: Cause | None) -> str:
     return "" if node is None else seats[node].name
 
 
-def _cause(
-    rules: Rules,
-    seats: Sequence[Seat],
-    outcome: Outcome,
-    decided_by: int | None,
-    found: Cause | None,
-    shutdown: tuple[int | None, str] | None,
-    joining: str,
-) -> tuple[Cause, int | None, bool]:
-    """Why, the place of the node whose fault it was, and whether the words name the nodes they are about."""
-    if outcome is Outcome.STOPPED and shutdown is not None:
-        return Cause(kind=CauseKind.REQUEST, text=shutdown[1]), shutdown[0], False
+def _cause(cycle: JobCycle, found: Cause | None) -> tuple[Cause, int | None, bool]:
+    """Return why, the place of the node whose fault it was, and whether the words name the nodes they are about."""
+    rules, seats, outcome, decided_by = cycle.rules, cycle.seats, cycle.outcome, cycle.decided_by
+    if outcome is Outcome.STOPPED and cycle.shutdown is not None:
+        return Cause(kind=CauseKind.REQUEST, text=cycle.shutdown[1]), cycle.shutdown[0], False
     if outcome is Outcome.SUCCEEDED:
         return Cause(kind=CauseKind.REQUEST, text=finished(seats)), None, True
     if found is not None:
@@ -155,7 +139,7 @@ def _cause(
     if outcome is Outcome.MEMBERSHIP:
         left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
         told = job_lines.joined(job_lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
-        text = told or joining
+        text = told or job_lines.nodes_waiting(cycle.joining)
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
     good, place = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
     is_mixed = decided_by is not None and seats[decided_by].report.is_mixed

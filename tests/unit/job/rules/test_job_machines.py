@@ -17,7 +17,7 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
-from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
@@ -147,11 +147,24 @@ def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
     ]
 
 
-def judged(outcome: Outcome, *states: NodeState, rules: m.Rules = RULES, **more: Any) -> m.Verdict:
-    values = {"restarts": 0, "advance": JobProgress(), "decided_by": None, "found": None, "shutdown": None}
-    follows = more.pop("follows", None)
-    values.update({"nodes_left": 9, "joining": "", "cycle": 0, **more})
-    return verdict_on(rules, seats(*states, follows=follows), outcome, **values)
+def judged(
+    outcome: Outcome,
+    *states: NodeState,
+    rules: m.Rules = RULES,
+    follows: int | None = None,
+    found: Cause | None = None,
+    nodes_left: int = 9,
+    restarts: int = 0,
+    advance: JobProgress = JobProgress(),  # noqa: B008 - frozen
+    **facts: Any,
+) -> m.Verdict:
+    cycle = JobCycle(rules, replace(decision(size=len(states)), restarts=restarts, advance=advance))
+    cycle.seats, cycle.outcome = seats(*states, follows=follows), outcome
+    for name, fact in facts.items():
+        setattr(cycle, name, fact)
+    if found is not None:
+        cycle.found = PartVerdict(outcome, 0, cause=found)
+    return verdict_on(cycle, nodes_left=nodes_left)
 
 
 H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED, NodeState.SUCCEEDED
@@ -217,7 +230,7 @@ HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True
             None,
         ),
         (
-            judged(Outcome.MEMBERSHIP, H, H, joining="2 nodes waiting to join"),
+            judged(Outcome.MEMBERSHIP, H, H, joining=2),
             "cycle 0 ended: 2 nodes waiting to join; restarting as cycle 1, no restart used",
             None,
         ),

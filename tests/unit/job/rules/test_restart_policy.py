@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_ft.job.rules.restart_policy import (
     Action,
-    AnyFailed,
     JobProgress,
-    MinHealthy,
     NodeState,
     Outcome,
     Reached,
@@ -35,7 +33,7 @@ def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
 @given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
 def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
     restarts = 0
-    for outcome, decision in zip(outcomes, decide(AnyFailed(max_restarts), *outcomes), strict=True):
+    for outcome, decision in zip(outcomes, decide(RestartPolicy(max_restarts), *outcomes), strict=True):
         assert 0 <= decision.restarts_left <= max_restarts
         if decision.action is Action.GIVE_UP:
             assert restarts == max_restarts
@@ -79,14 +77,14 @@ HEALTHY, DONE, BAD, LOST, OUT = (
 def test_min_healthy_ends_the_cycle_once_too_few_nodes_are_healthy(
     min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None
 ) -> None:
-    assert MinHealthy(3, min_nodes).judge(Counter(nodes)) is outcome
+    assert RestartPolicy(3, min_nodes, min_healthy=True).judge(Counter(nodes)) is outcome
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from(NodeState), min_size=1, max_size=8))
 def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     min_nodes: int, nodes: list[NodeState]
 ) -> None:
-    outcome = MinHealthy(3, min_nodes).judge(Counter(nodes))
+    outcome = RestartPolicy(3, min_nodes, min_healthy=True).judge(Counter(nodes))
     assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
     assert (outcome is S) == (nodes.count(DONE) >= min_nodes and HEALTHY not in nodes)
 
@@ -102,10 +100,10 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     ],
 )
 def test_any_failed_ends_the_cycle_at_the_first_bad_node(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
-    assert AnyFailed(3).judge(Counter(nodes)) is outcome
+    assert RestartPolicy(3).judge(Counter(nodes)) is outcome
 
 
-@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+@pytest.mark.parametrize("min_healthy", [False, True])
 @pytest.mark.parametrize(
     ("max_restarts", "before", "outcome", "action", "left"),
     [
@@ -120,18 +118,18 @@ def test_any_failed_ends_the_cycle_at_the_first_bad_node(nodes: tuple[NodeState,
     ],
 )
 def test_restarts_are_counted_for_the_job(
-    policy: type[AnyFailed | MinHealthy],
+    min_healthy: bool,
     max_restarts: int,
     before: int,
     outcome: Outcome,
     action: Action,
     left: int,
 ) -> None:
-    decision = policy(max_restarts, 2).decide(outcome, restarts_before=before)
+    decision = RestartPolicy(max_restarts, 2, min_healthy=min_healthy).decide(outcome, restarts_before=before)
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
-@pytest.mark.parametrize("policy", [AnyFailed(3, 2), MinHealthy(3, 2)])
+@pytest.mark.parametrize("policy", [RestartPolicy(3, 2), RestartPolicy(3, 2, min_healthy=True)])
 @pytest.mark.parametrize(
     ("outcome", "left", "action", "reason"),
     [
@@ -233,7 +231,7 @@ def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[
     assert advance.starts == 0
 
 
-@pytest.mark.parametrize("policy", [AnyFailed, MinHealthy])
+@pytest.mark.parametrize("min_healthy", [False, True])
 @pytest.mark.parametrize(
     ("option", "counted", "bound", "reason"),
     [
@@ -248,11 +246,14 @@ def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[
     ],
 )
 def test_a_job_without_progress_gives_up_though_restarts_are_left(
-    policy: type[AnyFailed | MinHealthy], option: str, counted: str, bound: int, reason: str
+    min_healthy: bool, option: str, counted: str, bound: int, reason: str
 ) -> None:
     for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
         advance = JobProgress(20, 25, **{counted: count})
-        decision, unbounded = (policy(9, 1, **{option: most}).decide(F, advance=advance) for most in (bound, 0))
+        decision, unbounded = (
+            RestartPolicy(9, 1, min_healthy=min_healthy, **{option: most}).decide(F, advance=advance)
+            for most in (bound, 0)
+        )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
     assert decision.reason == reason
@@ -260,4 +261,4 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
 def test_lack_of_progress_is_judged_after_failures_only(outcome: Outcome) -> None:
-    assert not AnyFailed(max_restarts=1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress
+    assert not RestartPolicy(max_restarts=1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress
