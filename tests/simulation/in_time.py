@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.job.rules.coordinator import NEW_LEADER_S
 from megatron_ft.job.rules.decisions import DecisionKind
-from megatron_ft.job.rules.job_cycle import RERUN_S
+from megatron_ft.job.rules.job_cycle import NEW_LEADER_S, RERUN_S
 from megatron_ft.job.rules.liveness import FINISHED_S, STALLED_S, beat_s, lost_s
 from megatron_ft.job.rules.next_cycle import may_be_back_s
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members

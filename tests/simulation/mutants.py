@@ -170,7 +170,7 @@ MUTANTS = (
         "last.number <= held.decision.number):",
         _LEADER_TESTS,
     ),
-    Mutant("a new leader that doesn't wait", _COORDINATOR, "NEW_LEADER_S = 12.0", "NEW_LEADER_S = 2.0", _LEADER_TESTS),
+    Mutant("a new leader that doesn't wait", _JOB_CYCLE, "NEW_LEADER_S = 12.0", "NEW_LEADER_S = 2.0", _LEADER_TESTS),
     Mutant("a record without launchers", _JOB_CYCLE, "if record.instances:", "if False:", _LEADER_TESTS),
     Mutant(
         "the job goes on without the lock's holder",
@@ -215,7 +215,7 @@ MUTANTS = (
         "if place is None:\n            return",
         _LEADER_TESTS,
     ),
-    Mutant("missing nodes are never lost", _JOB_CYCLE, "if now_s >= since_s + after_s:", "if False:"),
+    Mutant("missing nodes are never lost", _JOB_CYCLE, "if now_s < since_s + after_s:", "if True:"),
     Mutant("a shutdown request forgotten by a new leader", _COORDINATOR, "if node.standing.shutdown:", "if False:"),
     Mutant(
         "a cycle with MAX+1 nodes",

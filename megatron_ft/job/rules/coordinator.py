@@ -33,7 +33,7 @@ from megatron_ft.job.rules.announcements import Announcements
 from megatron_ft.job.rules.decider import Decider, Plan
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord, FormerDecision
 from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.job.rules.job_cycle import JobCycle, printer
+from megatron_ft.job.rules.job_cycle import NEW_LEADER_S, JobCycle, printer
 from megatron_ft.job.rules.leader_part import LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.next_cycle import NextCycle, nodes_left
@@ -43,8 +43,6 @@ from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
 others may know one."""
-NEW_LEADER_S = 12.0
-"""Seconds for which a new leader waits for the launchers of a cycle that another one has begun."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
 _LINGER_S = 5.0
@@ -491,7 +489,7 @@ class Coordinator:
         if cycle is None or self.is_over:
             return
         if self._lock_answers:
-            cycle.lose_missing(max(NEW_LEADER_S, lost_s(cycle.decision.world)), self._clock.now_s)
+            cycle.lose_missing(self._links.values(), self._clock.now_s)
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.link is not None for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

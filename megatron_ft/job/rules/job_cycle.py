@@ -19,6 +19,8 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
 from megatron_ft.job.rules.verdict import GOOD, Seat, finished, first_failure, verdict_on
 
+NEW_LEADER_S = 12.0
+"""Shortest wait of a new leader for the launchers of a cycle that another one has begun."""
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""
 _CAUSE_S = 0.3
@@ -183,6 +185,7 @@ class JobCycle:
 
     def finish_without(self, place: int, text: str, now_s: float) -> None:
         """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
+        self._missing.discard(place)
         if self.outcome is None:
             self.seats[place].change(Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
             self.outcome, self._ended_s, self._is_news = Outcome.SUCCEEDED, now_s, True
@@ -214,15 +217,24 @@ class JobCycle:
         }
         return excused_s(world, going)
 
-    def lose_missing(self, after_s: float, now_s: float) -> None:
-        """Count nodes as lost that have been missing for ``after_s`` seconds; to be called before ``conclude``."""
+    def lose_missing(self, connected: Iterable[Node], now_s: float) -> None:
+        """Count nodes as lost that haven't come to a new leader, by the rule for silent ones, but not before 12 s.
+
+        To be called before ``conclude``.
+        """
         self.alarm_s = None
+        if not self._missing:
+            return
+        excused_s = self.excused_s(connected, now_s)
+        after_s = max(NEW_LEADER_S, lost_s(len(self.seats)), excused_s)
         for place in sorted(self._missing):
             since_s = self.seats[place].missing_s or 0.0
-            if now_s >= since_s + after_s:
-                self.lose(place, job_lines.silent(after_s))
-            else:
+            if now_s < since_s + after_s:
                 self._wake(since_s + after_s)
+            elif excused_s == FINISHED_S:
+                self.finish_without(place, job_lines.silent(after_s), now_s)
+            else:
+                self.lose(place, job_lines.silent(after_s))
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float, *, ends_job: bool = False) -> None:
         """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""

@@ -14,10 +14,10 @@ from megatron_ft.diagnosis.leader_parts import HangsAtLeader
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.coordinator import FOUNDING_S, NEW_LEADER_S, Coordinator
+from megatron_ft.job.rules.coordinator import FOUNDING_S, Coordinator
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.job_cycle import NEW_LEADER_S, JobCycle
 from megatron_ft.job.rules.leader_part import ToNodes
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision

@@ -53,6 +53,19 @@ def test_silent_node_is_not_lost_for_ten_minutes_while_all_others_make_progress(
     assert 599.0 < after_s < 603.0
 
 
+def test_node_that_has_not_come_to_a_new_leader_is_not_lost_while_all_others_make_progress() -> None:
+    job, (a, b, c) = training()
+    job.take_over()
+    c.dies()
+    for each in (a, b):
+        job.break_off(each)
+        each.do(each.member.broken(job.now_s))
+    job.run(60.0)
+    assert a.ends == b.ends == []
+    a.progress, b.progress = stops_at(job.now_s), stops_at(job.now_s)
+    assert lost_after_s(job, a, 30.0) < 15.0
+
+
 def test_silent_node_is_lost_in_seconds_once_no_other_node_makes_progress() -> None:
     job, (a, b, c) = training()
     c.is_silent, a.progress, b.progress = True, stops_at(job.now_s), stops_at(job.now_s)
