@@ -101,11 +101,8 @@ def running_ranks(job: RunningJob) -> list[RankRow]:
         FaultToleranceError: the launcher is gone, or doesn't answer.
     """
     watch = JobWatch(job)
-    try:
-        watch.wait()
-        return [row for row in watch.facts.ranks if row.exit_code is None] if watch.facts else []
-    finally:
-        watch.close()
+    watch.close()
+    return [row for row in watch.facts.ranks if row.exit_code is None]
 
 
 def show_rank(job: RunningJob, local_rank: int) -> str:
@@ -131,19 +128,26 @@ def show_rank(job: RunningJob, local_rank: int) -> str:
 
 
 class JobWatch:
-    """Asks one launcher for its facts. ``facts`` are the last answer; None before the first."""
+    """Asks one launcher for its facts. ``facts`` are the last answer."""
+
+    facts: JobFacts
 
     def __init__(self, job: RunningJob) -> None:
-        """Connect.
+        """Connect, and ask for the first time.
 
         Raises:
-            FaultToleranceError: no launcher answers there.
+            FaultToleranceError: no launcher answers there within ``ANSWER_S`` seconds.
         """
         self.job = job
-        self.facts: JobFacts | None = None
         self._asked_s: float | None = None
         """Time of the question whose answer hasn't come yet."""
         self._channel = connect_to(job, ANSWER_S)
+        try:
+            if not self.ask(ANSWER_S):
+                raise FaultToleranceError(self.silence())
+        except FaultToleranceError:
+            self.close()
+            raise
 
     def ask(self, bound_s: float) -> bool:
         """Ask, and wait for the answer. Return False if it hasn't come within ``bound_s``: the next call waits on.
@@ -164,15 +168,6 @@ class JobWatch:
         if isinstance(answer, JobFacts):
             self.facts = answer
         return True
-
-    def wait(self) -> None:
-        """Ask, and wait for the answer.
-
-        Raises:
-            FaultToleranceError: the launcher is gone, or doesn't answer within ``ANSWER_S`` seconds.
-        """
-        if not self.ask(ANSWER_S):
-            raise FaultToleranceError(self.silence())
 
     def silent_s(self) -> float:
         """Return the seconds an answer has been overdue; 0 if no question is open."""

@@ -8,10 +8,9 @@ minute what its ranks do, if these call hooks: of a job without hooks that train
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,7 +20,6 @@ from megatron_ft.cli.logs.runs import RunLogs
 from megatron_ft.core.codec import Fact, Finite, Int
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.wording import counted, listed
@@ -116,6 +114,7 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
     codes = [each.last.exit_code for _, each in told if isinstance(each.last, records.RunEnded)]
     is_over = ended is not None or len(codes) == len(launchers)
     rows = [replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows]
+    iterations = [*(each.last_iteration for each in summary.cycles), None if life is None else life.iteration]
     code = codes[0] if is_over and len(set(codes)) == 1 else None
     return JobView(
         run_id=run.run_id,
@@ -131,7 +130,7 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
         ranks=summary.world_size,
         max_restarts=summary.max_restarts,
         restarts_left=None if newest is None else newest.restarts_left,
-        iteration=_iteration(run, summary, life),
+        iteration=max((each for each in iterations if each is not None and each >= 0), default=None),
         goodput=None if summary.accounting.goodput is None else summary.accounting.goodput.share,
         hangs=summary.accounting.hangs,
         waits_for="" if is_over else _waits_for(rows, cycle),
@@ -140,8 +139,7 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(NamedTuple):
     """The last records of a launcher that matter for the state of its node."""
 
     started: records.CycleStarted | None = None
@@ -156,17 +154,15 @@ def _told_by(log: EventLogFile) -> _Told:
             case records.CycleStarted() as record:
                 told = _Told(started=record)
             case records.CycleEnded() as record if told.started is not None and record.cycle == told.started.cycle:
-                told = dataclasses.replace(told, ended=record)
+                told = told._replace(ended=record)
             case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded() as record:
-                told = dataclasses.replace(told, last=record)
+                told = told._replace(last=record)
     return told
 
 
 def _rows(told: Sequence[tuple[EventLogFile, _Told]], newest: int | None, ages_s: Mapping[str, float]) -> list[NodeRow]:
     """Return one row per node, in the order of places."""
-    last_ns: dict[str, int] = {}
-    for log, _ in told:
-        last_ns[log.host] = max(last_ns.get(log.host, 0), log.header.wall_ns)
+    last_ns = {log.host: log.header.wall_ns for log, _ in sorted(told, key=lambda each: each[0].header.wall_ns)}
     rows = []
     for log, each in told:
         cycle, place = (None, None) if each.started is None else (each.started.cycle, each.started.group_rank)
@@ -206,22 +202,12 @@ def _state(told: _Told, newest: int | None) -> tuple[State, str]:
     return (State.READY if ended.action == _RESTARTS else State.FINISHED), ended.outcome if not ended.action else ""
 
 
-def _iteration(run: RunLogs, summary: RunSummary, life: Life | None) -> int | None:
-    told = [each.last_iteration for each in summary.cycles] + [life.iteration if life is not None else None]
-    for log in run.files:
-        newest = next((each.record for each in reversed(log.entries) if isinstance(each.record, Minute)), None)
-        if newest is not None:
-            told += [row.iterations[-1][0] for row in newest.ranks if row.iterations]
-    return max((each for each in told if each is not None and each >= 0), default=None)
-
-
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
     """Return what the next cycle needs, or this one's end."""
     ready = [row for row in rows if row.state in (State.READY, State.WAITING)]
     if not ready:
         return ""
-    open_ = [row.name for row in rows if row.state is State.ENDING]
-    if open_:
+    if open_ := [row.name for row in rows if row.state is State.ENDING]:
         return f"the end of cycle {cycle} on {listed(open_)}"
     parts = [f"{counted(len(ready), 'node')} recorded as ready"]
     for state, words in ((State.UNFIT, "failing the health check"), (State.SILENT, "lost"), (State.LEAVING, "leaving")):

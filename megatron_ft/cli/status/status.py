@@ -19,7 +19,7 @@ from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, RunningJob, choose, find_jobs
+from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, choose, find_jobs
 from megatron_ft.job.rules import batch_script
 
 if TYPE_CHECKING:
@@ -66,15 +66,7 @@ def add_command(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
-        nodes = _nodes_of(args.slurm)
-        # the nodes need this Python at the same path
-        how = "--json" if args.json else "--pids" if args.pids else "--once"
-        status = [sys.executable, "-m", "megatron_ft", "status", how]
-        words = commands.on_each_node(args.slurm, nodes=nodes, status=status)
-        try:
-            return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
-        except OSError as error:
-            raise ConfigError(f"--slurm: srun can't be started: {error.strerror}") from None
+        return _on_nodes_of(args.slurm, "--json" if args.json else "--pids" if args.pids else "--once")
     if args.log_dir is not None:
         if args.pids:
             raise ConfigError(
@@ -91,7 +83,11 @@ def _run(args: argparse.Namespace) -> int:
         print(f"megatron-ft: {_NONE_HERE}", file=sys.stderr)
     watches: list[JobWatch] = []
     try:
-        code = _open(jobs, watches)
+        for job in jobs:
+            try:
+                watches.append(JobWatch(job))
+            except FaultToleranceError as error:
+                print(f"megatron-ft: {error}", file=sys.stderr)
         _print(watches, args)
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -102,14 +98,14 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         for watch in watches:
             watch.close()
-    return code
+    return 0 if jobs and len(watches) == len(jobs) else _NOTHING_SEEN
 
 
 def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps({"jobs": [job_object(_facts(watch)) for watch in watches]}, indent=2), flush=True)
+        print(json.dumps({"jobs": [job_object(watch.facts) for watch in watches]}, indent=2), flush=True)
     elif args.pids:
-        rows = [row for watch in watches for row in _facts(watch).ranks if row.exit_code is None]
+        rows = [row for watch in watches for row in watch.facts.ranks if row.exit_code is None]
         for row in sorted(rows, key=lambda row: row.rank):
             print(row.rank, row.pid, flush=True)
     elif watches:
@@ -120,46 +116,26 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
             console.print(_draw(watches, console, lines=None))
 
 
-def _nodes_of(job: int) -> int:
-    """Return the number of nodes of a running Slurm job.
+def _on_nodes_of(job: int, how: str) -> int:
+    """Run this command on each node of a running Slurm job, with the option ``how``. Return its exit code.
 
     Raises:
         ConfigError: the job doesn't run, or Slurm doesn't answer.
     """
-    words = batch_script.show(str(job))
     try:
+        words = batch_script.show(str(job))
         answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        found = commands.allocation(answer.stdout)
+        if found is None:
+            raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
+        if found.state != "RUNNING":
+            raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
+        # the nodes need this Python at the same path
+        status = [sys.executable, "-m", "megatron_ft", "status", how]
+        words = commands.on_each_node(job, nodes=found.nodes, status=status)
+        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
     except OSError as error:
-        raise ConfigError(f"--slurm: scontrol can't be started: {error.strerror}") from None
-    found = commands.allocation(answer.stdout)
-    if found is None:
-        raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
-    if found.state != "RUNNING":
-        raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
-    return found.nodes
-
-
-def _open(jobs: list[RunningJob], watches: list[JobWatch]) -> int:
-    """Add the answering jobs to ``watches``, and print which don't answer. Return the exit code."""
-    code = 0 if jobs else _NOTHING_SEEN
-    for job in jobs:
-        watch = None
-        try:
-            watch = JobWatch(job)
-            watch.wait()
-        except FaultToleranceError as error:
-            print(f"megatron-ft: {error}", file=sys.stderr)
-            code = _NOTHING_SEEN
-            if watch is not None:
-                watch.close()
-            continue
-        watches.append(watch)
-    return code
-
-
-def _facts(watch: JobWatch) -> JobFacts:
-    assert watch.facts is not None
-    return watch.facts
+        raise ConfigError(f"--slurm: {words[0]} can't be started: {error.strerror}") from None
 
 
 def _live(watches: list[JobWatch], console: Console) -> None:
@@ -189,7 +165,7 @@ def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Gr
     frames = []
     for watch in watches:
         doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-        frames.append(job_frame(_facts(watch), doubt, width=console.width, lines=lines))
+        frames.append(job_frame(watch.facts, doubt, width=console.width, lines=lines))
     return Group(*frames)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from megatron_ft.cli.render.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent
 from megatron_ft.core.wording import counted
 
 if TYPE_CHECKING:
@@ -168,17 +168,13 @@ def _used(row: RankRow) -> Text:
     if use is None:
         return Text("-")
     limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
-    name = _name(row, use)
+    if use.section is None:
+        name = "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
+    else:
+        name = "" if row.sections and row.sections[-1].name == use.section else plain(use.section)
+        name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
     style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
     return Text(f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style=style)
-
-
-def _name(row: RankRow, use: TimeoutUse) -> str:
-    if use.section is None:
-        return "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
-    is_here = bool(row.sections) and row.sections[-1].name == use.section
-    name = plain(use.section)
-    return "" if is_here else name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
 def _state(row: RankRow) -> Text:
