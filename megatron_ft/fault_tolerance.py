@@ -22,12 +22,14 @@ keeps them in ``<save>/ft_state.json`` for the next run. Without timeouts, hangs
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
 
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.ipc.files.state_file import write_state
 from megatron_ft.learning.rule import facts_of, reasons_against
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.base import agreement, say, user_code
@@ -35,7 +37,7 @@ from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults import simulated
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams
-from megatron_ft.rank.hooks import finished, hook_order, other_client, run_facts, safe_calls, user_errors
+from megatron_ft.rank.hooks import finished, hook_order, run_facts, safe_calls, user_errors
 from megatron_ft.rank.hooks.loop_state import (
     CheckpointConfig,
     FaultToleranceSettings,
@@ -330,8 +332,16 @@ def get_rank_safe() -> int:
 
 def _load_state_if_exists(global_state: Any) -> None:
     """Load ``ft_state.json`` into a foreign client, as Megatron-Bridge does."""
-    if (client := getattr(global_state, "rank_monitor_client", None)) is not None:
-        other_client.load(client, global_state.fault_tolerance_state.ft_state_path)
+    client = getattr(global_state, "rank_monitor_client", None)
+    if client is None or not os.path.exists(path := global_state.fault_tolerance_state.ft_state_path):
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            state = json.load(file)
+    except (OSError, ValueError) as error:
+        say.warn(f"{path} can't be read ({error}): continuing with the configured timeouts")
+        return
+    client.load_state_dict(state)
 
 
 def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, global_state: Any) -> None:
@@ -349,7 +359,10 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
         say.warn(f"timeouts were not updated: {error}")
         return
     if get_rank_safe() == 0:
-        other_client.save(client, path)
+        try:
+            write_state(path, client.state_dict())
+        except OSError as error:
+            say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")
 
 
 def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:

@@ -206,7 +206,7 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
 
 def test_milestones_of_a_rank_are_told_with_its_intervals(launcher: Launcher) -> None:
     steps = "for _ in range(40):\n    with client.section('step'): pass\n"
-    ends = "client._ready().add_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
+    ends = "client._ready().set_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
     imports = "from megatron_ft.core.board import layout"
     waits = "client._ready().saved()\nsay('stepped')\nsys.stdin.readline()"
     script = f"{imports}\n{BEGIN}say('ready')\n{steps}{waits}\n{ends}"

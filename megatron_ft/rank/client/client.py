@@ -36,7 +36,6 @@ from megatron_ft.rank.base.connection import (
     say_hello,
 )
 from megatron_ft.rank.client.calculating import max_over_ranks, seconds
-from megatron_ft.rank.client.rank_log import RankLog
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter
@@ -75,7 +74,8 @@ class RankMonitorClient:
         self._wake = KeptDescriptor(-1)
         self._crash_reporter = CrashReporter()
         self._loaded: Mapping[str, Any] | None = None
-        self._log = RankLog()
+        self._log_dir: str | None = None
+        self._run_id = ""
         _clients.add(self)
 
     @property
@@ -143,7 +143,7 @@ class RankMonitorClient:
         )
         self._board = welcome.board
         self._wake = KeptDescriptor(welcome.wake_fd)
-        self._log = RankLog(info, welcome.log_dir, welcome.run_id)
+        self._log_dir, self._run_id = welcome.log_dir, welcome.run_id
         self._recorder = Recorder(self._board, self._section_timeouts)
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         watch.hooks_connected(self._board)
@@ -422,8 +422,7 @@ class RankMonitorClient:
             self._board = None
         self._wake.close()
         self._crash_reporter.end()
-        self._log.close()
-        self._log = RankLog()
+        self._log_dir = None
 
 
 def _not_initialized() -> RankMonitorClientError:

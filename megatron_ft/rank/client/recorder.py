@@ -213,30 +213,22 @@ class Recorder:
         """Names of the open sections, outermost first."""
         return list(self._opened)
 
-    def add_facts(self, facts: int) -> None:
-        """Set FACT_ bits of `core.board.layout` on the board."""
-        self._facts |= facts
+    def set_facts(self, facts: int, is_true: bool = True) -> None:
+        """Set or clear FACT_ bits of `core.board.layout` on the board."""
+        self._facts = self._facts | facts if is_true else self._facts & ~facts
         self._words[layout.W_LEARNING_FACTS] = self._facts
 
-    def drop_facts(self, facts: int) -> None:
-        """Clear FACT_ bits on the board."""
-        self._facts &= ~facts
-        self._words[layout.W_LEARNING_FACTS] = self._facts
-
-    def step_ended(self) -> None:
-        """Count a training step."""
+    def step_ended(self, enough: int) -> None:
+        """Count a training step; after ``enough`` steps their length is typical."""
         self._steps += 1
         self._words[layout.W_STEPS] = self._steps
+        if self._steps == enough:
+            self.set_facts(layout.FACT_ENOUGH_STEPS)
 
     def saved(self) -> None:
         """Count a persistent save."""
         self._saves += 1
         self._words[layout.W_SAVES] = self._saves
-
-    @property
-    def steps(self) -> int:
-        """Number of training steps that have ended."""
-        return self._steps
 
     def add_section(self, name: str) -> None:
         """Add a section without a timeout.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +17,11 @@ class MonitorHandle:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._lock = threading.Lock()
-        self.pid: int = process.pid
         self.name = f"RankMonitor-{process.pid}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Return ``pid``, ``terminate`` or ``kill`` of the process. The socket file stays, also after ``kill``."""
+        return getattr(self._process, name)
 
     @property
     def exitcode(self) -> int | None:
@@ -29,14 +30,6 @@ class MonitorHandle:
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
-
-    def terminate(self) -> None:
-        """Ask the monitor to end; its rank continues unmonitored."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Kill the monitor. Its socket file stays; the next monitor at that path replaces it."""
-        self._process.kill()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait at most ``timeout`` seconds for its end."""

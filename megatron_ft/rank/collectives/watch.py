@@ -53,7 +53,8 @@ def begin() -> None:
     with _lock:
         if current is None and (_hooks_board is not None or not calls_hooks):
             current = CollectiveWatch()
-            current.start()
+            with contextlib.suppress(RuntimeError):  # no more threads are allowed: go on unwatched
+                threading.Thread(target=current.run, name=_THREAD, daemon=True).start()
 
 
 def hooks_begin() -> None:
@@ -99,8 +100,8 @@ class CollectiveWatch:
     """Watch of this process's collectives."""
 
     def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._crash_reporter = CrashReporter()
+        self.is_over = threading.Event()
+        self.crash_reporter = CrashReporter()
         self.own_board: Board | None = None
         self._known: Counts | None = None
         self._modules = 0
@@ -112,34 +113,19 @@ class CollectiveWatch:
         self._timeout_ns: int | None = None
         self._placed: tuple[Board | None, str] = None, ""
 
-    def start(self) -> None:
-        """Start the thread."""
-        with contextlib.suppress(RuntimeError):  # no more threads are allowed: go on unwatched
-            threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
-
     def end(self) -> None:
         """Stop for good. The caller holds the lock."""
-        self._is_over.set()
+        self.is_over.set()
         self.disconnect()
-
-    def look_no_more(self) -> None:
-        """Let the thread end, but keep the connection."""
-        self._is_over.set()
 
     def disconnect(self) -> None:
         """Close the watch's own connection. The caller holds the lock."""
-        self._crash_reporter.end()
+        self.crash_reporter.end()
         if self.own_board is not None:
             self.own_board.close()
             self.own_board = None
 
-    def forget_in_child(self) -> None:
-        """Close everything in a forked child (a data-loader worker), which isn't the rank."""
-        self._crash_reporter.forget(in_child=True)
-        if self.own_board is not None:
-            self.own_board.close()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         if not calls_hooks:
             info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
             try:
@@ -148,19 +134,19 @@ class CollectiveWatch:
                 pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
         chance = random.Random()  # an own generator: the module's one belongs to the program
         late_s = 0.0
-        while (self.own_board is not None or calls_hooks) and not self._is_over.is_set():
+        while (self.own_board is not None or calls_hooks) and not self.is_over.is_set():
             self.look(is_late=late_s > _LATE_S)
             due_s = time.monotonic() + chance.uniform(*_BETWEEN_S)
-            self._is_over.wait(max(0.0, due_s - time.monotonic()))
+            self.is_over.wait(max(0.0, due_s - time.monotonic()))
             late_s = time.monotonic() - due_s
 
     def _take(self, welcome: MonitorWelcome) -> None:
         """Get ready to answer questions, unless the script has begun to call hooks in the meantime."""
         os.close(welcome.wake_fd)
         with _lock:
-            if not (self._is_over.is_set() or calls_hooks):
+            if not (self.is_over.is_set() or calls_hooks):
                 self.own_board = welcome.board
-                self._crash_reporter.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
+                self.crash_reporter.begin(welcome.board, welcome.stack_fd, welcome.ask_fd)
                 return
         welcome.board.close()
         os.close(welcome.stack_fd)
@@ -181,7 +167,7 @@ class CollectiveWatch:
             self._timeout_ns = None if found is None else group_timeout_ns()
         with _lock:  # held only for the stores: the training thread may wait for it
             board = _hooks_board if calls_hooks else self.own_board
-            if board is not None and not self._is_over.is_set():
+            if board is not None and not self.is_over.is_set():
                 self._write(board, now_ns)
 
     def _count(self, is_waiting: bool) -> None:
@@ -216,7 +202,7 @@ def _end_before_exit() -> None:
     process with SIGABRT ("terminate called without an active exception").
     """
     if current is not None:
-        current.look_no_more()
+        current.is_over.set()
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(_LAST_LOOK_S)
@@ -230,7 +216,8 @@ def _forget_in_child() -> None:
     _lock = threading.RLock()  # may be held by a thread that this process doesn't have
     watch, current, _hooks_board = current, None, None
     if watch is not None:
-        watch.forget_in_child()
+        watch.crash_reporter.forget(in_child=True)  # a data-loader worker isn't the rank
+        watch.disconnect()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

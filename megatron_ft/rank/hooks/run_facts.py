@@ -14,6 +14,7 @@ from typing import Any
 from megatron_ft.core.board import layout
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.rank.client.client import RankMonitorClient
+from megatron_ft.records.event_log import EventLog
 
 _END_S = 2.0
 """Seconds rank 0 waits at most at the end of its run for the confirmation that its timeouts are written."""
@@ -44,23 +45,21 @@ def connect(
     client._connect(num_warmup_iters, state_path=path, learns=learns)
     client._add_sections(list(sections))
     facts = layout.FACT_HOOKS | (layout.FACT_LEARNS if learns else 0) | (layout.FACT_ASYNC_SAVES if async_saves else 0)
-    client._ready().add_facts(facts)
+    client._ready().set_facts(facts)
 
 
 def note_loaded(client: RankMonitorClient, *, is_persistent: bool) -> None:
     """Note that a checkpoint was loaded. One that isn't persistent (from memory) clears the flag of an earlier one."""
     recorder = client._recorder
     if recorder is not None:
-        (recorder.add_facts if is_persistent else recorder.drop_facts)(layout.FACT_LOADED)
+        recorder.set_facts(layout.FACT_LOADED, is_persistent)
 
 
 def note_step(client: RankMonitorClient, *, enough: int) -> None:
     """Note that a training step has ended; after ``enough`` steps their length is typical."""
     recorder = client._recorder
     if recorder is not None:
-        recorder.step_ended()
-        if recorder.steps == enough:
-            recorder.add_facts(layout.FACT_ENOUGH_STEPS)
+        recorder.step_ended(enough)
 
 
 def note_save(client: RankMonitorClient) -> None:
@@ -79,7 +78,7 @@ def note_end(client: RankMonitorClient, *, waits: bool) -> bool | None:
     recorder, board = client._recorder, client._board
     if recorder is None or board is None:
         return True
-    recorder.add_facts(layout.FACT_RUN_ENDS)
+    recorder.set_facts(layout.FACT_RUN_ENDS)
     client._wake_monitor()
     if not waits:
         return True
@@ -97,11 +96,16 @@ def learns(client: RankMonitorClient) -> bool:
 
 
 def log_event(client: Any, record: Record) -> None:
-    """Append to this rank's event log, if there is one, and flush it: a fault may end the rank now."""
+    """Write to an event log of this rank, and wait until it is written: a fault may end the rank now."""
     mine = ours(client)
-    if mine is not None:
-        mine._log.write(record)
-        mine._log.flush()
+    info = None if mine is None else mine.rank_info
+    if mine is None or info is None or mine._log_dir is None:
+        return
+    who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
+    name = f"{info.global_rank}-cycle{info.cycle}"
+    log = EventLog.open(mine._log_dir, role="rank", run_id=mine._run_id, name=name, **who)
+    log.write(record)
+    log.close()
 
 
 def current_iteration(client: Any) -> int | None:
