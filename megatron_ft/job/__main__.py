@@ -1,8 +1,8 @@
 """``python -m megatron_ft.job``: lead one job, until its end. The launcher that holds the lock starts it.
 
-It reads from one pipe which job that is, and the record of its last decision, if an earlier leader has made one. It
-writes the records of further decisions to another pipe, and to etcd if the lock is there, before any launcher hears of
-them.
+It reads from standard input which job that is, and the record of its last decision, if an earlier leader has made one.
+It writes the records of further decisions to standard output, and to etcd if the lock is there, before any launcher
+hears of them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from megatron_ft.job.service import Service, prepare_process
 def main(argv: Sequence[str] | None = None) -> int:
     """Lead the job until it has ended; the exit code: 0, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m megatron_ft.job")
-    for name in ("--listener", "--begins", "--decides"):
-        parser.add_argument(name, type=int, required=True, help="a descriptor")
+    parser.add_argument("--listener", type=int, required=True, help="a descriptor")
     parser.add_argument("--owner", type=int, required=True, help="process id of the launcher")
     options = parser.parse_args(argv)
     level = os.environ.get(LEVEL_VARIABLE, "")
@@ -48,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener.setblocking(False)
         if options.owner != os.getppid():
             return 0  # the launcher has ended at once
-        with open(options.begins, "rb") as file:
-            start = decode(LeaderStart, file.read())
+        start = decode(LeaderStart, sys.stdin.buffer.read())
         ledger = etcd = None
         if start.etcd is not None and start.held is not None:
             from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
@@ -69,13 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     prepare_process()
+    records = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed is no record
 
     def keep(record: DecisionRecord) -> None:
         """Give the launcher the record of a decision: it has that once the kernel does, even if this process dies."""
         data = encode(record) + b"\n"
         try:
             while data:
-                data = data[os.write(options.decides, data) :]
+                data = data[os.write(records, data) :]
         except BrokenPipeError:  # the launcher has ended, and with it the lock
             sys.exit(0)
 

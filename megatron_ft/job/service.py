@@ -190,7 +190,7 @@ class Service:
             self.links[link.number] = self._ungreeted[link.number] = self._by_fd[link.fd] = link
             self._strangers[address[0]] += 1
             self._epoll.register(link.fd, select.EPOLLIN)
-            first = link.handshake.first(over=self._machine.is_over, job=self._machine.job)
+            first = link.handshake.first()
             if first is not None:
                 self._write(link, encode(first))
 
@@ -254,7 +254,7 @@ class Service:
         parsed = _read_short(body) if len(body) <= _SHORT_BYTES else _read(body)
         if isinstance(parsed, Ask) and self._secret is None and not link.greeted:
             # it has a secret: with a coordinator without one it doesn't speak
-            self._close_with(link, Open(self._machine.is_over, self._machine.job))
+            self._close_with(link, Open())
             return None
         if isinstance(parsed, Ask) or link.greeted is isinstance(parsed, Hello):
             raise ProtocolError("a hello in another place than the first")

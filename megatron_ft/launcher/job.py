@@ -28,7 +28,7 @@ from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
-from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
+from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
@@ -69,7 +69,7 @@ def run(
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
     meeting = records.Meeting(
-        how=place.kind.value,
+        how="alone" if place.is_alone else "coordinated",
         endpoints=(place.endpoint,) if place.endpoint else (),
         rank=place.rank,
         rank_from=place.rank_source,
@@ -85,7 +85,7 @@ def run(
                 log_dir,
                 job=place.job,
                 command=command,
-                is_first=place.kind is Kind.ALONE or place.is_here,
+                is_first=place.is_alone or place.is_here,
                 before=past.advance,
             )
             end = _JobLife(node, log_dir, place, config, command, result).run(past)
@@ -94,7 +94,7 @@ def run(
     finally:
         process_setup.restore_file_limit()
     log.write(records.RunEnded(exit_code=end.code))
-    if place.kind is Kind.COORDINATED:
+    if not place.is_alone:
         port = int(place.endpoint.rpartition(":")[2])
         lost_batch_host.requeue_if_batch_host_lost(result, os.environ, say, port=port)
     return end

@@ -22,12 +22,12 @@ from msgspec.structs import replace
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.wire import encode
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.launcher.coordination import endpoint, endpoint_lock
+from megatron_ft.launcher.coordination import endpoint, leader_process
 from megatron_ft.launcher.coordination.endpoint import take_endpoint
-from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
+from megatron_ft.launcher.coordination.leader_process import LeaderProcess
+from megatron_ft.launcher.coordination.locks import EndpointLock
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -43,32 +43,27 @@ def hello(*, session: int = 1, owns: bool = True) -> m.Hello:
 
 
 class Hosted:
-    """An `EndpointLock`, and the lines that it says."""
+    """A launcher that holds the endpoint's port, and the lines that it says."""
 
-    def __init__(self, reactor: Reactor, **more: Any) -> None:
+    def __init__(self, reactor: Reactor, listener: socket.socket | None, port: int, **more: Any) -> None:
         self.said: list[str] = []
+        self.held: list[bool] = []
+        self.address = f"127.0.0.1:{port}"
         values = {"defined": m.JobDefinition("job", RULES), "secret": None, "environ": os.environ, **more}
-        listener = tcp.listen("127.0.0.1", 0)
-        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        self.lock = EndpointLock(
-            reactor,
-            self.address,
-            listener=listener,
-            take=lambda: None,
-            held=lambda: None,
-            say=self.said.append,
-            **values,
-        )
+        self.leader = LeaderProcess(reactor, say=self.said.append, **values)
+        held = lambda: self.held.append(True)  # noqa: E731
+        self.lock = EndpointLock(reactor, self.leader, "127.0.0.1", port, listener=listener, held=held)
         self.lock.start()
 
     def pid(self) -> int:
-        (pid,) = self.lock.pids()
+        (pid,) = self.leader.pids()
         return pid
 
 
 @contextlib.contextmanager
 def hosted(reactor: Reactor, **more: Any) -> Iterator[Hosted]:
-    made = Hosted(reactor, **more)
+    listener = tcp.listen("127.0.0.1", 0)
+    made = Hosted(reactor, listener, port_of(listener), **more)
     try:
         yield made
     finally:
@@ -117,20 +112,20 @@ def test_leader_is_replaced_on_its_socket_and_its_successor_knows_the_last_decis
 def test_leader_that_keeps_exiting_is_started_again_after_a_pause(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = endpoint_lock.isolated_command
-    monkeypatch.setattr(endpoint_lock, "PAUSE_S", 0.3)
+    real = leader_process.isolated_command
+    monkeypatch.setattr(leader_process, "PAUSE_S", 0.3)
     exits = [sys.executable, "-S", "-c", "import os; os._exit(3)"]
-    monkeypatch.setattr(endpoint_lock, "isolated_command", lambda _: exits)
+    monkeypatch.setattr(leader_process, "isolated_command", lambda _: exits)
     with hosted(reactor) as one, sockets(reactor) as (transport, ear):
         until(reactor, lambda: len(one.said) == 3)
         how = f"the coordinator at {one.address} exited (code 3)"
         assert one.said == [f"{how}; another one takes over"] * 2 + [f"{how}; starting another one in 0.3 s"]
-        monkeypatch.setattr(endpoint_lock, "isolated_command", real)
+        monkeypatch.setattr(leader_process, "isolated_command", real)
         assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
 
 
 def test_leader_that_cannot_be_started_is_one_line(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_lock, "isolated_command", lambda _: ["/no/such/program"])
+    monkeypatch.setattr(leader_process, "isolated_command", lambda _: ["/no/such/program"])
     with hosted(reactor) as one:
         assert one.said == [
             f"the coordinator at {one.address} can't be started (No such file or directory); another one takes over"
@@ -138,42 +133,27 @@ def test_leader_that_cannot_be_started_is_one_line(reactor: Reactor, monkeypatch
 
 
 def test_launcher_takes_the_lock_once_its_holder_has_ended(reactor: Reactor) -> None:
-    held: list[bool] = []
     with hosted(reactor) as one:
-        port = int(one.address.rpartition(":")[2])
-        second = EndpointLock(
-            reactor,
-            one.address,
-            m.JobDefinition("job", RULES),
-            listener=None,
-            take=lambda: endpoint.take_again("127.0.0.1", port),
-            secret=None,
-            environ=os.environ,
-            held=lambda: held.append(True),
-            say=print,
-        )
-        second.start()
+        second = Hosted(reactor, None, int(one.address.rpartition(":")[2]))
         reactor.run_until(lambda: False, time.monotonic() + 1.2)
-        assert held == []
+        assert second.held == []
     try:
-        until(reactor, lambda: held)
-        assert len(second.pids()) == 1
+        until(reactor, lambda: second.held)
+        assert len(second.leader.pids()) == 1
     finally:
-        second.close(is_in_a_hurry=lambda: True)
+        second.lock.close(is_in_a_hurry=lambda: True)
 
 
 LAUNCHER = """
 import os
 from megatron_ft.job.rules import messages as m
 from megatron_ft.ipc.net import tcp
-from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
+from megatron_ft.launcher.coordination.leader_process import LeaderProcess
 from megatron_ft.link.reactor import Reactor
 reactor = Reactor()
-defined = m.JobDefinition("job", m.Rules(1, 1))
-more = dict(listener=tcp.listen("127.0.0.1", 0), take=lambda: None, secret=None, environ=os.environ)
-lock = EndpointLock(reactor, "here", defined, **more, held=lambda: None, say=print)
-lock.start()
-print(*lock.pids(), flush=True)
+leader = LeaderProcess(reactor, m.JobDefinition("job", m.Rules(1, 1)), secret=None, environ=os.environ, say=print)
+leader.begin("here", tcp.listen("127.0.0.1", 0))
+print(*leader.pids(), flush=True)
 while True:
     reactor.run_once(None)
 """
@@ -289,23 +269,10 @@ def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
         thread.join(BOUND_S)
 
 
-def test_port_that_another_jobs_coordinator_has_where_no_peer_comes_is_a_mistake_that_names_it(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint, "CERTAIN_S", 0.2)
-    monkeypatch.setattr(endpoint, "peers_addresses", lambda _host: ["127.0.0.2"])
-    with hosted(reactor, defined=m.JobDefinition("7/0//other.py", RULES)) as one:  # at 127.0.0.1
-        port = int(one.address.rpartition(":")[2])
-        who = r"a coordinator of job 7/0//other.py \(.*, pid \d+, listening on 127.0.0.1\)"
-        with pytest.raises(ConfigError, match=f"^{who} has the port of the rendezvous endpoint node0:{port} on this"):
-            take_endpoint("node0", port)
-
-
 @pytest.mark.parametrize(
     ("addresses", "is_refused"),
     [
         (["127.0.0.2", "192.0.2.9"], True),
-        (["127.0.0.2", "127.0.0.3"], False),  # all are this host's
         (["192.0.2.9", "192.0.2.8"], False),  # none is
         (["127.0.0.2", "192.0.2.66"], False),  # no host is there
     ],
@@ -315,51 +282,33 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
 ) -> None:
     found = [(socket.AF_INET, 0, 0, "", (each, 1)) for each in addresses]
     monkeypatch.setattr(tcp, "look_up", lambda *_: found)
-    monkeypatch.setattr(endpoint, "host_answers", lambda address, _port: address != "192.0.2.66")
+    monkeypatch.setattr(endpoint, "answers", lambda address, _port: address != "192.0.2.66")
     if not is_refused:
-        endpoint.check_names_one_host("service", 1)
+        endpoint.check_name("service", 1)
         return
     told = (
         r"service is the name of this host and of others \(192.0.2.9\): name one host, or set --rdzv-conf is_host=true"
     )
     with pytest.raises(ConfigError, match=told):
-        endpoint.check_names_one_host("service", 1)
+        endpoint.check_name("service", 1)
 
 
 def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
-        assert endpoint.host_answers("127.0.0.1", port)
-    assert endpoint.host_answers("127.0.0.1", port)
-    assert not endpoint.host_answers("no.such.host.invalid", port)
+        assert endpoint.answers("127.0.0.1", port)
+    assert endpoint.answers("127.0.0.1", port)
+    assert not endpoint.answers("no.such.host.invalid", port)
 
 
 def test_port_that_is_let_go_within_the_bound_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "peers_addresses", lambda _host: ["127.0.0.2"])
+    monkeypatch.setattr(endpoint, "_is_coordinator", lambda *_: False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
         threading.Timer(1.2, other.close).start()
         taken = take_endpoint("node0", port)
         assert taken is not None
         taken.close()
-
-
-@pytest.mark.parametrize(
-    ("found", "asked"),
-    [
-        (["192.0.2.9"], ["192.0.2.9"]),
-        (["127.0.1.1", "192.0.2.9", "192.0.2.9"], ["192.0.2.9"]),
-        (["127.0.1.1"], ["192.0.2.1"]),  # as other nodes know it
-        ([], ["192.0.2.1"]),
-    ],
-)
-def test_endpoint_is_asked_at_the_addresses_that_peers_use(
-    monkeypatch: pytest.MonkeyPatch, found: list[str], asked: list[str]
-) -> None:
-    monkeypatch.setattr(tcp, "look_up", lambda *_: [(0, 0, 0, "", (each, 0)) for each in found])
-    monkeypatch.setattr(endpoint, "own_end", lambda *_: "192.0.2.1")
-    assert endpoint.peers_addresses("node0") == asked
-    assert endpoint.peers_addresses("localhost") == ["127.0.0.1"]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -378,27 +327,3 @@ def test_an_endpoint_that_can_not_be_had_is_a_mistake_of_the_user(monkeypatch: p
     monkeypatch.setattr(tcp, "listen", forbidden)
     with pytest.raises(ConfigError, match="the rendezvous endpoint node0:80 can't be used: Permission denied"):
         take_endpoint("node0", 80)
-
-
-def test_a_coordinator_whose_job_has_ended_is_waited_for() -> None:
-    with tcp.listen("127.0.0.1", 0) as old:
-        asked = threading.Event()
-
-        def stay_and_go() -> None:
-            old.setblocking(True)
-            for _ in range(2):
-                with old.accept()[0] as sock:
-                    sock.sendall(encode({"type": "open", "over": True}))
-                    sock.recv(1 << 16)
-                asked.set()
-            old.close()
-
-        thread = threading.Thread(target=stay_and_go)
-        port = port_of(old)
-        thread.start()
-        taken = take_endpoint("localhost", port)
-        assert asked.is_set()
-        assert taken is not None
-        assert port_of(taken) == port
-        taken.close()
-        thread.join(BOUND_S)

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 _SECRET = "fuzzing-fuzzing-fuzzing"
 _HELLO = m.Hello("fuzz", m.Rules(1, 1), "i0", 1, "host")
 _MESSAGES = (
-    *(Ask(), Challenge("00" * 16, False), Proof("00" * 16, "00" * 32), Welcome("00" * 32), Denied()),
+    *(Ask(), Challenge("00" * 16), Proof("00" * 16, "00" * 32), Welcome("00" * 32), Denied()),
     *(_HELLO, m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
 )
 _MORE_KIB = 40_000
@@ -172,19 +172,19 @@ class Honest:
 def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     listener = tcp.listen("127.0.0.1", 0)
     address = listener.getsockname()[:2]
-    (begins, begun), (records, decides) = os.pipe(), os.pipe()
-    fds = [listener.fileno(), begins, decides]
-    words = [f"--{name}={fd}" for name, fd in zip(("listener", "begins", "decides"), fds, strict=True)]
+    fd = listener.fileno()
     process = subprocess.Popen(
-        [sys.executable, "-m", "megatron_ft.job", f"--owner={os.getpid()}", *words],
-        pass_fds=fds,
+        [sys.executable, "-m", "megatron_ft.job", f"--owner={os.getpid()}", f"--listener={fd}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[fd],
         env={**os.environ, "FT_SECRET": _SECRET},
         stderr=subprocess.DEVNULL,
     )
-    with open(begun, "wb") as file:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as file:
         file.write(encode_start(m.LeaderStart(m.JobDefinition("fuzz", _HELLO.rules))))
-    os.close(begins)
-    os.close(decides)
     listener.close()
     try:
         yield address, process.pid
@@ -192,7 +192,7 @@ def _coordinator() -> Iterator[tuple[tuple[str, int], int]]:
     finally:
         process.kill()
         process.wait()
-        os.close(records)
+        process.stdout.close()
 
 
 def _rss_kib(pid: int) -> int:

@@ -41,7 +41,13 @@ def popen(room: process_title.Room | None) -> Any:
             package = _package(command) if os.getpid() == launcher else None
             if package is None:
                 return object.__new__(cls)
-            return _Forked(command, _fork(package, command, options, room))
+            pipes = {name: os.pipe() for name in ("stdin", "stdout") if options.get(name) == subprocess.PIPE}
+            forked = _Forked(command, _fork(package, command, {**options, **pipes}, room))
+            for name, (reads, writes) in pipes.items():
+                ours, theirs = (writes, reads) if name == "stdin" else (reads, writes)
+                os.close(theirs)
+                setattr(forked, name, open(ours, "wb" if name == "stdin" else "rb"))  # noqa: SIM115 - as Popen's
+            return forked
 
     class _Forked(real):  # type: ignore[type-arg,misc]
         """A process that is there already."""
@@ -64,7 +70,6 @@ def _package(command: Any) -> str | None:
 
 def _fork(package: str, command: Sequence[str], options: Mapping[str, Any], room: process_title.Room | None) -> int:
     """The process id of the new one, which is all that it is to be, as after an exec."""
-    assert options["stdin"] == subprocess.DEVNULL
     assert options["start_new_session"]
     is_ready, ready = os.pipe()
     pid = os.fork()
@@ -101,15 +106,16 @@ def _become(command: Sequence[str], options: Mapping[str, Any], room: process_ti
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    if options.get("stdout") == subprocess.DEVNULL:
-        os.dup2(null, 1)
+    for fd, given in enumerate((options["stdin"], options.get("stdout"))):
+        if given is not None:
+            os.dup2(null if given == subprocess.DEVNULL else given[fd], fd)
     kept = sorted({*options["pass_fds"], ready})
     for low, high in zip([2, *kept], [*kept, 1 + max(map(int, os.listdir("/proc/self/fd")))], strict=True):
         os.closerange(low + 1, high)
     for fd in options["pass_fds"]:
         os.set_inheritable(fd, True)
-    _KEPT.extend([sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__])
+    _KEPT.extend([sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__])
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     for fd, name in ((1, "stdout"), (2, "stderr")):
         stream = io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), line_buffering=True, write_through=True)
         setattr(sys, name, stream)

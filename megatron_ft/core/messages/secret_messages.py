@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from megatron_ft.core.codec import Message, Vocabulary
 
-_Hex = Annotated[str, Meta(pattern="^[ -~]*$")]
-"""ASCII text: a lone surrogate, say, couldn't become bytes."""
+_Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Ask(Message, frozen=True):
@@ -17,31 +17,26 @@ class Ask(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """From a coordinator that has no secret, to ``Ask``. ``over``: its job has ended; ``job``: the job's name."""
-
-    over: bool
-    job: str = ""
+    """From a coordinator that has no secret, to ``Ask``."""
 
 
 class Challenge(Message, frozen=True):
-    """From a coordinator that has a secret, first of all: show that you know it. Otherwise like `Open`."""
+    """From a coordinator that has a secret, first of all: show that you know it."""
 
-    nonce: _Hex
-    over: bool
-    job: str = ""
+    nonce: _Nonce
 
 
 class Proof(Message, frozen=True):
     """The launcher's answer to ``Challenge``: its proof, and ``nonce`` as its own challenge."""
 
-    nonce: _Hex
-    mac: _Hex
+    nonce: _Nonce
+    mac: _Mac
 
 
 class Welcome(Message, frozen=True):
     """The coordinator's answer to ``Proof``: its own proof."""
 
-    mac: _Hex
+    mac: _Mac
 
 
 class Denied(Message, frozen=True):

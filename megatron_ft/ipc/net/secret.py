@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.messages.secret_messages import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, FrameError, Role, Session, new_nonce
+from megatron_ft.ipc.net.secure_channel import FrameError, Role, Session, new_nonce
 
 HANDSHAKE_BYTES = 4096
 """Bytes that an end may send in all before its proof."""
@@ -38,9 +38,9 @@ class CoordinatorHandshake:
         self.session: Session | None = None
         """Set once the launcher has proved that it knows the secret."""
 
-    def first(self, *, over: bool, job: str = "") -> Challenge | None:
-        """Return the first message of a new connection. ``over``: the job has ended; ``job``: its name."""
-        return None if self._secret is None else Challenge(self._nonce.hex(), over, job)
+    def first(self) -> Challenge | None:
+        """Return the first message of a new connection."""
+        return None if self._secret is None else Challenge(self._nonce.hex())
 
     def answer(self, message: Handshake) -> Welcome | None:
         """Return the answer to a message, while not ``is_done``; afterwards the other end is let in.
@@ -53,11 +53,8 @@ class CoordinatorHandshake:
             return None  # the challenge is on its way
         if not isinstance(message, Proof):
             raise SecretError("no proof of the job's secret (FT_SECRET)")
-        nonce, mac = _bytes(message.nonce, NONCE_BYTES), _bytes(message.mac)
-        if nonce is None or mac is None:
-            raise SecretError("no proof of the job's secret (FT_SECRET)")
-        session = Session(self._secret, _PURPOSE, connects=nonce, listens=self._nonce)
-        if not session.is_proof(mac, Role.CONNECTS):
+        session = Session(self._secret, _PURPOSE, connects=bytes.fromhex(message.nonce), listens=self._nonce)
+        if not session.is_proof(bytes.fromhex(message.mac), Role.CONNECTS):
             raise SecretError("doesn't know the job's secret (FT_SECRET)")
         self.session, self.is_done = session, True
         return Welcome(session.proof(Role.LISTENS).hex())
@@ -93,15 +90,12 @@ class LauncherHandshake:
         if isinstance(message, Denied):
             raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
         if isinstance(message, Challenge) and self._offered is None:
-            nonce = _bytes(message.nonce, NONCE_BYTES)
-            if nonce is None:
-                raise ProtocolError("sends no nonce")
-            self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=nonce)
+            theirs = bytes.fromhex(message.nonce)
+            self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=theirs)
             return Proof(self._nonce.hex(), self._offered.proof(Role.CONNECTS).hex())
         if isinstance(message, Welcome) and self._offered is not None:
             # a coordinator with another secret would have denied the proof
-            mac = _bytes(message.mac)
-            if mac is None or not self._offered.is_proof(mac, Role.LISTENS):
+            if not self._offered.is_proof(bytes.fromhex(message.mac), Role.LISTENS):
                 raise FrameError("the coordinator's proof of the job's secret isn't authentic")
             self.session, self.is_done = self._offered, True
             return None
@@ -142,12 +136,3 @@ def memory_pickle_key(secret: bytes | None) -> str:
 def memory_copies_key(secret: bytes) -> str:
     """Return the key by which keepers prove to each other that they are of one job; nothing else follows from it."""
     return hmac.digest(secret, b"megatron_ft 1\0memory copies", "sha256").hex()
-
-
-def _bytes(text: str, size: int | None = None) -> bytes | None:
-    """Return the bytes of a hexadecimal text; None if it is invalid or of another size."""
-    try:
-        found = bytes.fromhex(text)
-    except ValueError:
-        return None
-    return found if size in (None, len(found)) else None

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -26,13 +25,13 @@ from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
-from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
-from megatron_ft.launcher.coordination.endpoint import check_names_one_host, take_again, take_endpoint
-from megatron_ft.launcher.coordination.endpoint_lock import EndpointLock
-from megatron_ft.launcher.coordination.etcd_lock import EtcdLock
+from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection, Listener
+from megatron_ft.launcher.coordination.endpoint import own_host, take_endpoint
 from megatron_ft.launcher.coordination.in_process import InProcess
-from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace
-from megatron_ft.launcher.coordination.rank_store import RankStore, own_host
+from megatron_ft.launcher.coordination.leader_process import LeaderProcess
+from megatron_ft.launcher.coordination.locks import EndpointLock, EtcdLock
+from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
+from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.link.reactor import Reactor
 
 
@@ -66,10 +65,6 @@ class Past:
     bad: Mapping[str, str] = field(default_factory=dict)
 
 
-_HERE = "this process"
-"""The address of a leader that is one."""
-
-
 @contextlib.contextmanager
 def joined(
     launcher: JoinContext,
@@ -92,60 +87,50 @@ def joined(
         ConfigError: the secret, the endpoint or etcd can't be used.
         AlreadyFinishedError: it has.
     """
-    here = launcher.stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
+    reactor, stop = launcher.reactor, launcher.stop
+    here = stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
     store = RankStore(here, address=place.ranks_store)
     defined = JobDefinition(place.job, place.rules)
-    coordinated = functools.partial(
-        Coordination,
+    secret = None if place.is_alone else read_secret(os.environ)
+    name, port = parse_address(place.endpoint)
+    listener = stop.blocking(lambda: take_endpoint(name, port)) if place.is_here else None
+    if listener is not None:
+        port = listener.getsockname()[1]
+    if not place.is_alone and (listener is not None or not place.is_here) and is_finished():
+        if listener is not None:
+            listener.close()
+        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
+
+    def transport(listener: Listener) -> CoordinatorConnection | InProcess:
+        if place.is_alone:
+            return InProcess(reactor, listener, defined)
+        return CoordinatorConnection(reactor, secret, listener, say=launcher.say)
+
+    coordination = Coordination(
+        _identity(place, here, format_address(name, port) if name else "this process", past),
+        transport=transport,
         open_store=store.open,
         close_store=store.close,
-        reactor=launcher.reactor,
+        reactor=reactor,
         say=launcher.say,
         on_decision=on_decision,
         says_all=launcher.says_all,
         progress=launcher.progress,
     )
-    lock: EndpointLock | EtcdLock | None = None
-    if place.kind is Kind.ALONE:
-        coordination = coordinated(
-            _identity(place, "", _HERE, past),
-            transport=lambda listener: InProcess(launcher.reactor, listener, defined),
-        )
-    else:
-        secret = read_secret(os.environ)
-        listener = launcher.stop.blocking(lambda: _listener(place))
-        if (listener is not None or not place.is_here) and is_finished():
-            if listener is not None:
-                listener.close()
-            raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-        name, port = parse_address(place.endpoint)
-        port = port if listener is None else listener.getsockname()[1]
-        endpoint = format_address(name, port)
-        coordination = coordinated(
-            _identity(place, format_address(here, 0).rpartition(":")[0], endpoint, past),
-            transport=lambda listener: CoordinatorConnection(launcher.reactor, secret, listener, say=launcher.say),
-        )
-        own: dict[str, Any] = {"secret": secret, "environ": os.environ, "say": launcher.say}
-        if place.etcd is not None:
-            call = EtcdClient(place.etcd)
-            with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
-                launcher.stop.blocking(lambda: look(call, place.job))
-            lock = EtcdLock(launcher.reactor, place.etcd, call, defined, coordination, host=here, **own)
-        else:
-            lock = EndpointLock(
-                launcher.reactor,
-                endpoint,
-                defined,
-                listener=listener,
-                take=lambda: take_again(name, port) if place.is_here else None,
-                held=lambda: setattr(coordination.member, "owns", True),
-                **own,
-            )
     rendezvous.register(config, orders=coordination.orders, store=store)
+    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=launcher.say)
+    launcher.children.add(leader.pids)
+    lock: EndpointLock | EtcdLock | None = None
+    if place.etcd is not None:
+        call = EtcdClient(place.etcd)
+        with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
+            stop.blocking(lambda: look(call, place.job))
+        lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=here)
+    elif place.is_here:
+        held = functools.partial(setattr, coordination.member, "owns", True)
+        lock = EndpointLock(reactor, leader, name, port, listener=listener, held=held)
     if lock is not None:
-        launcher.children.add(lock.pids)
-        if place.is_here or place.etcd is not None:
-            lock.start()
+        lock.start()
     coordination.start()
     try:
         yield coordination
@@ -153,21 +138,7 @@ def joined(
         store.close()
         coordination.close()
         if lock is not None:
-            lock.close(is_in_a_hurry=launcher.stop.is_in_a_hurry)
-
-
-def _listener(place: MeetingPlace) -> socket.socket | None:
-    """Listen at the endpoint, if it is this machine and no other launcher does. May wait for the one that has the port.
-
-    Raises:
-        ConfigError: the endpoint can't be used.
-    """
-    if not place.is_here:
-        return None
-    name, port = parse_address(place.endpoint)
-    if not place.is_host_given:
-        check_names_one_host(name, port)
-    return take_endpoint(name, port)
+            lock.close(is_in_a_hurry=stop.is_in_a_hurry)
 
 
 def _identity(place: MeetingPlace, host: str, endpoint: str, past: Past) -> Identity:
@@ -176,7 +147,7 @@ def _identity(place: MeetingPlace, host: str, endpoint: str, past: Past) -> Iden
         rules=place.rules,
         instance=uuid.uuid4().hex,
         name=socket.gethostname(),
-        host=host,
+        host="" if place.is_alone else format_address(host, 0).rpartition(":")[0],
         endpoint=endpoint,
         rank=place.rank,
         before=past.advance,

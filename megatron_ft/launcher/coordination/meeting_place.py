@@ -1,28 +1,26 @@
 """Meeting place of the nodes of a job, and its rules: from the command line and the environment. Pure, but for names
-that are looked up in `is_this_machine`, and the driver that `nvlink_domain` asks.
+that are looked up, and the driver that `nvlink_domain` asks.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT
+from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.ipc.net.tcp import format_address
 from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.endpoint import is_loopback, is_own_address, refuse_loopback_name
+from megatron_ft.launcher.coordination.endpoint import check_name, is_this_machine
 from megatron_ft.launcher.scheduler import environment
 
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -33,20 +31,12 @@ _DRIVER_S = 60.0
 _UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 
 
-class Kind(enum.Enum):
-    """How the nodes of a job meet."""
-
-    ALONE = "alone"
-    """There is one."""
-    COORDINATED = "coordinated"
-    """At the coordinator."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
     """Place and way of this launcher to meet the others of its job."""
 
-    kind: Kind
+    is_alone: bool
+    """The job has one node: it is never coordinated with another launcher, whatever endpoint it names."""
     job: str
     """Identifier of the job, not a secret."""
     rules: Rules
@@ -61,8 +51,6 @@ class MeetingPlace:
     """The lock of the job is in etcd; None: it is the endpoint's port."""
     is_here: bool = False
     """The endpoint is this machine. Of several launchers there, one gets the port."""
-    is_host_given: bool = False
-    """The user has said whether this is the endpoint's host."""
     has_known_host: bool = True
     """The endpoint is known to be on a host of the job."""
     rank: int | None = None
@@ -79,7 +67,7 @@ class MeetingPlace:
     @property
     def is_first(self) -> bool:
         """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike."""
-        return self.kind is Kind.ALONE or self.rank == 0 or self.is_here
+        return self.is_alone or self.rank == 0 or self.is_here
 
 
 def check(line: CommandLine) -> None:
@@ -94,33 +82,32 @@ def check(line: CommandLine) -> None:
     _etcd(line)
 
 
-def meeting_place(
-    line: CommandLine, environ: Mapping[str, str], *, is_local: Callable[[str], bool] | None = None
-) -> MeetingPlace:
+def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
     """Return the meeting place. Name lookups may take as long as the name server does.
-
-    Args:
-        is_local: in place of `is_this_machine`.
 
     Raises:
         ConfigError: a mistake of the user.
     """
-    kind, rules, job = _kind(line), _rules(line), _job(line, environ)
-    if kind is Kind.ALONE:
-        return MeetingPlace(kind=kind, job=job, rules=rules, ranks_store=_named_store(line))
+    rules, job = _rules(line), _job(line, environ)
+    if _is_alone(line):
+        return MeetingPlace(is_alone=True, job=job, rules=rules, ranks_store=_named_store(line))
     host, port = _endpoint(line)
     etcd = _etcd(line)
     is_host = None if etcd else _is_host(line.rendezvous_settings)
     is_here = is_host
     if is_host is None and etcd is None:
         own = environment.own_names(environ, socket.gethostname())
-        is_here = host in own or (is_local or is_this_machine)(host)
-        if is_here and host not in own and is_local is None:
-            refuse_loopback_name(host)
-    _check_local_addr(line.namespace.local_addr)
+        is_here = host in own or is_this_machine(host, unknown=host == socket.getfqdn())
+        if is_here and host not in own:
+            check_name(host, port)
+    local_addr = line.namespace.local_addr
+    if local_addr and not is_this_machine(local_addr, unknown=True):  # other nodes would look for these ranks in vain
+        raise ConfigError(
+            f"--local-addr: {local_addr} isn't an address of this machine; name one by which other nodes reach it"
+        )
     rank, source = _rank(line, environ)
     return MeetingPlace(
-        kind=kind,
+        is_alone=False,
         job=job,
         names_life=bool(line.where.run_id),
         is_named=line.is_named or bool(line.where.run_id),
@@ -128,7 +115,6 @@ def meeting_place(
         endpoint=format_address(host, port),
         etcd=etcd,
         is_here=bool(is_here),
-        is_host_given=is_host is not None,
         has_known_host=bool(etcd or is_here or environment.hosts(environ, 1) or line.where.endpoint),
         rank=rank,
         rank_source=source,
@@ -137,9 +123,8 @@ def meeting_place(
     )
 
 
-def _kind(line: CommandLine) -> Kind:
-    """A job of at most one node is never coordinated with another launcher, whatever endpoint it names."""
-    return Kind.COORDINATED if line.max_nodes > 1 and not line.namespace.standalone else Kind.ALONE
+def _is_alone(line: CommandLine) -> bool:
+    return line.max_nodes <= 1 or line.namespace.standalone
 
 
 def _endpoint(line: CommandLine) -> tuple[str, int]:
@@ -209,13 +194,16 @@ def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
 
 def _rules(line: CommandLine) -> Rules:
     options, settings = line.options, line.rendezvous_settings
-    is_alone = _kind(line) is Kind.ALONE
+    is_alone = _is_alone(line)
     if is_alone and line.min_nodes > 1:
         raise ConfigError(f"--standalone is for one node, and --nnodes asks for {line.min_nodes}")
-    join_s = _seconds(settings, "join_timeout")
-    if join_s is None:
-        join_s = _seconds(settings, "timeout")  # the static rendezvous' word for it
-    rules = Rules(
+    if options.segment and line.min_nodes % options.segment:
+        raise ConfigError(
+            f"--ft-segment: {line.min_nodes} nodes (MIN of --nnodes) can't be divided into groups of {options.segment}"
+        )
+    # timeout: the static rendezvous' word for it
+    join_s = _seconds(settings, "join_timeout") or _seconds(settings, "timeout") or JOIN_TIMEOUT_S
+    return Rules(
         min_nodes=1 if is_alone else line.min_nodes,
         max_nodes=1 if is_alone else line.max_nodes,
         min_healthy=options.is_min_healthy,
@@ -226,19 +214,10 @@ def _rules(line: CommandLine) -> Rules:
         last_call_s=_seconds(settings, "last_call_timeout"),
         try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
-        segment=_segment(line, is_alone=is_alone),
+        segment=0 if is_alone else options.segment,
+        join_timeout_s=join_s,
         node_lost_s=options.node_lost_timeout,
     )
-    return rules if join_s is None else replace(rules, join_timeout_s=join_s)
-
-
-def _segment(line: CommandLine, *, is_alone: bool) -> int:
-    size = line.options.segment
-    if size and line.min_nodes % size:
-        raise ConfigError(
-            f"--ft-segment: {line.min_nodes} nodes (MIN of --nnodes) can't be divided into groups of {size}"
-        )
-    return 0 if is_alone else size
 
 
 def _seconds(settings: Mapping[str, str], name: str) -> float | None:
@@ -262,34 +241,6 @@ def _without_effect(line: CommandLine) -> str:
     return f"--rdzv-conf: {', '.join(named)} {has} no effect: torch's rendezvous isn't used" if named else ""
 
 
-def is_this_machine(host: str) -> bool:
-    """Whether a name or address is this machine's, as far as its name server and network interfaces know."""
-    return _is_this_machine(host, unknown=host == socket.getfqdn())
-
-
-def _check_local_addr(host: str | None) -> None:
-    """Refuse an address of another machine: other nodes would look for the ranks of this one there, in vain.
-
-    Raises:
-        ConfigError: the address, or all addresses of the name, are none of this machine.
-    """
-    if host and not _is_this_machine(host, unknown=True):
-        raise ConfigError(
-            f"--local-addr: {host} isn't an address of this machine; name one by which other nodes reach it"
-        )
-
-
-def _is_this_machine(host: str, *, unknown: bool) -> bool:
-    """``unknown`` is the answer for a name that can't be looked up: others may know this machine by it."""
-    if is_loopback(host) or host == socket.gethostname():
-        return True
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return unknown
-    return any(is_own_address(family, address) for family, _, _, _, address in found)
-
-
 def nvlink_domain(environ: Mapping[str, str]) -> str:
     """Which NVLink domain this node is in, for ``--ft-segment``: as FT_NVLINK_DOMAIN says, else nvidia-smi.
 
@@ -299,24 +250,20 @@ def nvlink_domain(environ: Mapping[str, str]) -> str:
     named = environ.get(_DOMAIN_VARIABLE, "").strip()
     if named:
         return named
-    found: set[str] = {uuid for uuid in _UUID.findall(_told_by_driver()) if uuid.strip("0-")}
+    told = ""
+    if (command := shutil.which("nvidia-smi")) is not None:
+        words: list[str] = [command, "-q"]
+        try:
+            told = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
+            ).stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
+    found: set[str] = {uuid for uuid in _UUID.findall(told) if uuid.strip("0-")}
     if len(found) == 1:
         return found.pop()
-    told = "several ClusterUUIDs" if found else "no ClusterUUID"
+    what = "several ClusterUUIDs" if found else "no ClusterUUID"
     raise ConfigError(
-        f"--ft-segment: nvidia-smi names {told} on this node; leave the option out, or name the node's NVLink "
+        f"--ft-segment: nvidia-smi names {what} on this node; leave the option out, or name the node's NVLink "
         f"domain in {_DOMAIN_VARIABLE}"
     )
-
-
-def _told_by_driver() -> str:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [command, "-q"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
-    return done.stdout

@@ -8,25 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.net.tcp import format_address, look_up, parse_address
-from megatron_ft.launcher.coordination.endpoint import is_loopback, own_end
+from megatron_ft.ipc.net.tcp import format_address, parse_address
 
 _HERE = "127.0.0.1"
 CONNECT_S = 30.0
 _NEIGHBOURS = 2
 """Ports after MASTER_PORT that stay free: in-process restart wrappers open their own stores there."""
 _GROUP = 4
-"""One of this many ports is preferred (an odd one: Linux gives those to servers), so that the ports of two launchers on
-one host don't overlap."""
+"""One of this many ports is used (an odd one: Linux gives those to servers), so that the ports of two launchers on one
+host don't overlap."""
 _TRIES = 128
-"""Ports to try before a port with a taken neighbour is used. Only preferred ports are accepted in the first half."""
+"""Ports to try before a port with a taken neighbour is used."""
 _RACES = 3
 """Times another process may take the port between its choice and its use."""
 _FILES = 16
@@ -37,34 +35,6 @@ _WAIT_S = 300.0
 
 class RankStoreError(FaultToleranceError):
     """The store of the ranks can't be opened or reached."""
-
-
-def own_host(local_addr: str | None, endpoint: str) -> str:
-    """The name or address by which ranks of other nodes reach this machine. May wait for a name server.
-
-    Args:
-        local_addr: of ``--local-addr``: the user knows best.
-        endpoint: where the job meets; empty if it has one node.
-
-    It is the address from which this machine reaches the endpoint, which others needn't look up. Where that tells
-    nothing, it is the name that this host has for itself, as torchrun has it.
-    """
-    if local_addr:
-        return local_addr
-    if not endpoint or is_loopback(parse_address(endpoint)[0]):
-        return _HERE
-    address = address_towards(*parse_address(endpoint))
-    # %: an address that only means something together with an interface of this machine
-    return socket.getfqdn() if address is None or is_loopback(address) or "%" in address else address
-
-
-def address_towards(host: str, port: int) -> str | None:
-    """Return the address from which this machine reaches that host; None if there is no way."""
-    try:
-        family, *_, address = look_up(host, port)[0]
-    except OSError:
-        return None
-    return own_end(family, address)
 
 
 class RankStore:
@@ -117,7 +87,7 @@ class RankStore:
             raise RankStoreError("the ranks' store was lost with node 0's launcher: no other node has its address")
         host, port = parse_address(address)
         try:
-            client = self._open(_HERE if address == self._address else host, port, is_server=False)
+            client = _store(_HERE if address == self._address else host, port, is_server=False)
         except (RuntimeError, ValueError, OSError) as error:
             raise RankStoreError(
                 f"the store for the ranks, {address}, can't be reached: {_first_line(error)}"
@@ -131,42 +101,33 @@ class RankStore:
 
     def _serve(self) -> TCPStore:
         for _ in range(0 if self._port else _RACES):
-            port = free_ports(1 + _NEIGHBOURS)
-            if port is None:
+            if (port := free_port()) is None:
                 break
             with contextlib.suppress(RuntimeError, OSError):
-                return self._open(_HERE, port, is_server=True)
-        return self._open(_HERE, self._port, is_server=True)
-
-    def _open(self, host: str, port: int, *, is_server: bool) -> TCPStore:
-        timeout = timedelta(seconds=CONNECT_S)
-        return TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+                return _store(_HERE, port, is_server=True)
+        return _store(_HERE, self._port, is_server=True)
 
 
-def free_ports(count: int) -> int | None:
-    """Return a port that can be bound on all addresses, as can the ``count - 1`` ports after it; None if none is found.
+def _store(host: str, port: int, *, is_server: bool) -> TCPStore:
+    return TCPStore(host, port, is_master=is_server, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
 
-    The port is one of those that the kernel gives out. Another process may take it between this call and its use.
+
+def free_port() -> int | None:
+    """Return a port that can be bound on all addresses, as can the next `_NEIGHBOURS`; None if none is found.
+
+    Another process may take it between this call and its use.
     """
-    for tried in range(_TRIES):
-        try:
-            with bound_socket(0) as sock:
-                first = int(sock.getsockname()[1])
-        except OSError:
-            return None  # no port is left
-        if (first % _GROUP == 1 or tried >= _TRIES // 2) and can_bind(range(first, first + count)):
-            return first
+    for _ in range(_TRIES):
+        with contextlib.ExitStack() as sockets:
+            try:
+                with bound_socket(0) as sock:
+                    port: int = sock.getsockname()[1] // _GROUP * _GROUP + 1
+                for each in range(port, port + 1 + _NEIGHBOURS):
+                    sockets.enter_context(bound_socket(each))
+            except OSError:  # taken, or privileged
+                continue
+            return port
     return None
-
-
-def can_bind(ports: Iterable[int]) -> bool:
-    with contextlib.ExitStack() as sockets:
-        try:
-            for port in ports:
-                sockets.enter_context(bound_socket(port))
-        except (OSError, OverflowError):  # taken, privileged, or above the last one
-            return False
-    return True
 
 
 def bound_socket(port: int) -> socket.socket:
@@ -175,12 +136,10 @@ def bound_socket(port: int) -> socket.socket:
     Raises:
         OSError: the port is taken.
     """
-    if socket.has_dualstack_ipv6():
-        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    else:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    has_both = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        if sock.family == socket.AF_INET6:
+        if has_both:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("", port))
     except BaseException:

@@ -86,7 +86,7 @@ def register(config: LaunchConfig, *, orders: CoordinatorView, store: RankStore)
     """
     _make[:] = [lambda parameters: CoordinatedRendezvous(orders, store, parameters.run_id)]
     rendezvous_handler_registry.register(BACKEND, _create)
-    config.rdzv_backend = BACKEND
+    config.rdzv_backend, config.rdzv_configs = BACKEND, {}  # torch logs them: a password of etcd may be among them
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:

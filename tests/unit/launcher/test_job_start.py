@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from megatron_ft.core.messages.fork_server_messages import ImportsReady
 from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
-from megatron_ft.launcher.coordination.meeting_place import meeting_place
+from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=first:1")
@@ -27,7 +28,8 @@ def said(*options: str, here: bool = False) -> list[str]:
     """The beginnings of the lines."""
     told: list[str] = []
     line = parse([*options, __file__])
-    place = meeting_place(line, {}, is_local=lambda _host: here)
+    with mock.patch.multiple(meeting_places, is_this_machine=Mock(return_value=here), check_name=Mock()):
+        place = meeting_places.meeting_place(line, {})
     announce = job.sayer_for_all(line, place, told.append)
     job.say_start(line, place, "/nowhere", say=told.append, announce=announce)
     nothing: Any = None

@@ -14,7 +14,7 @@ from megatron_ft.ipc.net.secret import CoordinatorHandshake, LauncherHandshake, 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
     asking, asked = CoordinatorHandshake(ours), LauncherHandshake(theirs)
-    message: Handshake | None = asking.first(over=False)
+    message: Handshake | None = asking.first()
     while message is not None:
         message = asked.answer(message)
         if message is not None:

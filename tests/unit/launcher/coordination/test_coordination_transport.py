@@ -167,8 +167,8 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "challenge", "over": False},
-        {"type": "challenge", "over": False, "nonce": "\ud800"},
+        {"type": "challenge"},
+        {"type": "challenge", "nonce": "\ud800"},
         {"type": "proof", "nonce": "00", "mac": "00"},
         {"type": "lead", "term": [0, "c", 1]},
     ],

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,7 +16,9 @@ from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.meeting_place import Kind, MeetingPlace, is_this_machine, meeting_place
+from megatron_ft.launcher.coordination import meeting_place as meeting_places
+from megatron_ft.launcher.coordination.endpoint import is_this_machine
+from megatron_ft.launcher.coordination.meeting_place import MeetingPlace, meeting_place
 from megatron_ft.launcher.scheduler.environment import SchedulerEnvironment
 
 HERE = "node01"
@@ -34,45 +37,52 @@ def command_line(*options: str, script: str = __file__, rest: tuple[str, ...] = 
 
 
 def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPlace:
-    return meeting_place(command_line(*options), environ or {}, is_local=lambda host: host in (HERE, "localhost"))
+    return meet(command_line(*options), environ or {})
+
+
+def meet(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
+    """The meeting place, if this host is node01."""
+    is_here = lambda host, **_: host in (HERE, "localhost")  # noqa: E731
+    with mock.patch.object(meeting_places, "is_this_machine", is_here), mock.patch.object(meeting_places, "check_name"):
+        return meeting_place(line, environ)
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
+    ("options", "is_alone"),
     [
-        ([], Kind.ALONE),
-        (["--standalone"], Kind.ALONE),
-        (["--standalone", C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),
-        (["--standalone", "--nnodes=1:2"], Kind.ALONE),
-        (["--standalone", "--nnodes=1:2", STATIC], Kind.ALONE),
-        ([C10D], Kind.ALONE),
-        ([C10D, "--rdzv-endpoint=localhost:0"], Kind.ALONE),
-        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], Kind.COORDINATED),
-        ([STATIC], Kind.ALONE),
-        (["--master-addr=a", "--master-port=29501"], Kind.ALONE),
-        (["--rdzv-endpoint=localhost:29501"], Kind.ALONE),
-        ([C10D, "--rdzv-endpoint=a:1"], Kind.ALONE),  # never coordinated with another launcher
-        ([C10D, "--nnodes=1:1", "--rdzv-endpoint=a:1"], Kind.ALONE),
-        ([C10D, "--master-addr=a"], Kind.ALONE),
-        ([C10D, "--nnodes=2"], Kind.COORDINATED),
-        (["--nnodes=2"], Kind.COORDINATED),
-        (["--nnodes=1:2", "--rdzv-endpoint=a:1"], Kind.COORDINATED),
-        (["--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=1"], Kind.COORDINATED),
-        (["--nnodes=2", STATIC, "--master-addr=a"], Kind.COORDINATED),
-        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1"], Kind.COORDINATED),
-        (["--standalone", "--rdzv-backend=etcd-v2", "--rdzv-conf=store_type=file"], Kind.ALONE),
+        ([], True),
+        (["--standalone"], True),
+        (["--standalone", C10D, "--rdzv-endpoint=a:1"], True),
+        (["--standalone", "--nnodes=1:2"], True),
+        (["--standalone", "--nnodes=1:2", STATIC], True),
+        ([C10D], True),
+        ([C10D, "--rdzv-endpoint=localhost:0"], True),
+        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], False),
+        ([STATIC], True),
+        (["--master-addr=a", "--master-port=29501"], True),
+        (["--rdzv-endpoint=localhost:29501"], True),
+        ([C10D, "--rdzv-endpoint=a:1"], True),  # never coordinated with another launcher
+        ([C10D, "--nnodes=1:1", "--rdzv-endpoint=a:1"], True),
+        ([C10D, "--master-addr=a"], True),
+        ([C10D, "--nnodes=2"], False),
+        (["--nnodes=2"], False),
+        (["--nnodes=1:2", "--rdzv-endpoint=a:1"], False),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=1"], False),
+        (["--nnodes=2", STATIC, "--master-addr=a"], False),
+        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1"], False),
+        (["--standalone", "--rdzv-backend=etcd-v2", "--rdzv-conf=store_type=file"], True),
     ],
 )
-def test_kind_of_rendezvous_follows_from_the_options(options: list[str], kind: Kind) -> None:
+def test_kind_of_rendezvous_follows_from_the_options(options: list[str], is_alone: bool) -> None:
     found = place(*options)
-    assert found.kind is kind
-    assert bool(found.endpoint) is (kind is Kind.COORDINATED)
+    assert found.is_alone is is_alone
+    assert bool(found.endpoint) is not is_alone
     assert not found.note
 
 
 def test_a_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks() -> None:
     found = place("--nnodes=3", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
-    assert (found.kind, found.endpoint) == (Kind.COORDINATED, "a:7")
+    assert (found.is_alone, found.endpoint) == (False, "a:7")
     assert (found.rank, found.rank_source) == (2, "--node-rank")
 
 
@@ -248,7 +258,7 @@ def test_job_of_one_node_has_the_name_that_the_user_gave_it(options: tuple[str, 
 def test_jobs_with_one_endpoint_are_told_apart() -> None:
     def job(*options: str, script: str = __file__, rest: tuple[str, ...] = ()) -> str:
         line = command_line("--nnodes=2", *options, script=script, rest=rest)
-        return meeting_place(line, {}, is_local=lambda _host: False).job
+        return meet(line, {}).job
 
     other = Path(__file__).with_name("test_rank_store.py")
     jobs = [job(), job("--rdzv-id=7"), job(script=str(other))]
@@ -284,19 +294,20 @@ def test_mistake_in_the_rendezvous_options_names_option_and_value(options: list[
 
 def test_host_names_of_this_machine_are_recognised() -> None:
     for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1", socket.gethostname()):
-        assert is_this_machine(host), host
+        assert is_this_machine(host, unknown=False), host
     for host in ("192.0.2.1", "nobody.invalid", "x" * 70, "a..b"):
-        assert not is_this_machine(host), host
+        assert not is_this_machine(host, unknown=False), host
 
 
 @pytest.mark.parametrize(("host", "is_refused"), [("192.0.2.7", True), ("127.0.0.2", False), ("nobody.invalid", False)])
 def test_local_address_of_another_machine_is_refused(host: str, is_refused: bool) -> None:
     options = ("--nnodes=2", "--rdzv-endpoint=localhost", f"--local-addr={host}")
     if not is_refused:
-        assert place(*options).is_here  # a name that isn't known here may be known to other nodes
+        found = meeting_place(command_line(*options), {})
+        assert found.is_here  # a name that isn't known here may be known to other nodes
         return
     with pytest.raises(ConfigError, match=r"--local-addr: 192\.0\.2\.7 isn't an address of this machine"):
-        place(*options)
+        meeting_place(command_line(*options), {})
 
 
 def test_address_of_a_network_card_is_this_machine() -> None:
@@ -305,7 +316,7 @@ def test_address_of_a_network_card_is_this_machine() -> None:
             sock.connect(("192.0.2.1", 9))
         except OSError as error:
             pytest.skip(f"no network here: {error}")
-        assert is_this_machine(sock.getsockname()[0])
+        assert is_this_machine(sock.getsockname()[0], unknown=False)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +329,7 @@ def test_address_of_a_network_card_is_this_machine() -> None:
 )
 def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
     line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
-    assert meeting_place(line, {}, is_local=lambda host: False).names_life is is_named
+    assert meet(line, {}).names_life is is_named
 
 
 ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")

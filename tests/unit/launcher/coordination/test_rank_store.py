@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
@@ -16,8 +17,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.launcher.coordination import endpoint as endpoint_names
 from megatron_ft.launcher.coordination import rank_store
-from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError, own_host
+from megatron_ft.launcher.coordination.endpoint import own_host
+from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 from megatron_ft.launcher.coordination.rendezvous import register
 
 HERE = "127.0.0.1"
@@ -90,10 +93,10 @@ def test_master_port_is_followed_by_two_ports_that_can_be_bound(
 ) -> None:
     kernels = rank_store.bound_socket
     with contextlib.ExitStack() as taken:
-        good, *bad = (rank_store.free_ports(6) or 0 for _ in range(3))
+        good, *bad = (rank_store.free_port() or 0 for _ in range(3))
         taken.enter_context(kernels(bad[0] + 1))
         taken.enter_context(kernels(bad[1] + 2))
-        given = iter([*bad, *bad, 65535, good])
+        given = iter([*bad, *bad, good])
         monkeypatch.setattr(rank_store, "bound_socket", lambda port: kernels(port or next(given)))
         assert port_of(served.open()) == good
         for port in (good + 1, good + 2):
@@ -112,7 +115,7 @@ def test_master_ports_of_two_launchers_leave_each_other_the_next_two() -> None:
 def test_the_store_opens_on_a_host_with_no_three_free_ports_in_a_row(
     served: RankStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_store, "can_bind", lambda _ports: False)
+    monkeypatch.setattr(rank_store, "bound_socket", mock.Mock(side_effect=OSError))
     assert is_listening(port_of(served.open()))
 
 
@@ -122,16 +125,12 @@ def test_a_port_that_another_process_takes_first_is_replaced(
     with socket.socket() as other:
         other.bind((HERE, 0))
         other.listen()
-        taken, find, calls = other.getsockname()[1], rank_store.free_ports, []
-
-        def find_late(count: int) -> int | None:
-            calls.append(count)
-            return taken if len(calls) == 1 else find(count)
-
-        monkeypatch.setattr(rank_store, "free_ports", find_late)
+        taken = other.getsockname()[1]
+        find = mock.Mock(side_effect=[taken, rank_store.free_port()])
+        monkeypatch.setattr(rank_store, "free_port", find)
         assert port_of(served.open()) != taken
-        assert calls == [3, 3]
-        monkeypatch.setattr(rank_store, "free_ports", lambda _count: taken)
+        assert find.call_count == 2
+        monkeypatch.setattr(rank_store, "free_port", lambda: taken)
         assert port_of(served.open()) != taken
 
 
@@ -226,13 +225,9 @@ def test_own_host_is_the_name_that_others_can_reach(
     local_addr: str | None, endpoint: str, towards: str | None, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
-    monkeypatch.setattr(rank_store, "address_towards", lambda *_address: towards)
+    monkeypatch.setattr(endpoint_names.tcp, "look_up", lambda host, port: [(0, 0, 0, "", (host, port))])
+    monkeypatch.setattr(endpoint_names, "own_end", lambda *_: towards)
     assert own_host(local_addr, endpoint) == host
-
-
-def test_address_towards_an_endpoint_is_local_or_unknown() -> None:
-    assert rank_store.address_towards("127.0.0.5", 1) == HERE
-    assert rank_store.address_towards("nobody.invalid", 1) is None
 
 
 def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
@@ -245,8 +240,9 @@ def handlers_of(*stores: RankStore) -> tuple[list[CoordinatorView], list[Any]]:
     all_decided, handlers = [], []
     for store in stores:
         decided = CoordinatorView()
-        config = LaunchConfig(1, 2, 1)
+        config = LaunchConfig(1, 2, 1, rdzv_configs={"password": "secret"})
         register(config, orders=decided, store=store)
+        assert not config.rdzv_configs, "torch logs them"
         handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))
         all_decided.append(decided)
     return all_decided, handlers

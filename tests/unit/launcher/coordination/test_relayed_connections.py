@@ -153,7 +153,7 @@ def test_a_frame_that_a_relay_swallows_ends_the_connection_at_the_next_one(relay
     assert "came too early, others are missing" in relayed.coordinator_lines[0]
 
 
-@pytest.mark.parametrize("body", [*map(encode, (Denied(), Open(True), Open(False))), of_version(99, {"type": "ask"})])
+@pytest.mark.parametrize("body", [*map(encode, (Denied(), Open())), of_version(99, {"type": "ask"})])
 def test_a_refusal_without_a_proof_ends_no_launcher_that_was_let_in_before(relayed: Relayed, body: bytes) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

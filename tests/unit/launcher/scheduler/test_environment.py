@@ -15,7 +15,8 @@ from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.log_directory import make_log_directory
-from megatron_ft.launcher.coordination.meeting_place import Kind, meeting_place
+from megatron_ft.launcher.coordination import meeting_place as meeting_places
+from megatron_ft.launcher.coordination.meeting_place import meeting_place
 from megatron_ft.launcher.outcome import LauncherEnd, tell_kubernetes
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
@@ -37,6 +38,7 @@ C10D = "--rdzv-backend=c10d"
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("PET_", "SLURM_", "KUBERNETES_", "JOB_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(meeting_places, "is_this_machine", lambda _host, **_: False)
 
 
 def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: str) -> CommandLine:
@@ -48,8 +50,8 @@ def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: 
 def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP)
     assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
-    place = meeting_place(line, os.environ, is_local=lambda host: False)
-    assert place.kind is Kind.COORDINATED
+    place = meeting_place(line, os.environ)
+    assert not place.is_alone
     assert place.endpoint == f"node08:{PORT}"
     assert (place.rank, place.rank_source, place.is_here) == (1, "SLURM_PROCID", False)
     assert line.taken == (
@@ -74,7 +76,7 @@ def test_given_options_win_over_the_scheduler(
     options: list[str], endpoint: str, nodes: int, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = line_in(monkeypatch, STEP, *options)
-    place = meeting_place(line, os.environ, is_local=lambda host: False)
+    place = meeting_place(line, os.environ)
     assert (place.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
 
 
@@ -88,7 +90,7 @@ def test_endpoint_of_slurm_is_not_taken_for_that_of_etcd(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
 def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, *options)
-    assert (line.taken, line.max_nodes, meeting_place(line, os.environ).kind) == ("", 1, Kind.ALONE)
+    assert (line.taken, line.max_nodes, meeting_place(line, os.environ).is_alone) == ("", 1, True)
 
 
 ALONE = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
@@ -129,7 +131,7 @@ def test_job_has_another_identity_at_each_start(monkeypatch: pytest.MonkeyPatch)
     jobs = set()
     for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}):
         line = line_in(monkeypatch, {**STEP, **change})
-        jobs.add(meeting_place(line, os.environ, is_local=lambda host: False).job)
+        jobs.add(meeting_place(line, os.environ).job)
     assert len(jobs) == 4
 
 
@@ -182,7 +184,7 @@ def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatc
     line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
     assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
     assert (line.run_id, line.stopped_code) == ("llama", 143)
-    assert meeting_place(line, os.environ, is_local=lambda host: False).rank == 2
+    assert meeting_place(line, os.environ).rank == 2
 
 
 def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +198,7 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
         "JOB_COMPLETION_INDEX": "1",
     }
     line = line_in(monkeypatch, operator)
-    place = meeting_place(line, os.environ, is_local=lambda host: False)
+    place = meeting_place(line, os.environ)
     assert (place.endpoint, place.rank) == ("job-node-0-0.job:29400", 1)
 
 

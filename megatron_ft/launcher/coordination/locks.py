@@ -1,0 +1,169 @@
+"""The lock of a job, as one launcher sees it: the port of the endpoint, or a key in etcd. Its holder has the leader."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from megatron_ft.core.errors import ConfigError
+from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.job.rules.etcd_keys import Call, EtcdAway, Seen, look, release, take
+from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaseHeld
+from megatron_ft.launcher.coordination.coordination import Coordination
+from megatron_ft.launcher.coordination.endpoint import take_again
+from megatron_ft.launcher.coordination.leader_process import LeaderProcess
+from megatron_ft.link.reactor import Reactor, Timer
+
+_TAKE_AGAIN_S = 0.5
+"""Seconds between two tries to take the endpoint's port, while another process has it."""
+_LOOKS_S = (0.3, 0.9)
+"""Seconds between two looks into etcd of a launcher that no leader leads, at least and at most."""
+_LED_S = 3.0
+"""Seconds for which a launcher that a leader leads doesn't look."""
+_NODES_AT_ONCE = 1000
+"""Launchers in a job of more nodes look less often, so that etcd isn't asked more often."""
+
+
+class _Found(NamedTuple):
+    """What a look into etcd has found: the leader, and the lock if this launcher has taken it."""
+
+    seen: Seen
+    listener: socket.socket | None = None
+    held: LeaseHeld | None = None
+
+
+class EndpointLock:
+    """The endpoint's port, which one launcher of that host holds until the job's end. The others try to take it.
+
+    Args:
+        held: called once this launcher holds the lock.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        leader: LeaderProcess,
+        name: str,
+        port: int,
+        *,
+        listener: socket.socket | None,
+        held: Callable[[], None],
+    ) -> None:
+        self._reactor, self._leader, self._name, self._port = reactor, leader, name, port
+        self._listener, self._held = listener, held
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self._listener = self._listener or take_again(self._name, self._port)
+        if self._listener is None:
+            self._timer = self._reactor.call_later(_TAKE_AGAIN_S, self.start)
+        else:
+            self._held()
+            self._leader.begin(format_address(self._name, self._port), self._listener)
+
+    def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
+        """End the leader's process once all launchers know the job's end, and give the port back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._leader.close(is_in_a_hurry=is_in_a_hurry)
+
+
+class EtcdLock:
+    """The leader's key in etcd, which any launcher takes where nobody leads.
+
+    Args:
+        host: address of this machine for others.
+        coordination: is told who leads.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        leader: LeaderProcess,
+        settings: EtcdSettings,
+        call: Call,
+        defined: JobDefinition,
+        coordination: Coordination,
+        *,
+        host: str,
+    ) -> None:
+        self._reactor, self._leader, self._settings, self._call = reactor, leader, settings, call
+        self._defined, self._coordination, self._host = defined, coordination, host
+        self._slower = max(1.0, defined.rules.max_nodes / _NODES_AT_ONCE)
+        self._looked_s = 0.0
+        self._held: LeaseHeld | None = None
+        self._timer: Timer | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Look for the leader, at any time within a second, or more in a large job: one launcher is the first."""
+        self._look_in(0.0, 1.0)
+
+    def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
+        """End the leader's process, and let another launcher lead at once."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._leader.close(is_in_a_hurry=is_in_a_hurry)
+        if self._held is not None:
+            with contextlib.suppress(EtcdAway, ConfigError):  # it expires
+                release(self._call, self._held.lease)
+
+    def _look_in(self, least_s: float, most_s: float) -> None:
+        self._timer = self._reactor.call_later(random.uniform(least_s, most_s) * self._slower, self._look)
+
+    def _look(self) -> None:
+        if self._coordination.is_led and time.monotonic() < self._looked_s + _LED_S * self._slower:
+            self._look_in(*_LOOKS_S)
+            return
+        self._looked_s = time.monotonic()
+        may_lead = self._held is None and self._coordination.may_lead
+
+        def ask() -> _Found:
+            seen = look(self._call, self._defined.job)
+            listener = take_again(self._host, 0) if may_lead and not seen.epoch else None
+            if listener is None:
+                return _Found(seen)
+            held, address = None, format_address(self._host, listener.getsockname()[1])
+            try:
+                held = take(self._call, self._defined.job, address)
+            finally:
+                if held is None:
+                    listener.close()
+            return _Found(seen) if held is None else _Found(Seen(address, held.epoch, seen.revision), listener, held)
+
+        try:
+            self._reactor.call_in_thread(ask, self._looked)
+        except RuntimeError as error:  # no thread can be started
+            self._coordination.no_leader_known(str(error))
+            self._look_in(*_LOOKS_S)
+
+    def _looked(self, result: Callable[[], _Found]) -> None:
+        if self._is_closed:
+            return
+        try:
+            seen, listener, held = result()
+        except (EtcdAway, ConfigError) as error:
+            self._coordination.no_leader_known(str(error))
+        else:
+            if self._held is not None and self._held.epoch != seen.epoch:
+                self._lost()  # the leader here was paused, or cut off from etcd
+            if listener is not None and held is not None:
+                self._held = held
+                self._leader.begin(seen.address, listener, (self._settings, held), self._lost)
+            self._coordination.leader_at(*seen)
+        self._look_in(*_LOOKS_S)
+
+    def _lost(self) -> None:
+        """The leader's process has ended, and needs no other one, or another launcher leads: give up the lock."""
+        if self._is_closed:
+            return
+        held, self._held = self._held, None
+        self._leader.close()
+        if held is not None:
+            with contextlib.suppress(RuntimeError):  # without a thread it expires
+                self._reactor.call_in_thread(lambda: release(self._call, held.lease), lambda _result: None)
