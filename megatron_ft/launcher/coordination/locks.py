@@ -94,7 +94,7 @@ class EtcdLock:
         self._reactor, self._leader, self._settings, self._call = reactor, leader, settings, call
         self._defined, self._coordination, self._host = defined, coordination, host
         self._slower = max(1.0, defined.rules.max_nodes / _NODES_AT_ONCE)
-        self._looked_s = 0.0
+        self._looked_s, self._chance = 0.0, random.Random()
         self._held: LeaseHeld | None = None
         self._timer: Timer | None = None
         self._is_closed = False
@@ -114,7 +114,7 @@ class EtcdLock:
                 release(self._call, self._held.lease)
 
     def _look_in(self, least_s: float, most_s: float) -> None:
-        self._timer = self._reactor.call_later(random.uniform(least_s, most_s) * self._slower, self._look)
+        self._timer = self._reactor.call_later(self._chance.uniform(least_s, most_s) * self._slower, self._look)
 
     def _look(self) -> None:
         if self._coordination.is_led and time.monotonic() < self._looked_s + _LED_S * self._slower:
