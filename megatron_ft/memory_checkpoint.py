@@ -51,7 +51,7 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
     """Give ``state`` what was saved, if this cycle goes on from memory. Return the iteration, else None.
 
     Tensors are overwritten in place, missing ones are created on the CPU, and other values are replaced; call
-    ``load_state_dict`` with what isn't in place. Digests are compared before the first tensor is touched.
+    ``load_state_dict`` with what isn't in place. The digest of each tensor is compared as it is copied.
 
     Args:
         newer_than: iteration of the checkpoint that the caller has otherwise; an older snapshot isn't restored. The

@@ -23,7 +23,6 @@ from megatron_ft.core.errors import LayoutError
 from megatron_ft.ipc.files.atomic_write import temporary_name
 from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.rules.snapshots import SavedFiles
 
 _BLOCK_BYTES = 16 << 20
@@ -102,28 +101,14 @@ def _copy(source: int, target: int, size: int, check: Callable[[int], None]) -> 
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def load(
-    directory: str,
-    name: str,
-    rank: int,
-    world: int,
-    digest: Digest,
-    make_room: Callable[[int], None] = lambda _count: None,
-) -> int:
-    """Return a sealed segment with the content of a rank's file. Its tensors are still to be verified.
+def load(directory: str, name: str, rank: int, make_room: Callable[[int], None] = lambda _count: None) -> int:
+    """Return a sealed segment with the content of a rank's file. All of it is still to be verified.
 
     ``make_room`` is called with the bytes of each block before it is read, and raises if there isn't the memory.
-
-    Raises:
-        LayoutError: the file isn't the one of that rank, or is damaged.
-        ForeignFileError: it isn't a regular file of this user.
-        OSError: it can't be read.
-        any exception of ``make_room``.
     """
-    found = _SET.fullmatch(name)
     with _own_folder(directory, name) as whole:
         part = next((each for each in sorted(os.listdir(whole)) if rank in (_ranks_in(each) or ())), None)
-        if part is None or found is None:
+        if part is None:
             raise LayoutError("there is no such file")
         with _opened(os.open(part, _FOLDER, dir_fd=whole)) as folder:
             owners = {os.geteuid(), os.fstat(whole).st_uid}
@@ -135,10 +120,6 @@ def load(
                 try:
                     _copy(source, fd, status.st_size, make_room)
                     segment.seal(fd, status.st_size)
-                    layout = segment.read_layout(fd, digest)
-                    if (layout.key.iteration, layout.rank, layout.world) != (int(found[1]), rank, world):
-                        of = f"iteration {layout.key.iteration}, rank {layout.rank} of {layout.world}"
-                        raise LayoutError(f"the file is of {of}")
                 except BaseException:
                     os.close(fd)
                     raise

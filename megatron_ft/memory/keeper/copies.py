@@ -1,10 +1,13 @@
-"""Copies of snapshots on another node: sent, taken, and given back. In threads of the keeper, which may wait.
+"""Copies of snapshots on another node: sent, taken, and given back.
 
-The keeper's loop owns the segments: threads ask it (`CopyKeeping`), and never touch one.
+`CopyKeeping` is of the keeper's loop: that owns the segments, and decides which copies are made and kept. `send`,
+`fetch` and `Door` run in threads, which may wait; they ask the loop, and never touch a segment of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import threading
@@ -12,21 +15,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.memory.base.keeper_messages import Granted, NotKept, Offer, Want
+from megatron_ft.ipc.wire import close_fds
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.base.keeper_messages import Granted, NotKept, Offer, OpenDoor, Prepare, Want
 from megatron_ft.memory.keeper import link, work
-from megatron_ft.memory.keeper.link import Link
-from megatron_ft.memory.rules.snapshots import SnapshotKey
-
-if TYPE_CHECKING:
-    from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
+from megatron_ft.memory.keeper.link import STALL_S, Link
+from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.keeper.work import BackgroundWorker
+from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
 _MOST_CONNECTIONS = 32
 _VERIFY_S = 120.0
 """Seconds that another node has to verify what it has got."""
 _LOOK_S = 0.05
+_SILENT_S = 3 * STALL_S
+"""Seconds without a piece sent after which copying has failed, whatever its thread waits for. A verification that takes
+longer counts, too: the snapshot is told of then as one without a copy."""
 
 T = TypeVar("T")
 
@@ -56,36 +63,29 @@ class Copying:
 def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s: int) -> str:
     """Send segments to the keeper of another node, which verifies each. Return why that failed, or ""."""
     try:
-        peer = link.connect(copying.address, key)
-        try:
+        with contextlib.closing(link.connect(copying.address, key)) as peer:
             for each in segments:
                 copying.check()
                 peer.send(each.offer)
                 peer.expect(Granted)
                 peer.send_segment(each.fd, each.offer.nbytes, bytes_per_s, copying.check)
                 peer.expect(Granted, _VERIFY_S)
-        finally:
-            peer.close()
     except link.FAILURES as error:
         return work.why(error)
     finally:
-        for each in segments:
-            os.close(each.fd)
+        close_fds([each.fd for each in segments])
     return ""
 
 
 def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> tuple[int, str]:
     """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
     try:
-        peer = link.connect(address, key)
-        try:
+        with contextlib.closing(link.connect(address, key)) as peer:
             peer.send(Want(snapshot, rank))
             answer = peer.expect(Offer, _VERIFY_S)
             if (answer.key, answer.rank) != (snapshot, rank):
                 raise ProtocolError("another segment was offered")
             return peer.receive_segment(answer.nbytes, work.room_maker(is_wanted)), ""
-        finally:
-            peer.close()
     except link.FAILURES as error:
         return -1, work.why(error)
 
@@ -119,8 +119,7 @@ class Door:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            peer = link.accept(sock, self._key)
-            try:
+            with contextlib.closing(link.accept(sock, self._key)) as peer:
                 while True:
                     match peer.receive():
                         case Offer() as offer:
@@ -129,8 +128,6 @@ class Door:
                             self._give(peer, want)
                         case _:
                             raise ProtocolError("an answer came without a question")
-            finally:
-                peer.close()
         except (OSError, ProtocolError):
             pass  # it has all it came for; a peer that didn't says so on its own node
         finally:
@@ -171,3 +168,176 @@ def _awaited(look: Callable[[], T | None]) -> T | None:
     while (found := look()) is None and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     return found
+
+
+class CopyKeeping:
+    """One keeper's. ``say`` has a line printed once per subject and cycle."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        reactor: Reactor,
+        *,
+        drop: Callable[[HeldSegment], None],
+        take: Callable[[HeldSegment, int, str], None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        self._segments = segments
+        self._reactor = reactor
+        self._drop, self._take, self._say = drop, take, say
+        self._worker = BackgroundWorker("ft_copy", reactor.post)
+        self._prepared: Prepare | None = None
+        self.key = b""
+        """By which keepers of the job know each other; empty: no copies are kept."""
+        self._bytes_per_s = 0
+        self._address = ""
+        """Keeper that gets copies of this node's snapshots."""
+        self._copying: Copying | None = None
+        self._done: SnapshotKey | None = None
+        """Newest snapshot that was copied, or could not be."""
+        self.has_room = True
+        """There is memory for copies of another node's snapshots."""
+
+    def begin(self, prepared: Prepare) -> None:
+        """Begin a cycle: where copies go is told anew."""
+        self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
+        self._give_up()
+
+    def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
+        """Serve keepers of other nodes from now on, or copy to one of them."""
+        if isinstance(order, CopyTo):
+            if self._prepared is not None and order.cycle == self._prepared.cycle:
+                self._address = order.address
+        elif self.key:
+            close_fds(fds)
+        else:
+            (fd,) = fds
+            self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
+            Door(socket.socket(fileno=fd), self.key, self, self._reactor.call_in_loop)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of another node of which copies are kept here: as many as this node has."""
+        return len(self._prepared.ranks) if self.key and self._prepared is not None else 0
+
+    # -- copies of this node's snapshots ----------------------------------------------------------------------
+
+    def is_under_way(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+        """Return True while a snapshot is copied, or was and may still become complete, here or on other nodes.
+
+        Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
+        """
+        decided = max(filter(None, (complete, released)), default=None)
+        is_decided = self._done is None or (decided is not None and decided >= self._done)
+        return self._copying is not None or not is_decided
+
+    def due_s(self) -> float:
+        """Return when copying counts as failed, unless a piece is sent before."""
+        return math.inf if self._copying is None else self._copying.moved_s + _SILENT_S
+
+    def may_be_told(
+        self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
+    ) -> SnapshotKey | None:
+        """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
+
+        Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
+        copy the next one that all nodes copy, once it is decided whether the one copied before is complete: the other
+        node has room for the complete one, and for one that comes.
+
+        Args:
+            complete: newest snapshot that all ranks of the job have.
+            released: newest one up to which incomplete ones needn't be kept.
+        """
+        if time.monotonic() >= self.due_s():
+            self._failed("it doesn't answer")
+        if not self._address:
+            return newest
+        is_newer = all(before is None or newest > before for before in (self._done, complete))
+        if is_newer and not self.is_under_way(complete, released):
+            self._copy(newest, complete)
+        return self._done
+
+    def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
+        prepared = self._prepared
+        assert prepared is not None
+        segments: list[Offered] = []
+        try:
+            for rank in prepared.ranks:
+                held = self._segments.verified(rank)[key]
+                offer = Offer(key, rank, prepared.world, held.nbytes, complete)
+                segments.append(Offered(offer, os.dup(held.fd)))
+        except OSError:  # too many open files
+            close_fds([each.fd for each in segments])
+            raise
+        copying = self._copying = Copying(key, self._address)
+
+        def copy() -> Callable[[], None]:
+            return partial(self._copied, copying, send(copying, self.key, segments, self._bytes_per_s))
+
+        self._worker.post(copy)
+
+    def _copied(self, copying: Copying, why: str) -> None:
+        if copying is not self._copying:
+            return  # given up meanwhile
+        if why:
+            self._failed(why)
+        else:
+            self._done, self._copying = copying.key, None
+
+    def _failed(self, why: str) -> None:
+        """The snapshot counts without a copy: the ranks of this node may still restore it."""
+        assert self._copying is not None
+        self._done = self._copying.key
+        self._say(
+            "copies", f"the node at {self._copying.address} has no copy of iteration {self._done.iteration}: {why}"
+        )
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._copying is not None:
+            self._copying.is_wanted = False
+            self._copying = None
+
+    # -- copies of another node's snapshots -------------------------------------------------------------------
+
+    def admit(self, offer: Offer) -> int | str:
+        """Return the number of the segment that will hold a copy, or why it isn't taken."""
+        prepared = self._prepared
+        if prepared is None or offer.key.cycle != prepared.cycle:
+            return "this node is in another cycle"
+        if offer.rank in prepared.ranks or not offer.rank < offer.world == prepared.world:
+            return f"no copies of rank {offer.rank} are kept here"
+        if not self.has_room:
+            return "its memory doesn't suffice for copies"
+        for old in self._segments.of(offer.rank):
+            if old.state is not SegmentState.LEAVING and old.key != offer.complete:
+                self._drop(old)
+        held = self._segments.add(offer.rank, -1, offer.nbytes, SegmentState.RECEIVING)
+        held.key = offer.key
+        return held.number
+
+    def take(self, number: int, fd: int, why: str) -> None:
+        """Take a copy that has come, to be verified; or see that none has."""
+        held = self._segments.get(number)
+        if held is not None:
+            self._take(held, fd, why)
+        elif fd >= 0:
+            os.close(fd)
+
+    def is_verified(self, number: int) -> bool | None:
+        held = self._segments.get(number)
+        if held is None or held.state is SegmentState.LEAVING:
+            return False
+        return True if held.state is SegmentState.VERIFIED else None
+
+    def lend(self, want: Want) -> Offered | str | None:
+        """Return a descriptor of the segment that another node wants, and what it is."""
+        held = self._segments.verified(want.rank).get(want.key)
+        if held is not None:
+            try:
+                return Offered(Offer(want.key, want.rank, held.world, held.nbytes), os.dup(held.fd))
+            except OSError as error:
+                return str(error.strerror)  # too many open files
+        if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
+            return None
+        return f"there is no verified segment of rank {want.rank}"

@@ -1,4 +1,8 @@
-"""One authenticated connection between the keepers of two nodes, used by one thread that may wait."""
+"""One authenticated connection between the keepers of two nodes, used by one thread that may wait.
+
+All raise OSError if the connection has ended or the other end is silent, ProtocolError if that isn't a keeper of the
+job, and SnapshotError if it refuses (`FAILURES`).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,6 @@ _PURPOSE = "memory copies"
 _PROOF_BYTES = 32
 _RECEIVE_BYTES = 1 << 20
 FAILURES = (OSError, ProtocolError, SnapshotError)
-"""The connection has failed, the other end isn't a keeper of the job, or one of both refuses."""
 _T = TypeVar("_T")
 
 
@@ -47,27 +50,17 @@ class Link:
         self._sock.close()
 
     def send(self, message: BetweenKeepers) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: the connection has ended, or the other end takes nothing.
-        """
         self._send(encode(message)[LENGTH_BYTES:])
 
     def receive(self, timeout_s: float = STALL_S) -> BetweenKeepers:
-        """Return the next message.
-
-        Raises:
-            OSError: nothing has come in that time, or the connection has ended.
-            ProtocolError: what has come isn't from a keeper of the job.
-        """
+        """Return the next message."""
         self._sock.settimeout(timeout_s)
         body = self._receive()
         self._sock.settimeout(STALL_S)
         return BETWEEN_KEEPERS.parse(decode(body))
 
     def expect(self, kind: type[_T], timeout_s: float = STALL_S) -> _T:
-        """Return the answer of this kind. Raises as `receive`, and SnapshotError if the other end refuses."""
+        """Return the next message, which is the answer of this kind."""
         answer = self.receive(timeout_s)
         if isinstance(answer, NotKept):
             raise SnapshotError(answer.why)
@@ -76,7 +69,7 @@ class Link:
         return answer
 
     def send_segment(self, fd: int, nbytes: int, bytes_per_s: int, on_piece: Callable[[], None]) -> None:
-        """Send the content of a segment, no faster than allowed. ``on_piece`` may raise. Raises as `send`."""
+        """Send the content of a segment, no faster than allowed. ``on_piece`` may raise."""
         began_s = time.monotonic()
         for offset in range(0, nbytes, PIECE_BYTES):
             on_piece()
@@ -87,7 +80,7 @@ class Link:
                 time.sleep(ahead_s)
 
     def receive_segment(self, nbytes: int, make_room: Callable[[int], None]) -> int:
-        """Return the descriptor of a sealed segment with what comes. Raises as `receive`, and as ``make_room``."""
+        """Return the descriptor of a sealed segment with what comes. ``make_room`` may raise."""
         fd = segment.create()
         try:
             for offset in range(0, nbytes, PIECE_BYTES):
@@ -117,18 +110,13 @@ class Link:
 
 
 def connect(address: str, key: bytes) -> Link:
-    """Connect to the keeper at ``address`` (host:port).
-
-    Raises:
-        OSError: it can't be reached, or doesn't answer.
-        ProtocolError: it isn't a keeper of the job.
-    """
+    """Connect to the keeper at ``address`` (host:port)."""
     host, _, port = address.rpartition(":")
     return _prove(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, Role.CONNECTS)
 
 
 def accept(sock: socket.socket, key: bytes) -> Link:
-    """Return the link of a connection that has come in. Raises as `connect`; the socket is closed then."""
+    """Return the link of a connection that has come in. If that fails, the socket is closed."""
     return _prove(sock, key, Role.LISTENS)
 
 

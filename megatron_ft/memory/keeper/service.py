@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.wording import counted, listed
+from megatron_ft.core.wording import listed
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
@@ -47,13 +47,13 @@ from megatron_ft.memory.base.keeper_messages import (
     WriteFiles,
 )
 from megatron_ft.memory.keeper import copies, work
-from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
+from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.keeper.work import BackgroundWorker
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import Layout
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
 
 _SEND_S = 5.0
 _RANK_SEND_S = 0.5
@@ -91,6 +91,34 @@ class RankCaller:
             self.channel.send(message, fds, timeout_s=_RANK_SEND_S)
 
 
+@dataclass(eq=False)
+class _Cycle:
+    """What is known of the cycle that was prepared last.
+
+    Args:
+        complete: newest snapshot that all ranks of the job have.
+        saved: newest one that the launcher was told of.
+        released: newest one up to which incomplete ones needn't be kept.
+        demands: memory for each rank that has asked for it.
+        question: the launcher's about the stock, and the time by which it is answered.
+        loaded: ranks whose files it has begun to load, or has found unusable.
+        digests: by rank, key and digests of its newest verified snapshot.
+        incomplete: by rank, number of snapshots that it has kept since one was complete.
+        said: subjects of lines.
+    """
+
+    prepared: Prepare
+    complete: SnapshotKey | None = None
+    saved: SnapshotKey | None = None
+    released: SnapshotKey | None = None
+    demands: dict[int, BeginSegment] = field(default_factory=dict)
+    question: tuple[int, float] | None = None
+    loaded: set[int] = field(default_factory=set)
+    digests: dict[int, tuple[SnapshotKey, list[bytes]]] = field(default_factory=dict)
+    incomplete: Counter[int] = field(default_factory=Counter)
+    said: set[str] = field(default_factory=set)
+
+
 class LauncherGoneError(Exception):
     """Raised to end the keeper: its launcher has ended."""
 
@@ -113,26 +141,11 @@ class KeeperService:
         self._segments = Segments()
         self._callers: dict[int, RankCaller] = {}
         """By descriptor."""
-        self._prepared: Prepare | None = None
-        self._complete: SnapshotKey | None = None
-        self._saved: SnapshotKey | None = None
-        """Newest snapshot that the launcher was told of."""
-        self._released: SnapshotKey | None = None
-        """Newest snapshot up to which incomplete ones needn't be kept."""
-        self._demands: dict[int, BeginSegment] = {}
-        """Memory for each rank that has asked for it."""
+        self._cycle = _Cycle(Prepare(0, (), 1))
+        self._is_prepared = False
         self._is_verifying = False
-        self._question: tuple[int, float] | None = None
-        """The launcher's question about the stock, and the time by which it is answered."""
         self._to_write: tuple[WriteFiles, float] | None = None
         """Order that waits for segments to be verified, and the time by which its files are written."""
-        self._loaded: set[int] = set()
-        """Ranks whose files this cycle has begun to load, or has found unusable."""
-        self._digests: dict[int, tuple[SnapshotKey, list[bytes]]] = {}
-        """By rank, key and digests of its newest verified snapshot in this cycle."""
-        self._incomplete: Counter[int] = Counter()
-        """By rank, number of snapshots that it has kept since one was complete."""
-        self._said: set[str] = set()
         self._copies = CopyKeeping(self._segments, self._reactor, drop=self._drop, take=self._received, say=self._say)
 
     def run(self) -> None:
@@ -143,8 +156,8 @@ class KeeperService:
             while True:
                 try:
                     self._reactor.run_once(self._patience_s())
-                    if self._prepared is not None:
-                        self._advance(self._prepared)
+                    if self._is_prepared:
+                        self._advance(self._cycle, self._cycle.prepared)
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
@@ -158,9 +171,9 @@ class KeeperService:
         except LauncherGoneError:
             return
 
-    def _advance(self, prepared: Prepare) -> None:
+    def _advance(self, cycle: _Cycle, prepared: Prepare) -> None:
         """Do all that can be done by now."""
-        for held in self._segments.unneeded(prepared.ranks, self._complete, self._released):
+        for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.released):
             self._drop(held)
         for caller in list(self._callers.values()):
             match caller.waits_for:
@@ -168,26 +181,27 @@ class KeeperService:
                     self._begin(caller, request)
                 case Fetch(key):
                     self._fetch(caller, key)
-        self._verify_next()
+        sealed = self._segments.next_to_verify(cycle.complete)
+        if sealed is not None and not self._is_verifying:
+            self._verify(sealed)
         newest = max(self._segments.common(prepared.ranks), default=None)
         if newest is not None and newest.cycle == prepared.cycle:
-            told = self._copies.may_be_told(newest, self._complete, self._released)
-            if told is not None and (self._saved is None or told > self._saved):
-                self._saved = told
+            told = self._copies.may_be_told(newest, cycle.complete, cycle.released)
+            if told is not None and (cycle.saved is None or told > cycle.saved):
+                cycle.saved = told
                 self._tell(Saved(told))
-        is_verified = self._segments.next_to_verify(None) is None
-        if self._question is not None and (is_verified or time.monotonic() >= self._question[1]):
-            number, _ = self._question
+        if cycle.question is not None and (sealed is None or time.monotonic() >= cycle.question[1]):
+            number, _ = cycle.question
             # what is verified after its time is told, too
-            self._question = None if is_verified else (number, math.inf)
+            cycle.question = None if sealed is None else (number, math.inf)
             self._tell(Stock(number, self._segments.stock()))
-        if self._to_write is not None and is_verified:
+        if self._to_write is not None and sealed is None:
             (order, until_s), self._to_write = self._to_write, None
             self._write_files(order, until_s)
 
     def _patience_s(self) -> float | None:
         """Return the seconds until something is due; None for no bound."""
-        due_s = min(math.inf if self._question is None else self._question[1], self._copies.due_s())
+        due_s = min(math.inf if self._cycle.question is None else self._cycle.question[1], self._copies.due_s())
         return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
 
     # -- the launcher -----------------------------------------------------------------------------------------
@@ -200,8 +214,8 @@ class KeeperService:
 
     def _say(self, subject: str, text: str) -> None:
         """Have the launcher print a line, once per subject and cycle."""
-        if subject not in self._said:
-            self._said.add(subject)
+        if subject not in self._cycle.said:
+            self._cycle.said.add(subject)
             self._tell(KeeperSays(text))
 
     def _hear_launcher(self) -> None:
@@ -216,18 +230,18 @@ class KeeperService:
             case Prepare():
                 self._prepare(order)
             case Complete(key):
-                if self._complete is None or key > self._complete:
-                    self._complete = key
-                    self._incomplete.clear()
+                if self._cycle.complete is None or key > self._cycle.complete:
+                    self._cycle.complete = key
+                    self._cycle.incomplete.clear()
             case Passed(key):
-                self._released = key
+                self._cycle.released = key
             case OpenDoor() | CopyTo():
                 self._copies.obey(order, fds)
             case TakeStock():
                 for caller in list(self._callers.values()):
                     self._read(caller)
                 within_s = math.inf if order.within_s is None else order.within_s
-                self._question = order.question, time.monotonic() + within_s
+                self._cycle.question = order.question, time.monotonic() + within_s
             case WriteFiles():
                 self._to_write = order, time.monotonic() + order.within_s
             case SealedSegment(number, rank, key):
@@ -240,21 +254,18 @@ class KeeperService:
                     self._close(dropped)
 
     def _prepare(self, order: Prepare) -> None:
-        is_first, self._prepared = self._prepared is None, order
         for caller in list(self._callers.values()):
             self._forget(caller)
         lends = bool(self._copies.key)
         for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=lends)):
             self._drop(held)
+        self._cycle = _Cycle(order, complete=order.restore, saved=order.restore)
         self._copies.begin(order)
-        self._complete = self._saved = order.restore
-        self._released = self._question = None
-        for each in (self._demands, self._loaded, self._digests, self._incomplete, self._said):
-            each.clear()
         for source in order.sources:
             for rank in set(source.ranks) & set(order.ranks):
                 self._load(rank, source)
-        if is_first:  # from now on it is known which ranks there are
+        if not self._is_prepared:  # from now on it is known which ranks there are
+            self._is_prepared = True
             self._reactor.watch(self._listener.fileno(), self._accept)
 
     # -- connections of ranks ---------------------------------------------------------------------------------
@@ -302,8 +313,7 @@ class KeeperService:
             refused = self._refuse(caller, request)
             if not refused:
                 caller.rank = request.rank
-            assert self._prepared is not None
-            caller.answer(NotKept(refused) if refused else Granted(self._prepared.pickle_key))
+                caller.answer(NotKept(refused) if refused else Granted(self._cycle.prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
@@ -318,10 +328,9 @@ class KeeperService:
                 self._tell(replace(request, rank=caller.rank))
 
     def _refuse(self, caller: RankCaller, hello: KeeperHello) -> str:
-        assert self._prepared is not None
-        if hello.cycle != self._prepared.cycle:
-            return f"this is cycle {self._prepared.cycle}, not {hello.cycle}"
-        if hello.rank not in self._prepared.ranks:
+        if hello.cycle != self._cycle.prepared.cycle:
+            return f"this is cycle {self._cycle.prepared.cycle}, not {hello.cycle}"
+        if hello.rank not in self._cycle.prepared.ranks:
             return f"rank {hello.rank} is not of this node"
         others = [each for each in self._callers.values() if each.rank == hello.rank and each is not caller]
         if any(each.is_open and not is_gone(each.pidfd) for each in others):
@@ -334,12 +343,11 @@ class KeeperService:
 
     def _demand(self, caller: RankCaller, demand: BeginSegment) -> None:
         """Reserve memory if the rank wants more than before."""
-        assert self._prepared is not None
-        known = self._demands.get(caller.rank)
+        known = self._cycle.demands.get(caller.rank)
         if known is None or known.total_bytes < demand.total_bytes:
-            demands = {**self._demands, caller.rank: demand}
-            held = self._segments.held_bytes() + sum(each.copies_bytes for each in self._demands.values())
-            ranks, memory, copied = self._prepared.ranks, node_memory(), self._copies.ranks
+            demands = {**self._cycle.demands, caller.rank: demand}
+            held = self._segments.held_bytes() + sum(each.copies_bytes for each in self._cycle.demands.values())
+            ranks, memory, copied = self._cycle.prepared.ranks, node_memory(), self._copies.ranks
             refused = retention.refusal(demands, ranks, held, memory, copied)
             if refused and copied:
                 self._copies.has_room = False
@@ -349,7 +357,7 @@ class KeeperService:
                 self._say("memory", f"no memory checkpoints on this node, training goes on without them: {refused}")
                 caller.answer(NotKept(refused))
                 return
-            self._demands = demands
+            self._cycle.demands = demands
         for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
             self._drop(held_segment)  # of a snapshot that the rank has given up
         caller.waits_for = demand
@@ -378,7 +386,6 @@ class KeeperService:
 
     def _begin(self, caller: RankCaller, request: BeginSegment) -> None:
         """Hand out an empty segment once there is a place for it: until then the launcher's word is awaited."""
-        assert self._prepared is not None
         rank = caller.rank
         if self._segments.of(rank, SegmentState.RECEIVING, SegmentState.LEAVING, SegmentState.SEALED):
             return
@@ -388,23 +395,22 @@ class KeeperService:
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
             caller.answer(Granted(), (fd,))
             return
-        is_copying = self._copies.is_under_way(self._complete, self._released)
-        told = self._saved  # the launcher was told of this one and hasn't decided about it
-        common = self._segments.common(self._prepared.ranks)
+        is_copying = self._copies.is_under_way(self._cycle.complete, self._cycle.released)
+        told = self._cycle.saved  # the launcher was told of this one and hasn't decided about it
+        common = self._segments.common(self._cycle.prepared.ranks)
         pinned = {key for key in common if told is not None and key <= told}
-        pinned = {key for key in pinned if self._released is None or key > self._released}
+        pinned = {key for key in pinned if self._cycle.released is None or key > self._cycle.released}
         # the newest one may be about to be that of all ranks
         pinned = set(verified) if is_copying else pinned | {max(verified)}
-        key = retention.give_way(verified.keys(), self._complete, pinned)
+        key = retention.give_way(verified.keys(), self._cycle.complete, pinned)
         if key is not None:
             self._drop(verified[key])
         elif is_copying:
             caller.answer(NotKept("copies of the snapshot before are still on their way to another node"))
 
     def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
-        assert self._prepared is not None
         held = next(iter(self._segments.of(caller.rank, SegmentState.WRITING)), None)
-        is_of_cycle = request.key.cycle == self._prepared.cycle
+        is_of_cycle = request.key.cycle == self._cycle.prepared.cycle
         if held is None or request.nbytes > held.nbytes or not is_of_cycle:
             of = f"iteration {request.key.iteration} of cycle {request.key.cycle}"
             caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
@@ -424,11 +430,7 @@ class KeeperService:
         held.state, held.is_with_launcher = SegmentState.SEALED, True
         self._tell(SealedSegment(held.number, held.rank, held.key), (held.fd,))
 
-    def _verify_next(self) -> None:
-        """Begin to verify a segment, if none is being verified."""
-        checked = None if self._is_verifying else self._segments.next_to_verify(self._complete)
-        if checked is None:
-            return
+    def _verify(self, checked: HeldSegment) -> None:
         fd = os.dup(checked.fd)
         self._is_verifying = True
 
@@ -444,7 +446,7 @@ class KeeperService:
         if held.state is not SegmentState.SEALED:
             return  # dropped meanwhile
         assert held.key is not None
-        why = found if isinstance(found, str) else self._misplaced(held, found)
+        why = found if isinstance(found, str) else found.why_not(held.key, held.rank, self._cycle.prepared.world)
         if why:
             self._drop(held)
             of = f"of iteration {held.key.iteration} of rank {held.rank}"
@@ -452,54 +454,34 @@ class KeeperService:
             self._say(text, text)
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
-            self._compare_with_last(found)
-            self._count_incomplete(held.rank)
+            self._note_verified(held, found)
         for caller in self._callers.values():
             if caller.rank == held.rank and isinstance(caller.waits_for, CommitSegment):
                 caller.answer(NotKept(why) if why else Granted())
 
-    def _compare_with_last(self, layout: Layout) -> None:
-        """Say, once per cycle, that a later snapshot of a rank has the same tensors as the one before."""
-        digests = [each.digest for each in layout.tensors]
-        last, before = self._digests.get(layout.rank, (None, []))
-        if last is not None and layout.key <= last:
-            return
-        self._digests[layout.rank] = layout.key, digests
-        if last is not None and digests and digests == before:
-            between = f"iterations {last.iteration} and {layout.key.iteration}"
-            self._say("repeats", f"no tensor of rank {layout.rank}'s memory checkpoint has changed between {between}")
-
-    def _count_incomplete(self, rank: int) -> None:
-        """Say, once per cycle, that a rank has kept many snapshots and none is one that all ranks of the job have."""
-        self._incomplete[rank] += 1
-        if self._incomplete[rank] == _MISSED and self._prepared is not None:
-            newest = {each: max(self._segments.verified(each), default=None) for each in self._prepared.ranks}
-            texts = [
-                f"rank {each} none" if key is None else f"rank {each} {key.iteration}" for each, key in newest.items()
-            ]
+    def _note_verified(self, held: HeldSegment, layout: Layout) -> None:
+        """Say, once per cycle each, that a rank's tensors don't change, and that none of its snapshots is complete."""
+        rank, digests = held.rank, [each.digest for each in layout.tensors]
+        last, before = self._cycle.digests.get(rank, (None, []))
+        if last is None or layout.key > last:
+            self._cycle.digests[rank] = layout.key, digests
+            if last is not None and digests and digests == before:
+                between = f"iterations {last.iteration} and {layout.key.iteration}"
+                self._say("repeats", f"no tensor of rank {rank}'s memory checkpoint has changed between {between}")
+        self._cycle.incomplete[rank] += 1
+        if self._cycle.incomplete[rank] == _MISSED:
+            newest = {each: max(self._segments.verified(each), default=None) for each in self._cycle.prepared.ranks}
+            texts = [f"rank {each} {'none' if key is None else key.iteration}" for each, key in newest.items()]
             why = "other nodes lack it" if len(set(newest.values())) == 1 else f"the newest are {listed(texts)}"
             text = f"none of the last {_MISSED} memory checkpoints of rank {rank} is one that all ranks have: {why}"
             self._say("incomplete", text)
-
-    def _misplaced(self, held: HeldSegment, layout: Layout) -> str:
-        """Return what is wrong with a segment for its place; empty if nothing is."""
-        assert held.key is not None
-        is_from_file = held.key.cycle == EARLIER_LIFE
-        found = SnapshotKey(EARLIER_LIFE, 0, layout.key.iteration) if is_from_file else layout.key
-        if layout.rank != held.rank or held.key != found:
-            return f"it holds iteration {layout.key.iteration} of rank {layout.rank}"
-        prepared = self._prepared
-        is_of_cycle = prepared is not None and (found.cycle == prepared.cycle or found == prepared.restore)
-        if prepared is not None and is_of_cycle and layout.world != prepared.world:
-            return f"it is of a job of {counted(layout.world, 'rank')}"
-        return ""
 
     # -- restoring --------------------------------------------------------------------------------------------
 
     def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
         held = self._segments.verified(caller.rank).get(key)
-        if held is None and self._prepared is not None and self._prepared.files and caller.rank not in self._loaded:
-            self._load(caller.rank, self._prepared.files)
+        if held is None and self._cycle.prepared.files and caller.rank not in self._cycle.loaded:
+            self._load(caller.rank, self._cycle.prepared.files)
         if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.RECEIVING):
             return  # it may be one of these
         if held is not None:
@@ -512,8 +494,7 @@ class KeeperService:
 
     def _write_files(self, order: WriteFiles, until_s: float) -> None:
         """Write what the launcher has asked for."""
-        assert self._prepared is not None
-        found = {rank: self._segments.verified(rank).get(order.key) for rank in self._prepared.ranks}
+        found = {rank: self._segments.verified(rank).get(order.key) for rank in self._cycle.prepared.ranks}
         lacking = [rank for rank, held in found.items() if held is None]
         if lacking:
             self._tell(FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
@@ -538,11 +519,10 @@ class KeeperService:
 
     def _load(self, rank: int, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""
-        prepared = self._prepared
-        assert prepared is not None
+        prepared = self._cycle.prepared
         assert prepared.restore is not None
         key = prepared.restore
-        self._loaded.add(rank)
+        self._cycle.loaded.add(rank)
         if key in self._segments.verified(rank):
             return
         held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
@@ -557,7 +537,7 @@ class KeeperService:
             directory, name = os.path.split(source)
             room = work.room_maker(is_wanted)
             try:
-                fd, why = segment_files.load(directory, name, rank, prepared.world, self._digest, room), ""
+                fd, why = segment_files.load(directory, name, rank, room), ""
             except (SnapshotError, OSError) as error:
                 fd, why = -1, work.why(error)
             return partial(self._received, held, fd, why)
@@ -566,12 +546,11 @@ class KeeperService:
 
     def _received(self, held: HeldSegment, fd: int, why: str) -> None:
         """Take a segment that has come from a file or another node; ``why``: none has come."""
-        assert self._prepared is not None
         if held.state is not SegmentState.RECEIVING or fd < 0:  # dropped meanwhile, or failed
             close_fds([fd] if fd >= 0 else [])
             self._segments.pop(held.number, None)
-            if held.state is SegmentState.RECEIVING and held.rank in self._prepared.ranks:
-                of = f"{self._prepared.files}: " if self._prepared.files else ""
+            if held.state is SegmentState.RECEIVING and held.rank in self._cycle.prepared.ranks:
+                of = f"{self._cycle.prepared.files}: " if self._cycle.prepared.files else ""
                 self._say(f"file {held.rank}", f"{of}rank {held.rank} can't be restored: {why}")
             return
         held.fd, held.nbytes = fd, os.fstat(fd).st_size

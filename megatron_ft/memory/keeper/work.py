@@ -13,7 +13,7 @@ from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
-from megatron_ft.memory.base.segment import CHUNK_BYTES, Mapping
+from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rules.retention import refuse_chunk
 from megatron_ft.memory.rules.segment_layout import Layout
 
@@ -77,14 +77,11 @@ def check(fd: int, digest: Digest, is_wanted: Callable[[], bool] = lambda: True)
     """Return the layout of a sealed segment once all digests are compared, or what is wrong with it."""
     try:
         layout = segment.read_layout(fd, digest)
-        mapping = Mapping(fd, sum(each.nbytes for each in layout.tensors))
-        try:
-            for index in range(len(layout.tensors)):
-                if not is_wanted():
-                    return "no longer needed"
-                segment.verify(mapping, layout, index, digest)
-        finally:
-            mapping.close()
+        buffer = memoryview(bytearray(segment.BLOCK_BYTES))
+        for index in range(len(layout.tensors)):
+            if not is_wanted():
+                return "no longer needed"
+            segment.verify(fd, layout, index, buffer, digest)
     except LayoutError as error:
         return str(error)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 import os
 import threading
 from array import array
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from megatron_ft.memory.base.segment import Mapping, libc
+from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rules.segment_layout import ITEM_BYTES, encode_rows
 
 _SMALL = 64 << 10
@@ -22,13 +23,53 @@ _SMALL = 64 << 10
 _AT_ONCE = 1024
 """Buffers of one system call; the kernel takes no more."""
 _PIECE = 8 << 20
+_POPULATE_WRITE = 23
 _THREADS = 8
 LOCKED_BYTES = 1 << 30
 """Most page-locked memory of a rank, in two halves: one is filled by the device while the other one is copied."""
 
 _T = TypeVar("_T")
-libc.pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
-libc.pwritev.restype = ctypes.c_ssize_t
+_libc = ctypes.CDLL(None, use_errno=True)
+_word, _address = ctypes.c_size_t, ctypes.c_void_p
+_libc.mmap.argtypes = (_address, _word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.mmap.restype = _address
+_libc.munmap.argtypes = (_address, _word)
+_libc.madvise.argtypes = (_address, _word, ctypes.c_int)
+_libc.pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_libc.pwritev.restype = ctypes.c_ssize_t
+
+
+class Mapping:
+    """A segment in this process's address space. A fork doesn't get it: no process could seal the segment then."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Map and touch every page; ``fd`` stays the caller's.
+
+        Raises:
+            OSError: there is no memory.
+        """
+        self.fd, self.nbytes = fd, nbytes
+        found = _libc.mmap(None, max(1, nbytes), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if found in (None, _word(-1).value):
+            raise OSError(ctypes.get_errno(), "a segment can't be mapped")
+        self.address: int = found
+        _libc.madvise(found, nbytes, mmap.MADV_DONTFORK)
+        for at in range(0, nbytes, CHUNK_BYTES):  # a kernel that doesn't know this touches pages as they are used
+            _libc.madvise(found + at, min(CHUNK_BYTES, nbytes - at), _POPULATE_WRITE)
+
+    def bytes(self, offset: int, nbytes: int) -> memoryview:
+        """Return a part, which must not be used once this is closed."""
+        return memory_at(self.address + offset, nbytes)
+
+    def close(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            for at in range(0, max(1, self.nbytes), CHUNK_BYTES):
+                _libc.munmap(address + at, min(CHUNK_BYTES, max(1, self.nbytes) - at))
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
 @dataclass(eq=False)
@@ -125,7 +166,7 @@ def copy_tensors(tensors: Sequence[Any], plan: Plan, into: Mapping) -> None:
         vector[0::2] = array("Q", addresses[first : last + 1])
         vector[1::2] = array("Q", plan.nbytes[first : last + 1])
         count = sum(plan.nbytes[first : last + 1])
-        written = libc.pwritev(into.fd, vector.buffer_info()[0], last + 1 - first, plan.offsets[first])
+        written = _libc.pwritev(into.fd, vector.buffer_info()[0], last + 1 - first, plan.offsets[first])
         if written != count:
             raise OSError(ctypes.get_errno(), f"{written} of {count} bytes were written into a segment")
     move(moves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 import time
@@ -16,13 +15,12 @@ from megatron_ft.ipc.log import ERROR, RANK
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan
-from megatron_ft.memory.base.segment import Mapping, memory_at
 from megatron_ft.memory.rank import state_tree
-from megatron_ft.memory.rank.copying import each_of, name_of_dtype, pieces, why_unfit
+from megatron_ft.memory.rank.copying import each_of, memory_at, name_of_dtype, plain, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import is_tensor
 from megatron_ft.memory.rules.segment_layout import Layout, Path, TensorEntry, name_of
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, SnapshotKey
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 _FETCH_S = 600.0
 _TOLD_S = 30.0
@@ -112,7 +110,7 @@ def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
 def fill_from(
     fd: int, place: Place, key: SnapshotKey, state: dict[str | int, Any], names: Collection[str] | None = None
 ) -> None:
-    """Give ``state`` the content of a segment, and close it. Nothing is changed before all digests are compared.
+    """Give ``state`` the content of a segment, and close it. Digests are compared as tensors are copied.
 
     ``names``: of the parts of the state that are wanted; None: all.
 
@@ -124,36 +122,24 @@ def fill_from(
     digest = place.digest
     try:
         layout = segment.read_layout(fd, digest)
-        found = layout.key if key.cycle != EARLIER_LIFE else SnapshotKey(EARLIER_LIFE, 0, layout.key.iteration)
-        if (found, layout.rank, layout.world) != (key, place.info.global_rank, place.info.world_size):
-            of = f"rank {layout.rank} of {layout.world}, iteration {layout.key.iteration}"
-            raise SnapshotError(f"the segment is of {of}")
+        if why := layout.why_not(key, place.info.global_rank, place.info.world_size):
+            raise SnapshotError(f"the segment isn't this rank's: {why}")
         if type(layout.tree) is not dict:
             raise LayoutError("the layout has no state")
-        mapping = Mapping(fd, sum(each.nbytes for each in layout.tensors))
-    except BaseException:
-        os.close(fd)
-        raise
-    tensors: dict[int, Any] = {}
+        tree = layout.tree if names is None else {name: layout.tree[name] for name in names if name in layout.tree}
+        tensors: dict[int, Any] = {}
 
-    def put_tensor(target: Any, number: int, path: Path) -> Any:
-        if number in tensors or not 0 <= number < len(layout.tensors):
-            raise LayoutError(f"{name_of(path)} is another tensor than was saved")
-        tensors[number] = _target(target, layout.tensors[number], path)
-        return tensors[number]
+        def put_tensor(target: Any, number: int, path: Path) -> Any:
+            if number in tensors or not 0 <= number < len(layout.tensors):
+                raise LayoutError(f"{name_of(path)} is another tensor than was saved")
+            tensors[number] = _target(target, layout.tensors[number], path)
+            return tensors[number]
 
-    try:
-        if names is None:
-            tree = layout.tree
-            each_of(range(len(layout.tensors)), lambda at: segment.verify(mapping, layout, at, digest))
-        else:
-            tree = {name: layout.tree[name] for name in names if name in layout.tree}
         state_tree.put(state, tree, put_tensor)
         if names is None and len(tensors) != len(layout.tensors):
             raise LayoutError("the layout lists other tensors than its state has")
-        each_of([*tensors], lambda at: _fill(mapping, layout, at, tensors[at], digest))
+        each_of([*tensors], lambda at: _fill(fd, layout, at, tensors[at], digest))
     finally:
-        mapping.close()
         os.close(fd)
 
 
@@ -174,30 +160,25 @@ def _target(target: Any, entry: TensorEntry, path: Path) -> Any:
     return target
 
 
-def _fill(mapping: Mapping, layout: Layout, at: int, tensor: Any, digest: Digest) -> None:
-    """Copy a tensor out of the segment, and compare what has arrived.
+def _fill(fd: int, layout: Layout, at: int, tensor: Any, digest: Digest) -> None:
+    """Copy a tensor out of the segment, and compare its digest with that of what has arrived.
 
     Raises:
-        SnapshotError: something else has arrived.
+        SnapshotError: it is another one.
     """
     import torch
 
-    entry, arrived = layout.tensors[at], tensor.detach()
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        copy_out(mapping, entry, tensor.data_ptr())
-    else:
-        landing = torch.empty(entry.shape, dtype=tensor.dtype)
-        copy_out(mapping, entry, landing.data_ptr())
+    entry, into = layout.tensors[at], tensor
+    is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if not is_plain:
+        into = torch.empty(entry.shape, dtype=tensor.dtype)
+    segment.verify(fd, layout, at, memory_at(into.data_ptr(), entry.nbytes), digest)
+    if not is_plain:
         with torch.no_grad():
-            _widest(arrived).copy_(_widest(landing, arrived))
-            arrived = arrived.cpu().resolve_conj().resolve_neg().contiguous()
-    if digest(memory_at(arrived.data_ptr(), entry.nbytes)) != entry.digest:
-        raise SnapshotError(f"{layout.name_of(at)} isn't what was restored: its digest is another one")
-
-
-def copy_out(mapping: Mapping, entry: TensorEntry, address: int) -> None:
-    for each in pieces(address, mapping.address + entry.offset, entry.nbytes):
-        ctypes.memmove(*each)
+            _widest(tensor.detach()).copy_(_widest(into, tensor))
+        arrived = plain(tensor.cpu())
+        if digest([memory_at(arrived.data_ptr(), entry.nbytes)]) != entry.digest:
+            raise SnapshotError(f"{layout.name_of(at)} isn't what was restored: its digest is another one")
 
 
 def _widest(tensor: Any, like: Any = None) -> Any:

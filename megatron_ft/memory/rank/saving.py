@@ -22,9 +22,9 @@ from megatron_ft.core.errors import SnapshotError
 from megatron_ft.ipc.linux.node_memory import node_memory
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan
-from megatron_ft.memory.base.segment import CHUNK_BYTES, Mapping
+from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rank import restoring
-from megatron_ft.memory.rank.copying import LOCKED_BYTES, Plan, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import take_apart
 from megatron_ft.memory.rules.retention import BeginSegment, refuse_chunk
@@ -310,7 +310,7 @@ class Saver:
             _, fd = self._connection.ask(request, _ANSWER_S, fds=1)
             try:
                 allocate(fd, request.segment_bytes)
-                self._mapping = Mapping(fd, request.segment_bytes, writes=True)
+                self._mapping = Mapping(fd, request.segment_bytes)
             except OSError:
                 os.close(fd)
                 raise
@@ -331,7 +331,7 @@ class Saver:
         mapping, plan, digest = filled.mapping, filled.plan, self._place.digest
         assert digest is not None
         try:
-            digests = [digest(mapping.bytes(*each)) for each in zip(plan.offsets, plan.nbytes, strict=True)]
+            digests = [digest([mapping.bytes(*each)]) for each in zip(plan.offsets, plan.nbytes, strict=True)]
             length = segment.write_end(mapping.fd, filled.head, digests, plan.data_bytes, digest)
         finally:
             self._let_go()  # a segment that is mapped can't be sealed

@@ -70,26 +70,19 @@ class BeginSegment(Message, frozen=True):
         return SEGMENTS * self.segment_bytes + self.copies_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that may still be allocated, and how this number was found."""
-
-    free_bytes: int
-    text: str
-
-
-def room(memory: NodeMemory) -> Room:
-    """Return the tightest of all limits, each with 5 % of it, at least 1 GiB, left alone."""
-    rooms = [_room(memory.available_bytes, memory.total_bytes, "available on the node")]
-    for limit in memory.limits:
-        left = limit.limit_bytes - limit.used_bytes + limit.reclaimable_bytes
-        rooms.append(_room(left, limit.limit_bytes, f"left by {limit.name}"))
-    return min(rooms, key=lambda each: each.free_bytes)
-
-
-def _room(left: int, of: int, name: str) -> Room:
-    reserve = max(int(of * _RESERVE), _LEAST_RESERVE)
-    return Room(left - reserve, f"{gigabytes(left)} {name}, less a reserve of {gigabytes(reserve)}")
+def room(memory: NodeMemory) -> tuple[int, str]:
+    """Return the bytes that may still be allocated, and how they were found: the tightest of all limits, each with 5 %
+    of it, at least 1 GiB, left alone.
+    """
+    found = [(memory.available_bytes, memory.total_bytes, "available on the node")]
+    for each in memory.limits:
+        left = each.limit_bytes - each.used_bytes + each.reclaimable_bytes
+        found.append((left, each.limit_bytes, f"left by {each.name}"))
+    rooms = []
+    for left, of, name in found:
+        reserve = max(int(of * _RESERVE), _LEAST_RESERVE)
+        rooms.append((left - reserve, f"{gigabytes(left)} {name}, less a reserve of {gigabytes(reserve)}"))
+    return min(rooms)
 
 
 def refusal(
@@ -109,8 +102,8 @@ def refusal(
     largest = max(demands.values(), key=lambda demand: demand.total_bytes)
     each = [demands.get(rank, largest) for rank in ranks]
     needed = sum(demand.total_bytes for demand in each) + copied_ranks * COPIES * largest.segment_bytes
-    found = room(memory)
-    if needed - held_bytes <= found.free_bytes:
+    free_bytes, text = room(memory)
+    if needed - held_bytes <= free_bytes:
         return ""
     per_rank = f"{SEGMENTS} x {gigabytes(largest.segment_bytes)} + {gigabytes(largest.copies_bytes)} of copies"
     if copied_ranks:
@@ -118,14 +111,14 @@ def refusal(
     allocated = f", of which {gigabytes(held_bytes)} are allocated" if held_bytes else ""
     return (
         f"{len(each)} ranks need {gigabytes(needed)} (each up to {per_rank}){allocated}; "
-        f"{gigabytes(max(0, found.free_bytes))} are free ({found.text})"
+        f"{gigabytes(max(0, free_bytes))} are free ({text})"
     )
 
 
 def refuse_chunk(nbytes: int, memory: NodeMemory) -> str:
     """Return why so many bytes more can't be allocated now; empty if they can."""
-    found = room(memory)
-    return "" if nbytes <= found.free_bytes else f"{gigabytes(max(0, found.free_bytes))} are free ({found.text})"
+    free_bytes, text = room(memory)
+    return "" if nbytes <= free_bytes else f"{gigabytes(max(0, free_bytes))} are free ({text})"
 
 
 def gigabytes(count: int) -> str:

@@ -4,6 +4,7 @@
 
 The head has the dtype and shape of each tensor, from which its place follows, and the state as a tree in which tensors
 are numbers. The trailer has a fixed size, and the digest of head and digests: a changed byte is found wherever it is.
+What isn't such a segment is a LayoutError.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw
 
 from megatron_ft.core.errors import LayoutError
 from megatron_ft.core.wording import shown
-from megatron_ft.memory.rules.snapshots import SnapshotKey
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, SnapshotKey
 
 VERSION = 2
 DIGEST_BYTES = 16
@@ -54,7 +55,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Content of a segment. ``tree``: the state, as `rank.memory.state_tree` writes it."""
+    """Content of a segment. ``tree``: the state, as `memory.rank.state_tree` writes it."""
 
     key: SnapshotKey
     rank: int
@@ -67,9 +68,15 @@ class Layout:
         path = path_of(self.tree, index)
         return f"tensor {index}" if path is None else name_of(path)
 
+    def why_not(self, key: SnapshotKey, rank: int, world: int) -> str:
+        """Return why this isn't the segment of that snapshot and rank; empty if it is."""
+        # of one from a file only the iteration counts: its cycle was one of an earlier life
+        found = self.key if key.cycle != EARLIER_LIFE else SnapshotKey(EARLIER_LIFE, 0, self.key.iteration)
+        is_it = (found, self.rank, self.world) == (key, rank, world)
+        return "" if is_it else f"it is of iteration {self.key.iteration}, rank {self.rank} of {self.world}"
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+
+class Trailer(NamedTuple):
     """Sizes of the parts before the trailer; ``digest``: of head and digests."""
 
     data_bytes: int
@@ -78,7 +85,7 @@ class Trailer:
     digest: bytes
 
     def encode(self) -> bytes:
-        return _TRAILER.pack(_MAGIC, self.data_bytes, self.head_bytes, self.layout_bytes, self.digest)
+        return _TRAILER.pack(_MAGIC, *self)
 
 
 _Size = Annotated[int, Meta(ge=0, le=2**62)]
@@ -110,29 +117,22 @@ def encode_head(key: SnapshotKey, rank: int, world: int, rows: Raw, tree: Any) -
 
 
 def decode_trailer(raw: bytes, size: int) -> Trailer:
-    """Return the trailer of a segment of ``size`` bytes.
-
-    Raises:
-        LayoutError: it isn't one, or belongs to a segment of another size.
-    """
+    """Return the trailer of a segment of ``size`` bytes."""
     if len(raw) != TRAILER_BYTES:
         raise LayoutError(f"the segment of {size} bytes is too short for a trailer")
-    magic, data_bytes, head_bytes, layout_bytes, digest = _TRAILER.unpack(raw)
+    magic, *fields = _TRAILER.unpack(raw)
     if magic != _MAGIC:
         is_old = _MAGIC_WITHOUT_ERA in raw
         raise LayoutError("an earlier version of megatron_ft has written it" if is_old else "it has no trailer")
-    is_whole = data_bytes + layout_bytes + TRAILER_BYTES == size and head_bytes <= layout_bytes <= MAX_LAYOUT_BYTES
-    if not is_whole:
+    trailer = Trailer(*fields)
+    is_whole = trailer.data_bytes + trailer.layout_bytes + TRAILER_BYTES == size
+    if not is_whole or not trailer.head_bytes <= trailer.layout_bytes <= MAX_LAYOUT_BYTES:
         raise LayoutError(f"the trailer is of a segment of another size than {size} bytes")
-    return Trailer(data_bytes, head_bytes, layout_bytes, digest)
+    return trailer
 
 
 def decode(raw: bytes, trailer: Trailer) -> Layout:
-    """Return the layout of a segment. Its tree isn't checked.
-
-    Raises:
-        LayoutError: it is malformed, or doesn't describe these bytes.
-    """
+    """Return the layout of a segment. Its tree isn't checked."""
     try:
         head = msgspec.msgpack.decode(raw[: trailer.head_bytes], type=_Head)
     except (msgspec.MsgspecError, RecursionError, ValueError, TypeError) as error:  # TypeError: an unhashable key
@@ -143,24 +143,15 @@ def decode(raw: bytes, trailer: Trailer) -> Layout:
         raise LayoutError(f"the layout is of rank {head.rank} of {head.world} ranks")
     entries, offset, at = [], 0, trailer.head_bytes
     for dtype, shape in head.tensors:
-        nbytes = nbytes_of(dtype, shape)
+        if dtype not in ITEM_BYTES:
+            raise LayoutError(f"dtype {shown(dtype)} is unknown")
+        nbytes = math.prod(shape) * ITEM_BYTES[dtype]
         entries.append(TensorEntry(dtype, shape, offset, nbytes, raw[at : at + DIGEST_BYTES]))
         offset, at = offset + nbytes, at + DIGEST_BYTES
     if (offset, at) != (trailer.data_bytes, len(raw)):
         raise LayoutError(f"the layout is of {offset} bytes of tensors and {len(entries)} digests, the segment isn't")
     cycle, era, iteration = head.key
     return Layout(SnapshotKey(cycle, era, iteration), head.rank, head.world, tuple(entries), head.tree)
-
-
-def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of a tensor.
-
-    Raises:
-        LayoutError: the dtype is unknown.
-    """
-    if dtype not in ITEM_BYTES:
-        raise LayoutError(f"dtype {shown(dtype)} is unknown")
-    return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 def name_of(path: Path) -> str:

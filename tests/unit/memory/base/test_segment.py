@@ -40,5 +40,16 @@ def test_segment_cut_off_by_a_byte_is_refused(fd: int) -> None:
 
 
 def test_hash_function_is_xxh3_128() -> None:
-    assert DIGEST(b"").hex() == "99aa06d3014798d86001c324468d497f"  # published by xxHash
+    assert DIGEST([b""]).hex() == "99aa06d3014798d86001c324468d497f"  # published by xxHash
     assert digests.installed() is digests.installed()
+
+
+@pytest.mark.parametrize("buffer_bytes", [64, 1000, 1 << 20])
+def test_changed_byte_is_found_in_any_block_that_is_read(fd: int, buffer_bytes: int) -> None:
+    size = os.fstat(fd).st_size
+    os.pwrite(fd, b"?", 2047)
+    segment.seal(fd, size)
+    layout, buffer = segment.read_layout(fd, DIGEST), memoryview(bytearray(buffer_bytes))
+    segment.verify(fd, layout, 1, buffer, DIGEST)
+    with pytest.raises(LayoutError, match=r"state\['a'\] has changed"):
+        segment.verify(fd, layout, 0, buffer, DIGEST)

@@ -11,8 +11,7 @@ from megatron_ft.ipc.net import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, Offered
-from megatron_ft.memory.keeper.copy_keeping import CopyKeeping
+from megatron_ft.memory.keeper.copies import Copying, CopyKeeping, Offered
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 

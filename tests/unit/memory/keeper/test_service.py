@@ -350,7 +350,7 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.launcher.hear(DropSegment)
-    assert "is damaged and not used: it holds iteration 1 of rank 0" in served.launcher.hear(KeeperSays)[0].text
+    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.launcher.hear(KeeperSays)[0].text
     served.order(TakeStock(1))
     assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
     os.close(fd)

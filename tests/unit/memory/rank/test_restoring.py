@@ -15,8 +15,7 @@ import torch
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.segment import Mapping
-from megatron_ft.memory.rank.copying import copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.copying import Mapping, copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import Place
 from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rank.state_tree import take_apart
@@ -42,9 +41,9 @@ def saved(state: dict[Any, Any]) -> int:
         head = encode_head(KEY, 0, 1, plan.rows, take_apart(state, carefully=True)[0])
     fd = segment.create()
     os.ftruncate(fd, plan.data_bytes)
-    mapping = Mapping(fd, plan.data_bytes, writes=True)
+    mapping = Mapping(fd, plan.data_bytes)
     copy_tensors(tensors, plan, mapping)
-    digests = [DIGEST(mapping.bytes(*each)) for each in zip(plan.offsets, plan.nbytes, strict=True)]
+    digests = [DIGEST([mapping.bytes(*each)]) for each in zip(plan.offsets, plan.nbytes, strict=True)]
     mapping.close()
     segment.seal(fd, segment.write_end(fd, head, digests, plan.data_bytes, DIGEST))
     return fd
@@ -258,7 +257,7 @@ def test_state_of_another_structure_is_refused_and_untouched(target: dict[Any, A
 @pytest.mark.parametrize(("key", "rank", "world"), [(SnapshotKey(0, 1, 7), 0, 1), (KEY, 1, 2), (KEY, 0, 2)])
 def test_segment_of_another_place_is_refused(key: SnapshotKey, rank: int, world: int) -> None:
     target = {"w": torch.zeros(2)}
-    with pytest.raises(SnapshotError, match="the segment is of rank 0 of 1, iteration 7"):
+    with pytest.raises(SnapshotError, match="isn't this rank's: it is of iteration 7, rank 0 of 1"):
         fill_from(saved({"w": torch.ones(2)}), place(rank, world), key, target)
     assert not target["w"].any()
 
@@ -283,6 +282,6 @@ def test_malformed_tree_is_refused(tree: Any) -> None:
     fd = segment.create()
     os.ftruncate(fd, 1)
     head = encode_head(KEY, 0, 1, encode_rows([("uint8", [1])]), tree)
-    segment.seal(fd, segment.write_end(fd, head, [DIGEST(b"\0")], 1, DIGEST))
+    segment.seal(fd, segment.write_end(fd, head, [DIGEST([b"\0"])], 1, DIGEST))
     with pytest.raises(LayoutError):
         restore(fd, {})
