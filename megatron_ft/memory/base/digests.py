@@ -31,11 +31,7 @@ def installed() -> Digest | None:
 
 
 def load(path: str) -> Digest:
-    """Return the digest function of the extension module at ``path``.
-
-    Raises:
-        ImportError: it can't be loaded.
-    """
+    """Return the digest function of the extension module at ``path``."""
     loader = importlib.machinery.ExtensionFileLoader("_xxhash", path)
     spec = importlib.util.spec_from_file_location("_xxhash", path, loader=loader)
     assert spec is not None

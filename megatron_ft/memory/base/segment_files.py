@@ -5,6 +5,7 @@ DIR/iteration-1207-of-16-3f2a9c0d41b7/    all ranks' files; the last part tells 
         rank-0 ... rank-7                 segments, byte by byte: each has the digests of all that is in it
 
 No link below the user's directory is followed, and only files of this user are read: others may be able to write there.
+What is another one's is a ForeignFileError, a file that isn't whole a LayoutError, all else an OSError.
 """
 
 from __future__ import annotations
@@ -48,11 +49,6 @@ def write(directory: str, name: str, segments: Mapping[int, int], check: Callabl
     nothing is left.
 
     ``check`` is called between blocks, in several threads, and raises if they aren't wanted any more.
-
-    Raises:
-        ForeignFileError: something else is in the place of a directory.
-        OSError: they can't be written.
-        any exception of ``check``.
     """
     with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as whole:
         temporary = temporary_name()
@@ -139,10 +135,6 @@ def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
     """Return the snapshots in a directory, that written last first, and the number of ranks of which it has no file.
 
     Makes the directory if it is missing.
-
-    Raises:
-        ForeignFileError: it isn't a directory of this user.
-        OSError: it can't be read or made.
     """
     found: list[tuple[int, SavedFiles, int]] = []
     with _opened(open_own_folder(directory)) as root:
@@ -167,11 +159,7 @@ def _lacking(parts: Iterable[str], world: int) -> int:
 
 
 def remove_set(directory: str, name: str) -> None:
-    """Remove a snapshot's directory.
-
-    Raises:
-        OSError: it can't be removed.
-    """
+    """Remove a snapshot's directory."""
     with _opened(open_own_folder(directory)) as root:
         _remove_tree(root, name)
 

@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,19 +21,14 @@ from megatron_ft.ipc.wire import close_fds
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.keeper_messages import Granted, NotKept, Offer, OpenDoor, Prepare, Want
 from megatron_ft.memory.keeper import link, work
-from megatron_ft.memory.keeper.link import STALL_S, Link
+from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.memory.keeper.work import BackgroundWorker
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
 _MOST_CONNECTIONS = 32
 _VERIFY_S = 120.0
 """Seconds that another node has to verify what it has got."""
 _LOOK_S = 0.05
-_SILENT_S = 3 * STALL_S
-"""Seconds without a piece sent after which copying has failed, whatever its thread waits for. A verification that takes
-longer counts, too: the snapshot is told of then as one without a copy."""
-
 T = TypeVar("T")
 
 
@@ -47,15 +41,13 @@ class Offered(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Copying:
-    """Copying of a snapshot that is under way. ``moved_s``: when the last piece was sent."""
+    """Copying of a snapshot that is under way."""
 
     key: SnapshotKey
     address: str
     is_wanted: bool = True
-    moved_s: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
-        self.moved_s = time.monotonic()
         if not self.is_wanted:
             raise SnapshotError("no longer needed")
 
@@ -185,7 +177,6 @@ class CopyKeeping:
         self._segments = segments
         self._reactor = reactor
         self._drop, self._take, self._say = drop, take, say
-        self._worker = BackgroundWorker("ft_copy", reactor.post)
         self._prepared: Prepare | None = None
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
@@ -200,8 +191,10 @@ class CopyKeeping:
 
     def begin(self, prepared: Prepare) -> None:
         """Begin a cycle: where copies go is told anew."""
+        if self._copying is not None:
+            self._copying.is_wanted = False
         self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
-        self._give_up()
+        self._copying = None
 
     def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
         """Serve keepers of other nodes from now on, or copy to one of them."""
@@ -231,10 +224,6 @@ class CopyKeeping:
         is_decided = self._done is None or (decided is not None and decided >= self._done)
         return self._copying is not None or not is_decided
 
-    def due_s(self) -> float:
-        """Return when copying counts as failed, unless a piece is sent before."""
-        return math.inf if self._copying is None else self._copying.moved_s + _SILENT_S
-
     def may_be_told(
         self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
     ) -> SnapshotKey | None:
@@ -248,8 +237,6 @@ class CopyKeeping:
             complete: newest snapshot that all ranks of the job have.
             released: newest one up to which incomplete ones needn't be kept.
         """
-        if time.monotonic() >= self.due_s():
-            self._failed("it doesn't answer")
         if not self._address:
             return newest
         is_newer = all(before is None or newest > before for before in (self._done, complete))
@@ -271,32 +258,16 @@ class CopyKeeping:
             raise
         copying = self._copying = Copying(key, self._address)
 
-        def copy() -> Callable[[], None]:
-            return partial(self._copied, copying, send(copying, self.key, segments, self._bytes_per_s))
-
-        self._worker.post(copy)
+        job = partial(send, copying, self.key, segments, self._bytes_per_s)
+        work.aside(self._reactor, job, partial(self._copied, copying))
 
     def _copied(self, copying: Copying, why: str) -> None:
         if copying is not self._copying:
             return  # given up meanwhile
-        if why:
-            self._failed(why)
-        else:
-            self._done, self._copying = copying.key, None
-
-    def _failed(self, why: str) -> None:
-        """The snapshot counts without a copy: the ranks of this node may still restore it."""
-        assert self._copying is not None
-        self._done = self._copying.key
-        self._say(
-            "copies", f"the node at {self._copying.address} has no copy of iteration {self._done.iteration}: {why}"
-        )
-        self._give_up()
-
-    def _give_up(self) -> None:
-        if self._copying is not None:
-            self._copying.is_wanted = False
-            self._copying = None
+        self._done, self._copying = copying.key, None
+        if why:  # the snapshot counts without a copy: the ranks of this node may still restore it
+            of = f"iteration {copying.key.iteration}"
+            self._say("copies", f"the node at {copying.address} has no copy of {of}: {why}")
 
     # -- copies of another node's snapshots -------------------------------------------------------------------
 

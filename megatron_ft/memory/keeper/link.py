@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,7 +22,7 @@ from megatron_ft.ipc.net.secure_channel import (
     Session,
     new_nonce,
 )
-from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode, encode
+from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers, NotKept
 
@@ -31,7 +30,6 @@ STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
 _PURPOSE = "memory copies"
 _PROOF_BYTES = 32
-_RECEIVE_BYTES = 1 << 20
 FAILURES = (OSError, ProtocolError, SnapshotError)
 _T = TypeVar("_T")
 
@@ -42,9 +40,6 @@ class Link:
     def __init__(self, sock: socket.socket, channel: SecureChannel) -> None:
         self._sock = sock
         self._channel = channel
-        self._decoder = Decoder(PIECE_BYTES + SEAL_BYTES)
-        self._bodies: deque[bytes] = deque()
-        sock.settimeout(STALL_S)
 
     def close(self) -> None:
         self._sock.close()
@@ -54,10 +49,7 @@ class Link:
 
     def receive(self, timeout_s: float = STALL_S) -> BetweenKeepers:
         """Return the next message."""
-        self._sock.settimeout(timeout_s)
-        body = self._receive()
-        self._sock.settimeout(STALL_S)
-        return BETWEEN_KEEPERS.parse(decode(body))
+        return BETWEEN_KEEPERS.parse(decode(self._receive(timeout_s)))
 
     def expect(self, kind: type[_T], timeout_s: float = STALL_S) -> _T:
         """Return the next message, which is the answer of this kind."""
@@ -100,13 +92,12 @@ class Link:
         self._sock.sendall(self._channel.seal(body))
         self._sock.sendall(body)
 
-    def _receive(self) -> bytes:
-        while not self._bodies:
-            data = self._sock.recv(_RECEIVE_BYTES)
-            if not data:
-                raise ConnectionResetError("the connection has ended")
-            self._bodies.extend(map(self._channel.open, self._decoder.bodies(data)))
-        return self._bodies.popleft()
+    def _receive(self, timeout_s: float = STALL_S) -> bytes:
+        until_s = time.monotonic() + timeout_s
+        length = int.from_bytes(_exactly(self._sock, LENGTH_BYTES, until_s), "big")
+        if not SEAL_BYTES <= length <= PIECE_BYTES + SEAL_BYTES:
+            raise ProtocolError(f"a frame of {length} bytes came")
+        return self._channel.open(_exactly(self._sock, length, until_s))
 
 
 def connect(address: str, key: bytes) -> Link:
@@ -141,11 +132,12 @@ def _prove(sock: socket.socket, key: bytes, role: Role) -> Link:
 
 
 def _exactly(sock: socket.socket, count: int, until_s: float) -> bytes:
-    found = b""
-    while len(found) < count:
+    found, at = bytearray(count), 0
+    while at < count:
         sock.settimeout(max(0.001, until_s - time.monotonic()))
-        data = sock.recv(count - len(found))
-        if not data:
+        more = sock.recv_into(memoryview(found)[at:])
+        if not more:
             raise ConnectionResetError("the connection has ended")
-        found += data
-    return found
+        at += more
+    sock.settimeout(STALL_S)
+    return bytes(found)

@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,7 +48,6 @@ from megatron_ft.memory.base.keeper_messages import (
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
-from megatron_ft.memory.keeper.work import BackgroundWorker
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import Layout
@@ -61,8 +59,6 @@ _PAUSE_S = 0.1
 """Pause after too many open files: a connection that can't be accepted would keep the loop busy."""
 _MISSED = 10
 """Number of snapshots of a rank, none of which is complete, after which the user is told."""
-_LOADERS = 8
-"""Files that are loaded at a time."""
 _NO_DESCRIPTORS = "the keeper has too many open files"
 
 
@@ -135,9 +131,6 @@ class KeeperService:
         self._launcher = launcher
         self._digest = digest
         self._reactor = Reactor()
-        self._verifier = BackgroundWorker("ft_verify", self._reactor.post)
-        self._closer = BackgroundWorker("ft_close", self._reactor.post)
-        self._filer = BackgroundWorker("ft_files", self._reactor.post, _LOADERS)
         self._segments = Segments()
         self._callers: dict[int, RankCaller] = {}
         """By descriptor."""
@@ -155,7 +148,8 @@ class KeeperService:
         try:
             while True:
                 try:
-                    self._reactor.run_once(self._patience_s())
+                    due_s = math.inf if self._cycle.question is None else self._cycle.question[1]
+                    self._reactor.run_once(None if due_s == math.inf else max(0.0, due_s - time.monotonic()))
                     if self._is_prepared:
                         self._advance(self._cycle, self._cycle.prepared)
                 except OSError as error:
@@ -198,11 +192,6 @@ class KeeperService:
         if self._to_write is not None and sealed is None:
             (order, until_s), self._to_write = self._to_write, None
             self._write_files(order, until_s)
-
-    def _patience_s(self) -> float | None:
-        """Return the seconds until something is due; None for no bound."""
-        due_s = min(math.inf if self._cycle.question is None else self._cycle.question[1], self._copies.due_s())
-        return None if due_s == math.inf else max(0.0, due_s - time.monotonic())
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -372,15 +361,9 @@ class KeeperService:
 
     def _close(self, held: HeldSegment) -> None:
         """Free a segment in the background. It counts as memory until then."""
-        fd, held.fd = held.fd, -1
-        if fd < 0:
-            return  # is being closed, or its thread sees that it isn't wanted
-
-        def close() -> Callable[[], object]:
-            os.close(fd)
-            return partial(self._segments.pop, held.number)
-
-        self._closer.post(close)
+        if held.fd >= 0:  # else it is being closed, or its thread sees that it isn't wanted
+            work.aside(self._reactor, partial(os.close, held.fd), lambda _: self._segments.pop(held.number, None))
+            held.fd = -1
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -434,12 +417,13 @@ class KeeperService:
         fd = os.dup(checked.fd)
         self._is_verifying = True
 
-        def verify() -> Callable[[], None]:
-            found = work.check(fd, self._digest, lambda: checked.state is SegmentState.SEALED)
-            os.close(fd)
-            return partial(self._verified, checked, found)
+        def verify() -> Layout | str:
+            try:
+                return work.check(fd, self._digest, lambda: checked.state is SegmentState.SEALED)
+            finally:
+                os.close(fd)
 
-        self._verifier.post(verify)
+        work.aside(self._reactor, verify, partial(self._verified, checked))
 
     def _verified(self, held: HeldSegment, found: Layout | str) -> None:
         self._is_verifying = False
@@ -505,17 +489,17 @@ class KeeperService:
             if time.monotonic() > until_s:
                 raise SnapshotError("there was no more time")
 
-        def write() -> Callable[[], None]:
+        def write() -> FilesWritten:
             began_s = time.monotonic()
             try:
                 nbytes = segment_files.write(order.directory, order.name, segments, check)
-                written = FilesWritten(nbytes, time.monotonic() - began_s)
+                return FilesWritten(nbytes, time.monotonic() - began_s)
             except (OSError, SnapshotError) as error:
-                written = FilesWritten(why=work.why(error))
-            close_fds(list(segments.values()))
-            return partial(self._tell, written)
+                return FilesWritten(why=work.why(error))
+            finally:
+                close_fds(list(segments.values()))
 
-        self._filer.post(write)
+        work.aside(self._reactor, write, self._tell)
 
     def _load(self, rank: int, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""
@@ -528,21 +512,17 @@ class KeeperService:
         held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
         held.key = key
 
-        def load() -> Callable[[], None]:
+        def load() -> tuple[int, str]:
             is_wanted = lambda: held.state is SegmentState.RECEIVING  # noqa: E731
             if isinstance(source, CopySource):
-                return partial(
-                    self._received, held, *copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
-                )
+                return copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
             directory, name = os.path.split(source)
-            room = work.room_maker(is_wanted)
             try:
-                fd, why = segment_files.load(directory, name, rank, room), ""
+                return segment_files.load(directory, name, rank, work.room_maker(is_wanted)), ""
             except (SnapshotError, OSError) as error:
-                fd, why = -1, work.why(error)
-            return partial(self._received, held, fd, why)
+                return -1, work.why(error)
 
-        self._filer.post(load)
+        work.aside(self._reactor, load, lambda found: self._received(held, *found))
 
     def _received(self, held: HeldSegment, fd: int, why: str) -> None:
         """Take a segment that has come from a file or another node; ``why``: none has come."""

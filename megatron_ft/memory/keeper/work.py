@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
-import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 from megatron_ft.core.errors import LayoutError, SnapshotError
 from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.segment import CHUNK_BYTES
@@ -19,34 +19,21 @@ from megatron_ft.memory.rules.segment_layout import Layout
 
 _NICENESS = 10
 
-Result = Callable[[], object]
+_T = TypeVar("_T")
 
 
-class BackgroundWorker:
-    """Threads with a queue of jobs; what each returns is handed to ``post``, to be called in the keeper's loop."""
+def aside(reactor: Reactor, job: Callable[[], _T], then: Callable[[_T], object]) -> None:
+    """Do a job in a thread of low priority, and call ``then`` with its result in the keeper's loop."""
 
-    def __init__(self, name: str, post: Callable[[Result], None], threads: int = 1) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], Result]] = queue.SimpleQueue()
-        self._name = name
-        self._post_result = post
-        self._left = threads
-        """Number of threads that may still be started."""
-
-    def post(self, job: Callable[[], Result]) -> None:
-        self._jobs.put(job)
-        if self._left:
-            self._left -= 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> _T:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
-        while True:
-            try:
-                self._post_result(self._jobs.get()())
-            except BaseException:  # noqa: BLE001 - whatever it is: without this thread the keeper is of no use
-                traceback.print_exc()
-                os._exit(1)  # the launcher starts another keeper
+        return job()
+
+    def done(result: Callable[[], _T]) -> None:
+        then(result())  # an unexpected error ends the keeper, and the launcher starts another one
+
+    reactor.call_in_thread(run, done)
 
 
 def room_maker(is_wanted: Callable[[], bool]) -> Callable[[int], None]:

@@ -92,6 +92,7 @@ class Keeper:
         self._door: socket.socket | None = None
         """Where other nodes' keepers connect, until the job's end: each keeper of this node gets it."""
         self._has_tried_door = False
+        self._port = 0
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -124,30 +125,18 @@ class Keeper:
         return self._listener is not None and not os.path.lexists(self.path)
 
     def listen_again(self) -> None:
-        """Recreate the socket if it was removed, with a keeper that serves it.
-
-        Raises:
-            OSError: the socket can't be made.
-        """
-        if self.is_lost():
-            lost = self._listener
-            assert lost is not None
-            self._listener = listen(self.path)
+        """Recreate the socket if it was removed, with a keeper that serves it."""
+        if self._listener is not None and self.is_lost():
+            lost, self._listener = self._listener, listen(self.path)
             self._reactor.unwatch(lost.fileno())
             lost.close()
-            if self._prepared is None:
-                return
-            if self._process is None:
-                self._start_on_first_connection()
-            else:
+            if self._process is not None:
                 self._replace("has lost its socket")
+            elif self._prepared is not None:
+                self._reactor.watch(self._listener.fileno(), self._start)
 
     def listen(self) -> None:
-        """Create the socket. From the first cycle on, the first rank that connects has the keeper started.
-
-        Raises:
-            OSError: the socket can't be made.
-        """
+        """Create the socket. From the first cycle on, the first rank that connects has the keeper started."""
         if not self.is_given_up:
             self._listener = listen(self.path)
 
@@ -158,7 +147,7 @@ class Keeper:
         is_first, restore = self._prepared is None, order.restore
         self._prepared = replace(order, pickle_key=self._pickle_key)
         if is_first and self._listener is not None:
-            self._start_on_first_connection()
+            self._reactor.watch(self._listener.fileno(), self._start)
         if self._process is not None:
             self._open_door()
         self._orders.clear()
@@ -231,10 +220,6 @@ class Keeper:
 
     # -- the life of the process ------------------------------------------------------------------------------
 
-    def _start_on_first_connection(self) -> None:
-        assert self._listener is not None
-        self._reactor.watch(self._listener.fileno(), self._start)
-
     def _start(self) -> None:
         if self._listener is None:
             return
@@ -273,22 +258,15 @@ class Keeper:
                 return
             try:
                 self._door = tcp.listen("", 0, backlog=_BACKLOG)
+                self._port = int(self._door.getsockname()[1])
             except OSError as error:
                 self._say(f"{none}: there is no port for them: {error.strerror or error}")
         if self._door is not None and self._channel is not None:
             self._order(OpenDoor(self._copies_key, self._copies_bytes_per_s), (self._door.fileno(),))
             self._on_event(KeeperPort(prepared.cycle, self._port))
 
-    @property
-    def _port(self) -> int:
-        return 0 if self._door is None else int(self._door.getsockname()[1])
-
     def _spawn_connected(self) -> socket.socket:
-        """Start the process; returns the launcher's end of the connection with it.
-
-        Raises:
-            OSError: there are too few descriptors or processes.
-        """
+        """Start the process; returns the launcher's end of the connection with it."""
         assert self._listener is not None
         assert self._xxhash is not None
         ours, theirs = socket.socketpair()
@@ -329,16 +307,12 @@ class Keeper:
     def _end(self) -> None:
         """Kill the process, which may take a while to end: its pages are freed. Nothing waits for that."""
         assert self._process is not None
-        send_signal(self._pidfd, signal.SIGKILL)
+        if self._channel is not None:
+            self._disconnect(self._channel.fileno())
         self._reactor.unwatch(self._pidfd)
         self._dying[self._pidfd] = self._process
         self._reactor.watch(self._pidfd, functools.partial(self._reap, self._pidfd), Priority.DEATH)
-        self._pidfd = -1
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            self._reactor.unwatch(channel.fileno())
-            channel.close()
-        self._process = None
+        self._pidfd, self._process = -1, None
 
     def _reap(self, pidfd: int) -> None:
         self._dying.pop(pidfd).wait()
@@ -395,9 +369,7 @@ class Keeper:
         try:
             self._channel.send(order, fds, timeout_s=_SEND_S)
         except ChannelClosedError:  # the process is ending, which its pidfd reports, or it takes no messages
-            self._reactor.unwatch(fd)
-            self._channel = None
-            send_signal(self._pidfd, signal.SIGKILL)
+            self._disconnect(fd)
 
     def _read(self) -> None:
         channel = self._channel
@@ -413,10 +385,15 @@ class Keeper:
             for _, unread in received:
                 close_fds(unread)
             if self._channel is channel:
-                self._reactor.unwatch(fd)
-                channel.close()
-                self._channel = None
-                send_signal(self._pidfd, signal.SIGKILL)  # one that can't be understood is replaced
+                self._disconnect(fd)  # a keeper that can't be understood is replaced
+
+    def _disconnect(self, fd: int) -> None:
+        """Kill the process; its end is noticed then. ``fd``: of the channel, which may be closed."""
+        assert self._channel is not None
+        self._reactor.unwatch(fd)
+        self._channel.close()
+        self._channel = None
+        send_signal(self._pidfd, signal.SIGKILL)
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:

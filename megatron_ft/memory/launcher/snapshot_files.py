@@ -40,7 +40,6 @@ class SnapshotFiles:
         """
         self._directory = None if directory is None else os.path.abspath(directory)
         self._timeout_s = timeout_s
-        self._ranks = ranks
         self._say = say
         self._announce = announce
         self._thread = FileQueue()
@@ -81,21 +80,20 @@ class SnapshotFiles:
 
     def superseded(self, key: SnapshotKey) -> None:
         """Remove what earlier lives have left, if all ranks of the job have this snapshot, and it is newer."""
-        whole: SavedFiles | None = self.found.files
-        if not self._sets or key.cycle == EARLIER_LIFE or (whole is not None and key.iteration <= whole.iteration):
+        whole, names = self.found.files, [each.name for each in self._sets]
+        if key.cycle == EARLIER_LIFE or (whole is not None and key.iteration <= whole.iteration):
             return
-        directory, names = self._directory, [each.name for each in self._sets]
         self._sets = []
-        assert directory is not None
 
         def remove() -> None:
             for name in names:
                 try:
-                    segment_files.remove_set(directory, name)
+                    segment_files.remove_set(self._directory or "", name)
                 except OSError as error:
-                    self._say(f"{os.path.join(directory, name)} can't be removed: {error.strerror}")
+                    self._say(f"{self.path_of(name)} can't be removed: {error.strerror}")
 
-        self._thread.do(remove)
+        if names:
+            self._thread.do(remove)
 
     def write(
         self,
@@ -118,18 +116,16 @@ class SnapshotFiles:
         if self._directory is None or complete is None or complete[0].cycle == EARLIER_LIFE:
             return
         key, world = complete
-        if persistent is not None and persistent >= key.iteration:
-            self._say(
-                f"iteration {key.iteration} in memory isn't written: a checkpoint of iteration {persistent} is on disk"
-            )
+        number = key.iteration
+        if persistent is not None and persistent >= number:
+            self._say(f"iteration {number} in memory isn't written: a checkpoint of iteration {persistent} is on disk")
             return
         left_s = self._timeout_s - (0.0 if asked_s is None else time.monotonic() - asked_s)
-        name = set_name(key.iteration, world, life)
+        name = set_name(number, world, life)
         order = WriteFiles(self._directory, name, key, max(0.0, left_s))
         written = keeper.write_files(order, is_wanted=lambda: not is_hurried())
-        path, size, number = self.path_of(name), gigabytes(written.nbytes), key.iteration
-        say = self._say if written.why else self._announce
+        path, size = self.path_of(name), gigabytes(written.nbytes)
         if written.why:
-            say(f"iteration {number} in memory isn't written to {path}: {written.why}")
+            self._say(f"iteration {number} in memory isn't written to {path}: {written.why}")
         else:
-            say(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")
+            self._announce(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")

@@ -10,8 +10,8 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Raw
 
@@ -43,11 +43,7 @@ class Mapping:
     """A segment in this process's address space. A fork doesn't get it: no process could seal the segment then."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        """Map and touch every page; ``fd`` stays the caller's.
-
-        Raises:
-            OSError: there is no memory.
-        """
+        """Map and touch every page; ``fd`` stays the caller's."""
         self.fd, self.nbytes = fd, nbytes
         found = _libc.mmap(None, max(1, nbytes), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
         if found in (None, _word(-1).value):
@@ -72,8 +68,7 @@ def memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
-@dataclass(eq=False)
-class Plan:
+class Plan(NamedTuple):
     """Where each tensor of a state goes. States of the same dtypes and shapes share one.
 
     Args:
@@ -83,27 +78,11 @@ class Plan:
 
     dtypes: list[Any]
     shapes: list[Any]
-    rows: Raw = field(init=False)
-    nbytes: list[int] = field(init=False)
-    offsets: list[int] = field(init=False)
-    data_bytes: int = field(init=False)
-    runs: list[tuple[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        names = [*map(name_of_dtype, self.dtypes)]
-        self.rows = encode_rows(zip(names, self.shapes, strict=True))
-        self.nbytes, self.offsets, self.runs, end = [], [], [], 0
-        for number, (name, shape) in enumerate(zip(names, self.shapes, strict=True)):
-            nbytes = ITEM_BYTES[name] * shape.numel()
-            self.nbytes.append(nbytes)
-            self.offsets.append(end)
-            end += nbytes
-            follows = self.runs and nbytes < _SMALL and self.nbytes[number - 1] < _SMALL
-            if follows and number - self.runs[-1][0] < _AT_ONCE:
-                self.runs[-1] = self.runs[-1][0], number
-            else:
-                self.runs.append((number, number))
-        self.data_bytes = end
+    rows: Raw
+    nbytes: list[int]
+    offsets: list[int]
+    data_bytes: int
+    runs: list[tuple[int, int]]
 
 
 def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
@@ -112,7 +91,18 @@ def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
         known = zip(tensors, last.dtypes, last.shapes, strict=True)
         if all(each.dtype is dtype and each.shape == shape for each, dtype, shape in known):
             return last
-    return Plan([each.dtype for each in tensors], [each.shape for each in tensors])
+    dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
+    names = [*map(name_of_dtype, dtypes)]
+    sizes = [ITEM_BYTES[name] * shape.numel() for name, shape in zip(names, shapes, strict=True)]
+    *offsets, end = accumulate(sizes, initial=0)
+    runs: list[tuple[int, int]] = []
+    for number, nbytes in enumerate(sizes):
+        follows = runs and nbytes < _SMALL and sizes[number - 1] < _SMALL
+        if follows and number - runs[-1][0] < _AT_ONCE:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return Plan(dtypes, shapes, encode_rows(zip(names, shapes, strict=True)), sizes, offsets, end, runs)
 
 
 def why_unfit(tensor: Any) -> str:
@@ -143,12 +133,7 @@ def plain(tensor: Any) -> Any:
 
 
 def copy_tensors(tensors: Sequence[Any], plan: Plan, into: Mapping) -> None:
-    """Copy all tensors to their places.
-
-    Raises:
-        OSError: the segment can't be written.
-        RuntimeError: a device fails, or there is no memory for a copy; torch's.
-    """
+    """Copy all tensors to their places."""
     on_device = [number for number, each in enumerate(tensors) if not each.is_cpu]
     made = [
         each if not each.is_cpu or (each.is_contiguous() and not each.is_neg() and not each.is_conj()) else plain(each)

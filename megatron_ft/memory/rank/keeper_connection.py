@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -82,14 +81,12 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class KeeperConnection:
-    """Requests and answers, one at a time, in one thread at a time.
+    """Requests and answers, one at a time, in one thread at a time."""
 
-    ``left``: once another thread has set it, no answer is awaited any more.
-    """
-
-    def __init__(self, place: Place, left: threading.Event | None = None) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._left = left or threading.Event()
+        self.is_left = False
+        """Another thread has set it: no answer is awaited any more."""
         self._channel: Channel | None = None
         self.pickle_key = ""
         """Key for the MAC of what this job pickles; known once connected."""
@@ -115,7 +112,7 @@ class KeeperConnection:
                 raise
             except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
-                is_over = time.monotonic() > deadline_s or self._left.is_set()
+                is_over = time.monotonic() > deadline_s or self.is_left
                 if is_over or isinstance(error, FileNotFoundError):
                     raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
                 time.sleep(_RETRY_S)
@@ -139,7 +136,7 @@ class KeeperConnection:
                     message, came = self._channel.wait_message(min(_SLICE_S, timeout_s))
                     break
                 except TimeoutError:
-                    if self._left.is_set() or time.monotonic() >= deadline_s:
+                    if self.is_left or time.monotonic() >= deadline_s:
                         raise
             found = KEEPER_TO_RANK.parse(message)
             if isinstance(found, Granted) and len(came) == fds:
@@ -153,11 +150,7 @@ class KeeperConnection:
             raise SnapshotError(f"the keeper doesn't answer: {error}") from None
 
     def tell(self, message: RankToKeeper) -> None:
-        """Send a message that has no answer.
-
-        Raises:
-            SnapshotError: the keeper is gone; the connection is closed.
-        """
+        """Send a message that has no answer."""
         try:
             if self._channel is None:
                 raise ChannelClosedError("it was closed")

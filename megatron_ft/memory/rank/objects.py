@@ -1,6 +1,7 @@
 """Any object as a memory checkpoint: its tensors as they are, the rest as a pickle under the job's MAC.
 
-The key of the MAC comes from the keeper, never through the environment. Nothing is unpickled whose MAC wasn't compared.
+The key of the MAC comes from the keeper, never through the environment. Nothing is unpickled whose MAC wasn't compared:
+one of another job or rank is a SnapshotError.
 """
 
 from __future__ import annotations
@@ -157,11 +158,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(value: object, key: str, about: str) -> dict[str, Any]:
-    """Return a state that can be saved. ``about``: what the MAC says beside the content.
-
-    Raises:
-        SnapshotError: the object can't be pickled.
-    """
+    """Return a state that can be saved. ``about``: what the MAC says beside the content."""
     import torch
 
     file = io.BytesIO()
@@ -176,21 +173,13 @@ def pack(value: object, key: str, about: str) -> dict[str, Any]:
 
 
 def unpack(state: dict[str | int, Any], key: str, about: str) -> Any:
-    """Return the object. Its pickle is read only if the MAC is this job's.
-
-    Raises:
-        SnapshotError: it isn't.
-    """
+    """Return the object. Its pickle is read only if the MAC is this job's."""
     raw = _check(state, key, about)
     return _Unpickler(io.BytesIO(raw), state[_TENSORS]).load()
 
 
 def _check(state: dict[str | int, Any], key: str, about: str) -> bytes:
-    """Return the bytes of the pickle.
-
-    Raises:
-        SnapshotError: their MAC isn't this job's.
-    """
+    """Return the bytes of the pickle."""
     tensor: Any = state.get(_PICKLE)
     mac = state.get(_MAC)
     if not key or not is_tensor(tensor) or not isinstance(mac, str):

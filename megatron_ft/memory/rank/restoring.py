@@ -1,4 +1,7 @@
-"""Restores this rank's state from a verified segment, in place."""
+"""Restores this rank's state from a verified segment, in place.
+
+A segment that is damaged, or of another state, is a SnapshotError, one that can't be read an OSError.
+"""
 
 from __future__ import annotations
 
@@ -81,12 +84,7 @@ def begin_without(place: Place, key: SnapshotKey, newer_than: int) -> None:
 
 
 def read(place: Place, key: SnapshotKey, names: Collection[str] | None = None) -> tuple[dict[str | int, Any], str]:
-    """Return the state of a snapshot, or only what has these names, and the job's pickle key. The launcher isn't told.
-
-    Raises:
-        SnapshotError: it can't be had.
-        OSError: it can't be read.
-    """
+    """Return the state of a snapshot, or its parts of these names, and the pickle key. The launcher isn't told."""
     state: dict[str | int, Any] = {}
     with contextlib.closing(KeeperConnection(place)) as connection:
         fill_from(_fetch(connection, key), place, key, state, names)
@@ -113,10 +111,6 @@ def fill_from(
     """Give ``state`` the content of a segment, and close it. Digests are compared as tensors are copied.
 
     ``names``: of the parts of the state that are wanted; None: all.
-
-    Raises:
-        SnapshotError: the segment is damaged, or is of another state.
-        OSError: it can't be read.
     """
     assert place.digest is not None
     digest = place.digest
@@ -161,11 +155,7 @@ def _target(target: Any, entry: TensorEntry, path: Path) -> Any:
 
 
 def _fill(fd: int, layout: Layout, at: int, tensor: Any, digest: Digest) -> None:
-    """Copy a tensor out of the segment, and compare its digest with that of what has arrived.
-
-    Raises:
-        SnapshotError: it is another one.
-    """
+    """Copy a tensor out of the segment, and compare its digest with that of what has arrived."""
     import torch
 
     entry, into = layout.tensors[at], tensor

@@ -64,11 +64,7 @@ def is_aligned(number: int, skipped: int) -> bool:
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Allocate the memory of a segment, asking before each chunk whether the node has it.
-
-    Raises:
-        OSError: it hasn't.
-    """
+    """Allocate the memory of a segment, asking before each chunk whether the node has it."""
     for offset in range(0, nbytes, CHUNK_BYTES):
         count = min(CHUNK_BYTES, nbytes - offset)
         if refused := refuse_chunk(count, node_memory()):
@@ -91,9 +87,7 @@ class Saver:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._left = threading.Event()
-        """Set while no answer of the keeper is awaited."""
-        self._connection = KeeperConnection(place, self._left)
+        self._connection = KeeperConnection(place)
         self._lock = threading.Lock()
         """Held by the one `save` that runs."""
         self._jobs: queue.SimpleQueue[_Filled | None] = queue.SimpleQueue()
@@ -179,11 +173,7 @@ class Saver:
         return ""
 
     def _prepare(self, key: SnapshotKey, state: object) -> tuple[bytes, list[Any], Plan]:
-        """Return the head of the snapshot, its tensors, and where they go.
-
-        Raises:
-            SnapshotError: the state can't be kept.
-        """
+        """Return the head of the snapshot, its tensors, and where they go."""
         tree, tensors = take_apart(state)
         for number, tensor in enumerate(tensors):
             if why := why_unfit(tensor):
@@ -260,11 +250,11 @@ class Saver:
 
     def disconnect(self) -> None:
         """Give up what is on its way and close the connection; the thread is at rest then. The next `save` connects."""
-        self._left.set()
+        self._connection.is_left = True
         self._idle.wait()
         self._let_go()
         self._connection.close()
-        self._left.clear()
+        self._connection.is_left = False
 
     def _forget(self) -> None:
         """In a child of this process: the connection and the thread are the parent's, and the segment isn't mapped."""
@@ -302,7 +292,7 @@ class Saver:
                 if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
                     self._connection.tell(RankBegan(self._place.restore))
             except SnapshotError as error:
-                if not self._left.is_set():
+                if not self._connection.is_left:
                     self._quiet_until_s = time.monotonic() + _QUIET_S
                 raise SnapshotError(str(error)) from None  # a hello that is refused says nothing about memory
             # there may be none as yet: copies to another node are under way
@@ -319,15 +309,11 @@ class Saver:
         except Exception as error:  # noqa: BLE001 - whatever it is: it costs a snapshot, and training goes on
             self._let_go()
             self._connection.close()
-            if not self._left.is_set():
+            if not self._connection.is_left:
                 self._reason = self._warn(self._newest, error)
 
     def _finish(self, filled: _Filled) -> None:
-        """Have a filled segment verified.
-
-        Raises:
-            SnapshotError, OSError: there is no snapshot.
-        """
+        """Have a filled segment verified."""
         mapping, plan, digest = filled.mapping, filled.plan, self._place.digest
         assert digest is not None
         try:

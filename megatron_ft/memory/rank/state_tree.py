@@ -135,10 +135,6 @@ def put(target: Any, node: Any, place: Callable[[Any, int, Path], Any], path: Pa
     """Return what takes the place of ``target``, a part of the caller's state: the same object if it can be changed.
 
     ``place`` is given the target, the number and the path of a tensor, and returns the tensor for its place.
-
-    Raises:
-        LayoutError: the tree is malformed.
-        SnapshotError: ``target`` doesn't fit to it.
     """
     match node:
         case [kind, int(number)] if kind == _TENSOR:

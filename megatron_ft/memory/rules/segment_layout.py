@@ -161,14 +161,13 @@ def name_of(path: Path) -> str:
 
 def path_of(node: Any, index: int) -> Path | None:
     """Return the path of a tensor in a tree, of which nothing is known."""
+    if node == ["tensor", index]:
+        return ()
+    items: Any = ()
     if type(node) is dict:
-        items = list(node.items())
-    elif type(node) is list and len(node) == 2 and node[0] == "tensor":
-        return () if node[1] == index else None
+        items = node.items()
     elif type(node) is list and node and type(node[-1]) is list:
-        items = list(enumerate(node[-1]))
-    else:
-        return None
+        items = enumerate(node[-1])
     for key, item in items:
         found = path_of(item, index)
         if found is not None:
