@@ -302,7 +302,7 @@ class KeeperService:
             refused = self._refuse(caller, request)
             if not refused:
                 caller.rank = request.rank
-                caller.answer(NotKept(refused) if refused else Granted(self._cycle.prepared.pickle_key))
+            caller.answer(NotKept(refused) if refused else Granted(self._cycle.prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
