@@ -25,6 +25,7 @@ from megatron_ft.memory.base.keeper_messages import (
 )
 from megatron_ft.memory.keeper.service import KeeperService
 from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import Complete, Saved
 from megatron_ft.rank.base import say
 from tests.memory.flips import DIGEST
@@ -115,6 +116,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeep
     for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
     monkeypatch.setattr(objects, "_keys", {})
     say.forget()
     yield keeper

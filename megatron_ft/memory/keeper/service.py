@@ -378,14 +378,15 @@ class KeeperService:
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
             caller.answer(Granted(), (fd,))
             return
-        is_copying = self._copies.is_under_way(self._cycle.complete, self._cycle.released)
-        told = self._cycle.saved  # the launcher was told of this one and hasn't decided about it
-        common = self._segments.common(self._cycle.prepared.ranks)
-        pinned = {key for key in common if told is not None and key <= told}
-        pinned = {key for key in pinned if self._cycle.released is None or key > self._cycle.released}
-        # the newest one may be about to be that of all ranks
-        pinned = set(verified) if is_copying else pinned | {max(verified)}
-        key = retention.give_way(verified.keys(), self._cycle.complete, pinned)
+        saved, released = self._cycle.saved, self._cycle.released
+        is_copying = self._copies.is_under_way(self._cycle.complete, released)
+        # the newest one may be about to be that of all ranks; what the launcher was told of isn't decided yet
+        pinned = {self._cycle.complete, max(verified)} | {
+            key
+            for key in self._segments.common(self._cycle.prepared.ranks)
+            if saved is not None and key <= saved and (released is None or key > released)
+        }
+        key = None if is_copying else min(set(verified) - pinned, default=None)
         if key is not None:
             self._drop(verified[key])
         elif is_copying:

@@ -19,6 +19,8 @@ from megatron_ft.rank.base import say
 from megatron_ft.rank.base.agreement import RankInfo
 
 _CONNECT_S = 30.0
+_QUIET_S = 300.0
+"""Seconds for which a keeper that hasn't answered isn't asked again, unless a rank has to restore."""
 _RETRY_S = 0.05
 _SLICE_S = 0.2
 
@@ -83,6 +85,9 @@ os.register_at_fork(after_in_child=_note_fork)
 class KeeperConnection:
     """Requests and answers, one at a time, in one thread at a time."""
 
+    quiet_until_s = 0.0
+    """Of all connections of this process."""
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self.is_left = False
@@ -91,29 +96,31 @@ class KeeperConnection:
         self.pickle_key = ""
         """Key for the MAC of what this job pickles; known once connected."""
 
-    def open(self, within_s: float = _CONNECT_S) -> bool:
+    def open(self, within_s: float = _CONNECT_S, *, must: bool = True) -> bool:
         """Connect and say hello; return False if connected before. A keeper that dies is replaced: retry for a while.
+
+        Without ``must`` a keeper that hasn't answered lately isn't asked.
 
         Raises:
             SnapshotError: no keeper answers, or it refuses this rank.
         """
         if self._channel is not None:
             return False
-        if not self._place.path:
-            raise SnapshotError("this node's launcher has no keeper")
+        if not self._place.path or (not must and time.monotonic() < KeeperConnection.quiet_until_s):
+            raise SnapshotError("this node's launcher has no keeper that answers")
         deadline_s = time.monotonic() + within_s
         hello = KeeperHello(self._place.info.cycle, self._place.info.global_rank)
         while True:
             try:
                 self._channel = connect(self._place.path, within_s)
                 self.pickle_key = self.ask(hello, within_s)[0].pickle_key
-            except RefusedError:
-                self.close()
-                raise
             except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
                 is_over = time.monotonic() > deadline_s or self.is_left
-                if is_over or isinstance(error, FileNotFoundError):
+                if is_over or isinstance(error, FileNotFoundError | RefusedError):
+                    if not self.is_left:
+                        KeeperConnection.quiet_until_s = time.monotonic() + _QUIET_S
+                    # a hello that is refused says nothing about memory
                     raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
                 time.sleep(_RETRY_S)
             else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import io
 import pickle
-import time
 from typing import Any
 
 from megatron_ft.core.errors import SnapshotError
@@ -23,12 +22,9 @@ from megatron_ft.rank.base import say
 _PICKLE, _MAC, _LABEL, _TENSORS = "pickle", "mac", "label", "tensors"
 _CONNECT_S = 10.0
 """Seconds to wait for the keeper once, which may just have been started."""
-_QUIET_S = 300.0
-"""Seconds for which a keeper that doesn't answer isn't asked for the key again."""
 
 _keys: dict[str, str] = {}
 """Key of the MAC, by the keeper's socket."""
-_quiet_until_s = 0.0
 
 
 def save(iteration: int, value: object, label: str) -> None:
@@ -103,17 +99,15 @@ def _about(place: Place, key: SnapshotKey, label: str) -> str:
 
 def _key(place: Place) -> str:
     """Return the key of the MAC; empty, with a line, if no keeper has one."""
-    global _quiet_until_s
-    if place.path in _keys or time.monotonic() < _quiet_until_s:
-        return _keys.get(place.path, "")
+    if place.path in _keys:
+        return _keys[place.path]
     if (running := saving.running()) is not None:
         running.disconnect()  # the keeper takes one connection per rank
     connection = KeeperConnection(place)
     try:
-        connection.open(_CONNECT_S)
+        connection.open(_CONNECT_S, must=False)
         _keys[place.path] = connection.pickle_key
     except SnapshotError as error:
-        _quiet_until_s = time.monotonic() + _QUIET_S
         say.warn_of_rank(f"no memory checkpoint is saved: {error}")
     finally:
         connection.close()

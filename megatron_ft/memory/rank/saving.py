@@ -46,8 +46,6 @@ _WAIT_SHARE = 0.05
 _MOST_SKIPPED = 15
 _ANSWER_S = 600.0
 _STOP_S = 2.0
-_QUIET_S = 300.0
-"""Seconds for which a keeper that doesn't answer isn't asked again."""
 _SLACK = 1 << 16
 """Bytes by which a layout may grow without a new reservation."""
 _MISSED = 10
@@ -103,7 +101,6 @@ class Saver:
         self._plan: Plan | None = None
         self._wanted = self._locked_bytes = 0
         """Bytes of a segment, and of page-locked memory."""
-        self._quiet_until_s = 0.0
         self._era, self._newest = 0, -1
         """Of the iterations that `save` was called for."""
         self._last_saved: SnapshotKey | None = None
@@ -195,8 +192,6 @@ class Saver:
     def _segment(self, need: int, data_bytes: int) -> Mapping | None:
         """Return the mapped segment; the thread gets a larger one if it is too small, None if there is none."""
         if self._mapping is None or self._mapping.nbytes < need:
-            if time.monotonic() < self._quiet_until_s:
-                return None
             # the next layout that is a little longer must not need another segment
             self._wanted = max(self._wanted, need + (need - data_bytes) // 4 + _SLACK)
             self._give(None)
@@ -287,14 +282,8 @@ class Saver:
                 self._finish(job)
                 self.verified, self._failed, self._is_failing = job.key, 0, False
             self._let_go()
-            try:
-                # say so if this rank trains without what was chosen for its cycle
-                if self._connection.open() and self._place.restore is not None and not restoring.has_restored():
-                    self._connection.tell(RankBegan(self._place.restore))
-            except SnapshotError as error:
-                if not self._connection.is_left:
-                    self._quiet_until_s = time.monotonic() + _QUIET_S
-                raise SnapshotError(str(error)) from None  # a hello that is refused says nothing about memory
+            if self._connection.open(must=False) and self._place.restore is not None and not restoring.has_restored():
+                self._connection.tell(RankBegan(self._place.restore))  # it trains without what was chosen
             # there may be none as yet: copies to another node are under way
             request = BeginSegment(self._wanted, self._locked_bytes)
             _, fd = self._connection.ask(request, _ANSWER_S, fds=1)

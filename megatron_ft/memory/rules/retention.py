@@ -8,11 +8,10 @@ have isn't dropped before the job has decided about it, even if nothing can be w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from megatron_ft.core.codec import Count, Message
-from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 SEGMENTS = 3
 """Segments per rank, the one being written included."""
@@ -20,21 +19,6 @@ COPIES = 2
 """Segments per rank of another node: of the complete snapshot, and of the one that comes."""
 _LEAST_RESERVE = 1 << 30
 _RESERVE = 0.05
-
-
-def give_way(
-    verified: Collection[SnapshotKey], complete: SnapshotKey | None, pinned: Collection[SnapshotKey]
-) -> SnapshotKey | None:
-    """Return the verified segment of a rank that goes, so that another can be written; None if there is room, or none.
-
-    Never the complete one, nor one of ``pinned``: snapshots that the job has been told this node has.
-    """
-    if len(verified) < SEGMENTS:
-        return None
-    return min((key for key in verified if key != complete and key not in pinned), default=None)
-
-
-# -- memory -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

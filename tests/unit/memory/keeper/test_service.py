@@ -197,10 +197,11 @@ def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") ->
 )
 def test_hello_of_another_place_is_refused_with_the_reason(served: Served, cycle: int, rank: int, why: str) -> None:
     served.order(Prepare(0, (0,), 1))
-    served.rank(0)
+    first = served.rank(0)
     stranger = Peer(connect(served.path, BOUND_S), KEEPER_TO_RANK)
     stranger.channel.send(KeeperHello(cycle, rank))
     assert stranger.hear(NotKept)[0].why == why
+    first.channel.close()
 
 
 def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_background(

@@ -12,6 +12,7 @@ import torch
 
 from megatron_ft.core.errors import SnapshotError
 from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import say
 from tests.support.keepers import RealKeeper
@@ -83,8 +84,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
     monkeypatch.setattr(objects, "_keys", {})
-    monkeypatch.setattr(objects, "_quiet_until_s", 0.0)
     say.forget()
     return path
 

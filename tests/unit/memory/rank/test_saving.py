@@ -27,6 +27,7 @@ from megatron_ft.memory.base.keeper_messages import (
     RankBegan,
 )
 from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rank.saving import Saver, is_aligned
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
@@ -54,6 +55,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
     monkeypatch.setattr(restoring, "_restored", False)
     monkeypatch.setattr(os, "_exit", end)
     say.forget()
