@@ -125,7 +125,8 @@ class SnapshotFiles:
         order = WriteFiles(self._directory, name, key, max(0.0, left_s))
         written = keeper.write_files(order, is_wanted=lambda: not is_hurried())
         path, size = self.path_of(name), gigabytes(written.nbytes)
+        say = self._say if written.why else self._announce
         if written.why:
-            self._say(f"iteration {number} in memory isn't written to {path}: {written.why}")
+            say(f"iteration {number} in memory isn't written to {path}: {written.why}")
         else:
-            self._announce(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")
+            say(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")
