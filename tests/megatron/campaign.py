@@ -58,6 +58,7 @@ class Case:
         restores: one of these iterations is restored from memory; empty: none is.
         nodes: launchers on this machine, with a rank each, and a spare one; 1: one launcher with two ranks.
         loses: everything of this node is killed once iteration 20 is logged.
+        needs: file of a checkout without which the run isn't asked for: older ones have no such feature.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Case:
     restores: tuple[int, ...] = ()
     nodes: int = 1
     loses: int | None = None
+    needs: str = ""
 
 
 def fault(text: str) -> tuple[tuple[str, str], ...]:
@@ -94,6 +96,15 @@ CASES = (
     Case("SIGKILL", (1, "signal"), (18, 19), fault("SIGKILL;1;18")),
     Case("SIGSTOP", (1, "hang"), (18, 19), fault("SIGSTOP;1;18")),
     Case("FT_SIM_FAULT_DESC", (0, "signal"), env=(("FT_SIM_FAULT_DESC", "rank_killed;0;0.8"),)),
+    Case(
+        "its own fault injector",
+        (1, "signal"),
+        flags=(
+            *("--fault-injector-ranks=1", "--fault-injector-fault-types=SIGKILL", "--fault-injector-fault-delay=1"),
+            "--fault-injector-delay-start-iteration=15",
+        ),
+        needs="megatron/core/fault_injector.py",
+    ),
     Case("SIGKILL in a save", (1, "signal"), env=fault("SIGKILL;1;16;save")),
     Case("asynchronous saves", flags=ASYNC),
     Case("SIGKILL in an asynchronous save", (0, "signal"), env=fault("SIGKILL;0;16;save"), flags=ASYNC),
@@ -166,7 +177,7 @@ def main() -> int:
     for checkout in args.checkout:
         before, expected = digest(checkout), dict[int, list[str]]()
         for case in CASES:
-            if case.nodes in expected and args.only not in case.name:
+            if (case.nodes in expected and args.only not in case.name) or not (checkout / case.needs).exists():
                 continue
             with tempfile.TemporaryDirectory(prefix="ft_megatron") as directory:
                 began = time.monotonic()

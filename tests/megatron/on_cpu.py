@@ -69,6 +69,9 @@ def stand_in() -> None:
     _use_built_helper()
     with contextlib.suppress(ImportError):  # gone in newer ones
         importlib.import_module("megatron.legacy.fused_kernels").load = lambda *_: None
+    with contextlib.suppress(ImportError):  # the newest ones' names a GPU by its number
+        injector: Any = importlib.import_module("megatron.core.fault_injector")
+        injector.torch = types.SimpleNamespace(**{**vars(torch), "device": lambda *_: torch.device("cpu")})
     noop = lambda *_args, **_options: None  # noqa: E731
     for name in ("empty_cache", "reset_peak_memory_stats", "set_stream", "nvtx.range_push", "nvtx.range_pop"):
         owner, _, last = name.rpartition(".")

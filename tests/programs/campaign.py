@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, carries, kill_matching
+from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, carries, children, kill_matching
 
 HERE = Path(__file__).parent
 LONGEST_S = 500.0
@@ -60,6 +61,8 @@ class Program:
     kill_at: str
     result: str = "weights.pt"
     prepare: str = ""
+    loses: bool = False
+    """Compare with a torchrun that loses rank 1, too: the program itself goes on in another way than undisturbed."""
 
 
 def library(name: str, script: str, kill_at: str = r"step 25\b") -> Program:
@@ -100,6 +103,7 @@ PROGRAMS = (
         f"{ON_CPU} {EXAMPLES}/distributed/ddp-tutorial-series/multigpu_torchrun.py 40 50",
         r"Epoch 20 ",
         "snapshot.pt",
+        loses=True,
     ),
     Program(
         "minGPT-ddp",
@@ -110,6 +114,7 @@ PROGRAMS = (
         r"Epoch 4 ",
         "gpt_snapshot.pt",
         TEXT,
+        loses=True,
     ),
     Program(
         "nanoGPT",
@@ -162,12 +167,17 @@ def train(
     assert job.stdout is not None
     bound = threading.Timer(LONGEST_S, kill_matching, (is_ours, 10.0))
     bound.start()
-    text, is_done = "", "megatron_ft" not in launcher
+    text, is_done, is_torchrun = "", False, "megatron_ft" not in launcher
     while chunk := os.read(job.stdout.fileno(), 65536):
         text += chunk.decode(errors="replace")
         if not is_done and re.search(program.kill_at, text):
             kill = [python, "-m", "megatron_ft", "kill", "--rank", "1", "--pid", str(job.pid)]
-            is_done = subprocess.run(kill, env=env, cwd=work, stdout=subprocess.DEVNULL, check=False).returncode == 0
+            if not is_torchrun:
+                is_done = subprocess.run(kill, env=env, cwd=work, stdout=subprocess.DEVNULL).returncode == 0
+            elif program.loses:
+                rank = [each for each in children(job.pid) if carries(each, b"\0RANK=1\0")]
+                os.kill(*rank, signal.SIGKILL)
+                is_done = True
     code = job.wait()
     bound.cancel()
     left = {"a process" for stat in all_processes() if is_ours(stat)}
@@ -191,7 +201,7 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ft_programs_") as directory:
             work, same = Path(directory), (args.python, args.sources.resolve())
-            torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2"
+            torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=3"
             ours = f"-m megatron_ft launch --nproc-per-node=2 --max-restarts=3 --ft-log-dir={work}/logs"
             code, wanted, usual, said = train(program, torchrun, *same, work / "torchrun")
             our_code, result, left, text = train(program, ours, *same, work / "ours")
