@@ -157,6 +157,9 @@ def train(
         "HF_HUB_OFFLINE": "1",
     }
     env |= {"PYTHONPATH": str(HERE.parents[1]), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
+        "1"  # torchrun's next ranks may hang: they read addresses of the last ones
+    )
 
     def is_ours(stat: ProcessStat) -> bool:
         return carries(stat.pid, mark.encode())
