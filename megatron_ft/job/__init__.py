@@ -1,4 +1,10 @@
-"""One job over several nodes: the lock of its leader in etcd, and the decisions that are kept there.
+"""One job over several nodes: its lock, its leader, and the decisions that all launchers follow.
+
+There is one leader, because there is one lock: the port of the endpoint, or a key in etcd. The leader decides which
+nodes train in a cycle, at which places, and whether another cycle follows. A decision is durable before any launcher
+hears of it; all else a new leader learns from hellos. `rules/` has the machines of the leader (`Coordinator`) and of a
+launcher (`Member`), without I/O; `service` puts the leader on sockets. `parts` lists the capabilities that attach to a
+leader: hangs, memory checkpoints, learning, slow ranks. The rest of the leader knows none of them.
 
 In etcd any launcher may lead. The launcher that puts its address into the leader's key, on a lease of some seconds,
 starts the leader's process; the process renews the lease, so that a leader that hangs or is paused loses the lock.
@@ -8,6 +14,4 @@ A decision is a key of its own, written in one transaction: this key is absent, 
 epoch. So no two leaders decide the same number, whatever each of them believes. A name of a job (--rdzv-id) that is
 used again finds the decisions of an earlier run: each run has a life, whose name is part of the keys. Only the leader
 begins another life, once MIN new launchers have come and none of the earlier run has for a while.
-
-`rules/` says what is asked of etcd, and what the answers mean; the files here talk to it.
 """
