@@ -68,7 +68,8 @@ class FaultToleranceCallback(FitCallback):
         self._has_saved_between = self._has_beaten
         self._beat()
 
-    def _check_config(self, client: RankMonitorClient) -> None:
+    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
+        self._has_beaten = self._has_saved_between = False
         assert client.hb_timeouts is not None
         if not client.hb_timeouts.are_valid and not self.calculate_timeouts:
             self._refuse(
@@ -77,9 +78,6 @@ class FaultToleranceCallback(FitCallback):
                     "calculate_timeouts=True: as it is, no hang would be detected"
                 )
             )
-
-    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
-        self._has_beaten = self._has_saved_between = False
 
     def _learn(self, trainer: Any, client: RankMonitorClient, *, is_closing: bool) -> None:
         fit = self._fit
@@ -142,7 +140,7 @@ class FaultToleranceSectionsCallback(FitCallback):
         """Close "setup": the sanity check comes before the first training batch."""
         self._sections.leave(SETUP)
 
-    def _check_config(self, client: RankMonitorClient) -> None:
+    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
         assert client.section_timeouts is not None
         configured = set(client.section_timeouts.section)
         missing, surplus = sorted(set(SECTIONS) - configured), sorted(configured - set(SECTIONS))
@@ -154,8 +152,6 @@ class FaultToleranceSectionsCallback(FitCallback):
                     f"{'; unknown: ' if surplus else ''}{', '.join(surplus)}"
                 )
             )
-
-    def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
         self._saved_at = self._learned_at = -1
         self._reasons_given = frozenset()
         sections = self._sections = Sections(client)

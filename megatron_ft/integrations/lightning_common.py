@@ -191,11 +191,8 @@ class FitCallback(LightningCallback):
 
     # ---- what subclasses do
 
-    def _check_config(self, client: RankMonitorClient) -> None:
-        """Call ``_refuse`` if the timeouts in force can't be intended."""
-
     def _begin(self, trainer: Any, client: RankMonitorClient) -> None:
-        """Prepare for a fit."""
+        """Prepare for a fit; call ``_refuse`` if the timeouts in force can't be intended."""
 
     def _before_end(self) -> None:
         """Act at the end of a fit, while still connected."""
@@ -218,12 +215,11 @@ class FitCallback(LightningCallback):
             if self.exp_dir is None and re.fullmatch(r"version_\d+", directory.parent.name):
                 self._warn(f"the next run won't find the timeouts learned in this one, in {directory}: give exp_dir")
             self._load_timeouts(client, str(self.timeouts_file_path))
-        self._check_config(client)
+        self._begin(trainer, client)
         self._info(f"monitoring begins with {getattr(client, self.TIMEOUTS)}")
         if self.simulated_fault_params is not None:
             with no_restart_for_mistakes():
                 simulated.start(self.simulated_fault_params, client=lambda: self.fault_tol_client)
-        self._begin(trainer, client)
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise a user error after asking the launcher not to restart, since a restart would fail again."""

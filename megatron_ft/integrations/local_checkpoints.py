@@ -23,14 +23,6 @@ from megatron_ft.memory.rank.keeper_connection import usable_place
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base import agreement, say
 
-__all__ = [
-    "BaseCheckpointManager",
-    "CheckpointingException",
-    "CkptID",
-    "LocalCheckpointManager",
-    "SameMachineReplicationException",
-]
-
 CkptID = tuple[int, int, Any]
 """Iteration, rank and session."""
 

@@ -18,14 +18,6 @@ from typing import Any
 
 from megatron_ft.rank.faults.acts import announce
 
-__all__ = [
-    "Fault",
-    "InjectedException",
-    "clear_workload_exception",
-    "dispatch_fault_injection",
-    "maybe_raise_workload_exception",
-]
-
 _GPU_CYCLES = 1 << 62
 _due = threading.Event()
 
@@ -55,7 +47,11 @@ def dispatch_fault_injection(fault: Fault, delay: float, callback: Callable[[], 
     """Inject a fault into this process after ``delay`` seconds, ``callback`` right before it. Returns at once."""
     if fault is Fault.SIGNAL_EXC:  # only the main thread can set the handler
         signal.signal(signal.SIGUSR1, _raise)
-    device = _current_device() if fault in (Fault.GPU_ERROR, Fault.GPU_SLEEP) else 0
+    device = 0
+    if fault in (Fault.GPU_ERROR, Fault.GPU_SLEEP):
+        import torch
+
+        device = torch.cuda.current_device()  # of this thread
 
     def when_due() -> None:
         time.sleep(delay)
@@ -103,12 +99,6 @@ def _carry_out(fault: Fault, device: int) -> None:
             _harm_gpu(fault, device)
         case _:
             os.kill(os.getpid(), signal.Signals[fault.name])
-
-
-def _current_device() -> int:
-    import torch
-
-    return torch.cuda.current_device()
 
 
 def _harm_gpu(fault: Fault, device: int) -> None:

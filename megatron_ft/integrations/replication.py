@@ -11,14 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "CliqueReplicationStrategy",
-    "GroupWrapper",
-    "LazyCliqueReplicationStrategy",
-    "ReplicationStrategy",
-    "parse_group_sequence",
-]
-
 
 def parse_group_sequence(replication_jump: int, replication_factor: int, world_size: int) -> list[tuple[int, ...]]:
     """Return groups of ``replication_factor`` ranks each, with ``replication_jump`` between two ranks of a group.

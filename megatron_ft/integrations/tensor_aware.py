@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BasicTensorAwareStateDict", "TensorAwareStateDict"]
-
 
 class TensorAwareStateDict(ABC):
     """State dict whose tensors can be taken out; the rest is "hollow" then."""
