@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.job.rules.decisions import DecisionRecord
+from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
+from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
+from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules
 
 _AGAIN_S = 0.3
 
 
 class LockLost(Exception):
     """Raised when another launcher leads, or may."""
+
+
+class Work(NamedTuple):
+    """What etcd is asked for. ``ask`` returns False if the lock is lost; a change is asked for until etcd answers."""
+
+    ask: Callable[[], bool]
+    is_change: bool
 
 
 def enter(ledger: Ledger, *, is_needed: Callable[[], bool]) -> bool:
@@ -33,82 +44,115 @@ def enter(ledger: Ledger, *, is_needed: Callable[[], bool]) -> bool:
 class LeaderInEtcd:
     """One leader's. ``fileno`` is readable when something has been done: call ``take`` then.
 
-    The leader's loop asks for each renewal: a leader that hangs or is paused loses the lock.
+    The leader's loop asks for each renewal: a leader that hangs or is paused loses the lock. What follows from a
+    decision waits until etcd has it.
+
+    Args:
+        submit: does the work elsewhere, by ``tried``, in place of the thread, and calls ``take``.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        submit: Callable[[Work], None] | None = None,
+    ) -> None:
         self.problem = ""
         """Why etcd doesn't answer; empty if it does."""
-        self.away_since_s = 0.0
-        self._ledger = ledger
-        self._work: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._away_since_s = 0.0
+        self._ledger, self._clock = ledger, clock
+        self._waiting: deque[CoordinatorEffect] = deque()
+        """A change is being made, the first of these; what follows from it waits. Empty: none is."""
         self._done: deque[bool] = deque()
         """For each piece of work whether it was a change."""
         self._is_lost = False
         self._renews_s: float | None = 0.0
         """When to renew the lease next; None: it is being renewed."""
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        threading.Thread(target=self._run, name="etcd", daemon=True).start()
+        self._fd = -1
+        if submit is None:
+            work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+            submit = work.put
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            threading.Thread(target=lambda: self._run(work), name="etcd", daemon=True).start()
+        self._submit = submit
 
     def fileno(self) -> int:
         return self._fd
 
     @property
     def due_s(self) -> float:
-        """When to call ``renew`` next (time.monotonic)."""
+        """When to call ``renew`` next, by the clock."""
         return float("inf") if self._renews_s is None else self._renews_s
 
     def renew(self, now_s: float) -> None:
         if now_s >= self.due_s:
             self._renews_s = None
-            self._work.put(self._renew)
+            self._submit(Work(self._ledger.renew, is_change=False))
 
-    def keep(self, record: DecisionRecord) -> None:
-        """Make a decision durable: `take` says when it is."""
-        self._work.put(lambda: self._change(lambda: self._ledger.keep(record)))
+    def admit(self, effects: Iterable[CoordinatorEffect]) -> list[CoordinatorEffect]:
+        """Return what to do now; `take` returns the rest later. An admission and a beat tell nothing of a decision."""
+        now: list[CoordinatorEffect] = []
+        for effect in effects:
+            if self._waiting and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
+                self._waiting.append(effect)
+            elif isinstance(effect, Decided | BeginLife):
+                self._waiting.append(effect)
+                ask = self._ledger.begin_life
+                if isinstance(effect, Decided):
+                    ask = functools.partial(self._ledger.keep, effect.record)
+                self._submit(Work(ask, is_change=True))
+            else:
+                now.append(effect)
+        return now
 
-    def begin_life(self) -> None:
-        self._work.put(lambda: self._change(self._ledger.begin_life))
-
-    def take(self) -> int:
-        """Return how many changes have been made since the last call.
+    def take(self) -> list[CoordinatorEffect]:
+        """Return the change that was made since the last call, if one was, and what follows from it.
 
         Raises:
             LockLost: this leader is to end at once.
         """
-        os.eventfd_read(self._fd)
-        changes = 0
-        while self._done:
-            if self._done.popleft():
-                changes += 1
-            else:
-                self._renews_s = time.monotonic() + RENEW_S
+        if self._fd >= 0:
+            os.eventfd_read(self._fd)
         if self._is_lost:
             raise LockLost
-        return changes
+        made: list[CoordinatorEffect] = []
+        while self._done:
+            if self._done.popleft():
+                made.append(self._waiting.popleft())
+                following, self._waiting = self._waiting, deque()
+                made += self.admit(following)
+            else:
+                self._renews_s = self._clock() + RENEW_S
+        return made
 
-    def _run(self) -> None:
-        while not self._is_lost:
-            self._done.append(self._work.get()())
-            os.eventfd_write(self._fd, 1)
+    def gives_up(self, rules: Rules, now_s: float) -> Dismiss | None:
+        """Return the end of all launchers, if no change could be made for the time in which a round must be met."""
+        if not self._waiting or not self.problem or now_s - self._away_since_s < rules.join_timeout_s:
+            return None
+        decision = self._waiting[0].record.decision if isinstance(self._waiting[0], Decided) else None
+        is_end = decision is not None and decision.kind is DecisionKind.END
+        code = decision.code if decision is not None and is_end else rules.try_again_code
+        return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {self.problem}")
 
-    def _renew(self) -> bool:
-        self._try(self._ledger.renew)
-        return False
-
-    def _change(self, change: Callable[[], bool]) -> bool:
-        while not self._try(change):
-            os.eventfd_write(self._fd, 1)  # the leader is to know that etcd is away
-            time.sleep(_AGAIN_S)
-        return True
-
-    def _try(self, ask: Callable[[], bool]) -> bool:
-        """Return True if etcd has answered."""
+    def tried(self, work: Work) -> bool:
+        """Ask etcd; return False if it doesn't answer, and is to be asked again."""
+        has_answered = True
         try:
-            self._is_lost = not ask() or self._is_lost
+            self._is_lost = not work.ask() or self._is_lost
+            self.problem = ""
         except (EtcdAway, ConfigError) as error:  # a password that was changed may be changed back
-            self.away_since_s = self.away_since_s if self.problem else time.monotonic()
+            self._away_since_s = self._away_since_s if self.problem else self._clock()
             self.problem = str(error)
-            return False
-        self.problem = ""
-        return True
+            has_answered = False
+        if has_answered or not work.is_change:
+            self._done.append(work.is_change)
+        return has_answered or not work.is_change
+
+    def _run(self, work: queue.SimpleQueue[Work]) -> None:
+        while not self._is_lost:
+            next_one = work.get()
+            while not self.tried(next_one):
+                os.eventfd_write(self._fd, 1)  # the leader is to know that etcd is away
+                time.sleep(_AGAIN_S)
+            os.eventfd_write(self._fd, 1)

@@ -24,10 +24,10 @@ from megatron_ft.ipc.net.tcp import Peer, format_address
 from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, VersionError, decode, encode
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
 from megatron_ft.job.parts import HEARD_BY_PARTS
-from megatron_ft.job.rules.actions import BeginLife, Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
+from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, Decided, Drop, Heard, Quit, Send
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
-from megatron_ft.job.rules.messages import TO_LEADER, Admitted, Beat, Dismiss, FromMember, Hello
+from megatron_ft.job.rules.decisions import DecisionRecord
+from megatron_ft.job.rules.messages import TO_LEADER, Beat, Dismiss, FromMember, Hello
 
 _FROM_MEMBER: Vocabulary[FromMember | Ask] = Vocabulary(TO_LEADER | Ask | HEARD_BY_PARTS)
 """``Ask``: from one that has a secret, where this job has none."""
@@ -96,8 +96,6 @@ class Service:
     ) -> None:
         self.bytes_sent = 0
         self._etcd = etcd
-        self._waiting: list[CoordinatorEffect] | None = None
-        """A change is being made in etcd, the first of these; what follows from it waits. None: nothing is."""
         self._keep = keep
         self._say = say
         self._machine = machine
@@ -288,52 +286,38 @@ class Service:
     def _hear_etcd(self, etcd: LeaderInEtcd) -> None:
         """Say what was waiting for etcd, or end with the lock. A change that can't be made ends the job at last."""
         try:
-            changes = etcd.take()
+            made = etcd.take()
         except LockLost:
             self._is_over = True
             return
         self._machine.lock_answers(not etcd.problem)
-        if self._waiting is None:
-            return
-        if changes:
-            (made, *effects), self._waiting = self._waiting, None
-            if isinstance(made, Decided):
-                self._keep(made.record)
-            self._do(effects)
-        elif etcd.problem and time.monotonic() - etcd.away_since_s >= self._machine.rules.join_timeout_s:
-            decision = self._waiting[0].record.decision if isinstance(self._waiting[0], Decided) else None
-            is_end = decision is not None and decision.kind is DecisionKind.END
-            code = decision.code if decision is not None and is_end else self._machine.rules.try_again_code
-            text = f"no decision could be kept for {self._machine.rules.join_timeout_s:g} s: {etcd.problem}"
+        for effect in made:
+            self._carry_out(effect)
+        if (dismissal := etcd.gives_up(self._machine.rules, time.monotonic())) is not None:
             for link in list(self.links.values()):
-                self._close_with(link, Dismiss(code, text))
+                self._close_with(link, dismissal)
             self._is_over = True
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
-        for effect in effects:
-            COORDINATOR.debug("effect", effect)
-            tells_nothing = isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)
-            if self._waiting is not None and not tells_nothing:
-                self._waiting.append(effect)
-            elif self._etcd is not None and isinstance(effect, Decided | BeginLife):
-                self._waiting = [effect]
-                if isinstance(effect, Decided):
-                    self._etcd.keep(effect.record)
-                else:
-                    self._etcd.begin_life()
-            elif isinstance(effect, Send):
-                data = _BEAT if effect.message == Beat() else encode(effect.message)
-                for number in effect.links:
+        for effect in effects if self._etcd is None else self._etcd.admit(effects):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        COORDINATOR.debug("effect", effect)
+        match effect:
+            case Send(numbers, message):
+                data = _BEAT if message == Beat() else encode(message)
+                for number in numbers:
                     if (link := self.links.get(number)) is not None:
                         self._write(link, data)
-            elif isinstance(effect, Drop):
-                if (link := self.links.get(effect.link)) is not None:
+            case Drop(number):
+                if (link := self.links.get(number)) is not None:
                     link.peer.flush()
                     link.greeted = False  # the machine knows
                     self._forget(link)
-            elif isinstance(effect, Decided):
-                self._keep(effect.record)
-            elif isinstance(effect, Quit):
+            case Decided(record):
+                self._keep(record)
+            case Quit():
                 self._is_over = True
 
     def _write(self, link: _Link, data: bytes) -> None:

@@ -1,28 +1,27 @@
-"""A leader's thread for etcd: what was asked for is done, in order, once etcd answers; a lost lock ends the leader."""
+"""A leader's decisions in etcd: what follows from one waits until etcd has it; a lost lock ends the leader."""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
 
 import pytest
 
 from megatron_ft.job import etcd_leader
-from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
+from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost, Work
 from megatron_ft.job.rules import etcd_keys
-from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
+from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
+from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules, Stay
 from tests.support.etcd_model import EtcdModel
 
 BOUND_S = 20.0
-RECORD = DecisionRecord(Decision(0, "c.0", DecisionKind.START, 0, 2), "store", ("i0", "i1"), ("h0", "h1"))
+RULES = Rules(1, 2, join_timeout_s=60.0)
 
 
-@pytest.fixture
-def etcd(monkeypatch: pytest.MonkeyPatch) -> EtcdModel:
-    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
-    return EtcdModel()
+def decided(number: int, kind: DecisionKind = DecisionKind.START, code: int = 0) -> Decided:
+    return Decided(DecisionRecord(Decision(number, f"c.{number}", kind, number, 2, code=code), "store"))
 
 
 def ledger_of(etcd: EtcdModel) -> Ledger:
@@ -31,73 +30,119 @@ def ledger_of(etcd: EtcdModel) -> Ledger:
     return Ledger(etcd, "job", held, new_name=lambda: "life")
 
 
-def leader_of(etcd: EtcdModel) -> LeaderInEtcd:
-    ledger = ledger_of(etcd)
+class Leader:
+    """A leader without a thread: the test does its work."""
+
+    def __init__(self) -> None:
+        self.model, self.work, self.now_s = EtcdModel(), list[Work](), 0.0
+        ledger = ledger_of(self.model)
+        assert ledger.enter()
+        self.etcd = LeaderInEtcd(ledger, clock=lambda: self.now_s, submit=self.work.append)
+
+    def works(self) -> bool:
+        (work,) = self.work
+        self.work.clear()
+        if not self.etcd.tried(work):
+            self.work.append(work)
+        return not self.work
+
+
+def test_what_follows_from_a_decision_waits_until_etcd_has_it() -> None:
+    leader, follows = Leader(), Send([1], Assignment(decided(0).record.decision, 0))
+    tells_nothing = [Send([2], Admitted(5)), Send([1], Beat())]
+    assert leader.etcd.admit([decided(0), follows, *tells_nothing]) == tells_nothing
+    assert leader.etcd.take() == []
+    leader.model.is_away = True
+    assert not leader.works()
+    assert leader.etcd.take() == []
+    assert "Connection refused" in leader.etcd.problem
+    leader.model.is_away = False
+    assert leader.works()
+    assert "megatron_ft/job/life/000000000000" in leader.model.names()
+    assert leader.etcd.take() == [decided(0), follows]
+    assert leader.etcd.problem == ""
+    assert leader.etcd.admit([follows]) == [follows]
+
+
+def test_decision_of_a_run_that_begins_waits_for_its_life() -> None:
+    leader = Leader()
+    assert leader.etcd.admit([BeginLife(), decided(0), Send([1], Stay())]) == []
+    assert leader.works()
+    assert leader.etcd.take() == [BeginLife()]
+    assert "megatron_ft/job/life/000000000000" not in leader.model.names()
+    assert leader.works()
+    assert leader.etcd.take() == [decided(0), Send([1], Stay())]
+
+
+def test_leader_whose_lease_has_expired_has_lost_the_lock() -> None:
+    leader = Leader()
+    leader.model.pass_time(etcd_keys.LEASE_S)
+    leader.etcd.renew(0.0)
+    assert leader.works()
+    with pytest.raises(LockLost):
+        leader.etcd.take()
+
+
+def test_leader_whose_decision_another_one_has_made_says_nothing_of_it() -> None:
+    leader = Leader()
+    leader.model.pass_time(etcd_keys.LEASE_S)
+    assert ledger_of(leader.model).enter()
+    leader.etcd.admit([decided(0), Send([1], Stay())])
+    assert leader.works()
+    with pytest.raises(LockLost):
+        leader.etcd.take()
+
+
+def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
+    leader = Leader()
+    before = leader.model.calls.count("lease/keepalive")
+    leader.etcd.renew(0.0)
+    leader.etcd.renew(1e9)
+    assert leader.works()
+    assert leader.etcd.due_s == float("inf")
+    leader.now_s = 7.0
+    assert leader.etcd.take() == []
+    assert leader.model.calls.count("lease/keepalive") == before + 2  # the lease of the lock, and that of the decisions
+    assert leader.etcd.due_s == 7.0 + etcd_keys.RENEW_S
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [(decided(0), 94), (decided(1, DecisionKind.END, 3), 3), (BeginLife(), 94)]
+)
+def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(change: Decided | BeginLife, code: int) -> None:
+    leader = Leader()
+    leader.model.is_away, leader.now_s = True, 5.0
+    leader.etcd.renew(5.0)
+    assert leader.works()
+    assert leader.etcd.gives_up(RULES, 1e9) is None  # nothing waits
+    leader.etcd.admit([change])
+    leader.now_s = 6.0
+    assert not leader.works()
+    assert leader.etcd.gives_up(RULES, 64.9) is None
+    text = "no decision could be kept for 60 s: etcd at http://etcd:2379: Connection refused"
+    assert leader.etcd.gives_up(RULES, 65.0) == Dismiss(code, text)
+
+
+def test_thread_makes_a_decision_once_etcd_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
+    model = EtcdModel()
+    ledger = ledger_of(model)
     assert ledger.enter()
-    return LeaderInEtcd(ledger)
-
-
-def until(leader: LeaderInEtcd, condition: Callable[[int], bool]) -> int:
-    """Serve the leader until that holds for the number of changes that were made; return it."""
-    changes, until_s = 0, time.monotonic() + BOUND_S
-    while not condition(changes):
+    leader, until_s = LeaderInEtcd(ledger), time.monotonic() + BOUND_S
+    made: list[CoordinatorEffect] = []
+    model.is_away = True
+    assert leader.admit([decided(0)]) == []
+    while not made:
         assert time.monotonic() < until_s
-        if select.select([leader.fileno()], [], [], 0.1)[0]:
-            changes += leader.take()
-    return changes
+        assert select.select([leader], [], [], BOUND_S)[0]
+        made = leader.take()
+        model.is_away = len(model.calls) < 20
+    assert made == [decided(0)]
 
 
-def test_decision_waits_until_etcd_answers_and_the_leader_knows_meanwhile(etcd: EtcdModel) -> None:
-    leader = leader_of(etcd)
-    etcd.is_away = True
-    leader.keep(RECORD)
-    assert until(leader, lambda _changes: bool(leader.problem)) == 0
-    assert "Connection refused" in leader.problem
-    since_s = leader.away_since_s
-    assert until(leader, lambda _changes: len(etcd.calls) > 20) == 0
-    assert leader.away_since_s == since_s
-    etcd.is_away = False
-    assert until(leader, lambda changes: changes > 0) == 1
-    assert leader.problem == ""
-    assert "megatron_ft/job/life/000000000000" in etcd.names()
-
-
-def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time(etcd: EtcdModel) -> None:
-    leader = leader_of(etcd)
-    before = etcd.calls.count("lease/keepalive")
-    leader.renew(0.0)
-    leader.renew(1e9)
-    until(leader, lambda _changes: leader.due_s != float("inf"))
-    assert etcd.calls.count("lease/keepalive") == before + 2  # the lease of the lock, and that of the decisions
-    assert 0 < leader.due_s - time.monotonic() <= etcd_keys.RENEW_S
-
-
-def test_leader_whose_lease_has_expired_has_lost_the_lock(etcd: EtcdModel) -> None:
-    leader = leader_of(etcd)
-    etcd.pass_time(etcd_keys.LEASE_S)
-    leader.renew(0.0)
-    with pytest.raises(LockLost):
-        until(leader, lambda _changes: False)
-
-
-def test_leader_whose_decision_another_one_has_made_has_lost_the_lock(etcd: EtcdModel) -> None:
-    leader = leader_of(etcd)
-    etcd.pass_time(etcd_keys.LEASE_S)
-    assert leader_of(etcd)
-    leader.keep(RECORD)
-    with pytest.raises(LockLost):
-        until(leader, lambda _changes: False)
-
-
-def test_another_life_begins_as_a_change(etcd: EtcdModel) -> None:
-    leader = leader_of(etcd)
-    leader.keep(RECORD)
-    leader.begin_life()
-    assert until(leader, lambda changes: changes > 1) == 2
-    assert len(etcd.names()) == 2
-
-
-def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(etcd: EtcdModel) -> None:
+def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
+    etcd = EtcdModel()
     ledger = ledger_of(etcd)
     etcd.is_away = True
     tries = iter(range(5))
