@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from megatron_ft.core.control import WorkloadAction
 from megatron_ft.core.rerun import RerunState
 from tests.simulation.check import violations
-from tests.simulation.job import FOR_GOOD_S, CoordinatorProcess, Hurt, Job, Launcher
-from tests.simulation.plan import Fault, Plan
-from tests.simulation.snapshots import Snapshots
-from tests.simulation.world import Host, World
-
-__all__ = ["HORIZON_S", "Run", "simulate"]
-
-_LOOKS_AGAIN_S = 0.02
-_OUTAGE_S = 4.0
-"""A node that gets no message through for longer may be taken for lost."""
-_BREATH_S = 0.0
+from tests.simulation.history import ends
+from tests.simulation.job import FOR_GOOD_S, Job, Launcher
+from tests.simulation.leader import CoordinatorProcess
+from tests.simulation.plan import Fault, Hurt, Plan
+from tests.simulation.world import ETCD, Host, World
 
 HORIZON_S = 600.0
 """Every job is over by then, well or not."""
+_HEAVY_LOSS = 0.3
+"""Where so many packets are lost, any node may be taken for lost at any time."""
 
 
 @dataclass
@@ -34,64 +32,32 @@ class Run:
     broken: list[str]
     events: int
     story: list[str]
-    hit: list[tuple[float, str]]
-    """The faults that happened, and when."""
 
 
 def simulate(plan: Plan, *, tell: bool = False) -> Run:
-    """Let it happen."""
+    """Let a plan happen."""
     world = World(random.Random(plan.seed ^ 0x5EED), plan.nodes + plan.spares)
     world.story = [] if tell else None
     world.reports_silence = plan.reports_silence
     world.latency_s, world.loss = plan.latency_s, plan.loss
-    hosts = world.hosts
-    job = Job(
-        world,
-        plan.rules,
-        plan.work_s,
-        learns=plan.learns,
-        makes_progress=plan.makes_progress,
-        tells_progress=plan.tells_progress,
-        shares_network=plan.shares_network,
-    )
-    if plan.tells_progress:
-        world.after(0.0, job.step)
-    trouble = _Trouble(world, job, len(plan.faults))
-    job.snapshots_s = plan.snapshots_s
-    job.snapshots = Snapshots(plan.seed, plan.poisons, trouble, copies=plan.copies)
-    order = list(range(len(hosts)))
-    world.chance.shuffle(order)
-    for number in order:
-        rank = number if plan.has_ranks else None
-        delay_s = 0.0 if number == 0 else world.chance.choice((0.0, 0.0, 0.2, 2.0)) * world.chance.random()
-        world.after(delay_s, lambda host=hosts[number], rank=rank: trouble.launch(host, rank))
+    job = Job(world, plan)
+    trouble = _Trouble(world, job)
+    hosts = list(world.hosts)
+    world.chance.shuffle(hosts)
+    for host in hosts:
+        delay_s = 0.0 if host.number == 0 else world.chance.choice((0.0, 0.0, 0.2, 2.0)) * world.chance.random()
+        world.after(delay_s, partial(trouble.launch, host))
     for fault in plan.faults:
-        world.after(fault.at_s, lambda fault=fault: trouble.strikes(fault))
-    world.run(HORIZON_S, lambda: world.now_s > max(3.0, trouble.until_s) and job.is_over())
-    trouble.note_stalls()
-    return Run(plan, job, violations(plan, job, trouble), world.events, world.story or [], trouble.hit)
-
-
-def _outages(stalls: Iterable[tuple[float, float, frozenset[int]]]) -> Iterator[tuple[float, float, frozenset[int]]]:
-    """Yield when two hosts had hardly anything of each other for long."""
-    last: dict[frozenset[int], tuple[float, float]] = {}
-    for from_s, until_s, hosts in sorted(stalls, key=lambda stall: stall[0]):
-        began_s, ended_s = last.get(hosts, (from_s, until_s))
-        if from_s > ended_s + _BREATH_S:
-            yield from [(began_s, ended_s, hosts)] if ended_s - began_s >= _OUTAGE_S else ()
-            began_s, ended_s = from_s, until_s
-        last[hosts] = began_s, max(ended_s, until_s)
-    for hosts, (began_s, ended_s) in last.items():
-        if ended_s - began_s >= _OUTAGE_S:
-            yield began_s, ended_s, hosts
-
-
-def _both_ways(pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    return {way for a, b in pairs for way in ((a, b), (b, a))}
-
-
-def _has_running_ranks(launcher: Launcher) -> bool:
-    return launcher.ranks is not None and launcher.ranks.to_s is None
+        world.after(fault.at_s, partial(trouble.strikes, fault))
+    try:
+        world.run(HORIZON_S, lambda: world.now_s > max(3.0, trouble.until_s) and job.is_over())
+    except Exception as error:  # noqa: BLE001 - whatever the machines raise, a user's job would end by it
+        return Run(plan, job, [f"{type(error).__name__}: {error}"], world.events, world.story or [])
+    if plan.loss >= _HEAVY_LOSS:
+        lost = Fault(at_s=0.0, kind="packets_lost", which=0, seconds=HORIZON_S)
+        trouble.parts(lost, itertools.combinations([ETCD, *(host.number for host in world.hosts)], 2), 0.0)
+        job.struck.insert(0, Hurt(lost, 0.0, HORIZON_S))
+    return Run(plan, job, violations(job), world.events, world.story or [])
 
 
 def _freeze(launcher: Launcher, fault: Fault) -> None:
@@ -110,99 +76,92 @@ def _die_at_effect(launcher: Launcher, fault: Fault) -> None:
     launcher.dies_at_effect = fault.count
 
 
-_OF_A_LAUNCHER: dict[str, Callable[[Launcher, Fault], object]] = {
+def _ill(launcher: Launcher, fault: Fault) -> None:
+    launcher.hurt(fault, fault.seconds + 3)
+    launcher.is_ill = True
+    launcher.world.after(fault.seconds, lambda: setattr(launcher, "is_ill", False))
+
+
+_OF_A_LAUNCHER: dict[str, Callable[[Launcher, Fault], None]] = {
     "rank_fails": lambda it, fault: it.call(lambda: it.rank_fails(fault)),
     "rank_hangs": lambda it, fault: it.call(lambda: it.rank_hangs(fault)),
-    "rank_stalls": lambda it, fault: it.call(lambda: it.rank_stalls(fault)),
-    "rank_blocks": lambda it, fault: it.call(lambda: it.rank_blocks(fault)),
     "launcher_frozen": _freeze,
     "connection_reset": _reset_connection,
     "dies_at_effect": _die_at_effect,
-    "node_excluded": lambda it, fault: _has_running_ranks(it) and it.call(lambda: it.excluded(fault)),
-    "shutdown_asked": lambda it, fault: _has_running_ranks(it) and it.call(lambda: it.asks_for_shutdown(fault)),
-    "keeper_replaced": lambda it, _: it.keeper and it.call(it.keeper.replaced),
-    "segment_rots": lambda it, _: it.keeper and it.keeper.rots(),
+    "node_excluded": lambda it, fault: it.call(lambda: it.asks(fault, WorkloadAction.ExcludeThisNode)),
+    "shutdown_asked": lambda it, fault: it.call(lambda: it.asks(fault, WorkloadAction.ShutdownWorkload)),
+    "node_ill": _ill,
+    "node_stopped": lambda it, fault: it.call(lambda: it.asked_to_stop(fault, well=fault.comes_back)),
 }
 """What hits one launcher that is alive."""
+_OF_A_LEADER: dict[str, Callable[[CoordinatorProcess, Fault], None]] = {
+    "coordinator_killed": lambda it, _: it.die(),
+    "coordinator_frozen": lambda it, fault: it.freeze(fault.seconds),
+    "coordinator_dies_at_effect": lambda it, fault: setattr(
+        it, "dies_at_effect", fault.count * max(1, len(it.numbers) // 4)
+    ),
+    "coordinator_dies_deciding": lambda it, fault: setattr(it, "dies_deciding", fault.count),
+}
+"""What hits the leader that has begun last."""
 
 
 class _Trouble:
     """What is done to the world."""
 
-    def __init__(self, world: World, job: Job, faults: int) -> None:
+    def __init__(self, world: World, job: Job) -> None:
         self.world = world
-        self._faults = faults
         self.job = job
         self.until_s = 0.0
-        """Somebody is still to come back."""
-        self.network = False
-        self.apart: list[tuple[Fault, float, float, dict[int, set[int]]]] = []
-        """By which fault, from when until when each host was parted from which others."""
-        self.hit: list[tuple[float, str]] = []
-        self.struck: list[Fault] = []
-        """The same, as they were drawn."""
+        """A launcher is still to come back."""
 
-    def launch(self, host: Host, rank: int | None) -> None:
-        """At the beginning, unless it is off by then."""
+    def launch(self, host: Host) -> None:
+        """Start a launcher at the beginning, unless its host is off by then."""
         if host.is_on:
-            self.job.launch(host, rank=rank)
+            self.job.launch(host)
 
     def strikes(self, fault: Fault) -> None:
-        """One fault, now."""
+        """Let a fault happen now."""
         if self.job.launchers and self.job.is_over():
             return
         self.world.tell(f"FAULT {fault}")
-        self.hit.append((self.world.now_s, fault.kind))
-        self.struck.append(fault)
-        if fault.kind not in _OF_A_LAUNCHER:
-            getattr(self, f"_{fault.kind}")(fault)
-        elif (launcher := self._launcher(fault)) is not None:
-            _OF_A_LAUNCHER[fault.kind](launcher, fault)
-
-    def note_stalls(self) -> None:
-        """Take two hosts for parted where what was sent between them was lost again and again, for long."""
-        for from_s, until_s, hosts in _outages(self.world.stalls):
-            fault = Fault(at_s=from_s, kind="packets_lost", which=0, seconds=until_s - from_s)
-            a, b = hosts
-            self.network = True
-            self.apart.append((fault, from_s, until_s, {a: {b}, b: {a}}))
-            self.hit.append((from_s, fault.kind))
-            self.struck.append(fault)
-        order = sorted(range(len(self.hit)), key=lambda at: self.hit[at][0])
-        self.hit[:], self.struck[:] = [self.hit[at] for at in order], [self.struck[at] for at in order]
-
-    # -- whom it hits -----------------------------------------------------------------------------------------
-
-    def _launcher(self, fault: Fault) -> Launcher | None:
+        self.job.struck.append(Hurt(fault, self.world.now_s, self.world.now_s + fault.seconds))
         alive = [launcher for launcher in self.job.launchers if launcher.is_alive]
-        return alive[fault.which % len(alive)] if alive else None
-
-    def _coordinator(self) -> CoordinatorProcess | None:
-        alive = [process for process in self.job.coordinators if process.is_alive]
-        alive.sort(key=lambda process: process.is_frozen)
-        return alive[0] if alive else None
+        leaders = [process for process in self.job.coordinators if process.is_alive]
+        if fault.kind in _OF_A_LEADER:
+            if leader := max(leaders, key=lambda process: (not process.is_frozen, process.started_s), default=None):
+                if fault.kind == "coordinator_frozen":  # as long as nobody can tell which of the two it is
+                    self._touch([leader.host], fault)
+                _OF_A_LEADER[fault.kind](leader, fault)
+        elif fault.kind not in _OF_A_LAUNCHER:
+            getattr(self, f"_{fault.kind}")(fault)
+        elif alive:
+            _OF_A_LAUNCHER[fault.kind](alive[fault.which % len(alive)], fault)
 
     def _host(self, fault: Fault) -> Host:
         return self.world.hosts[fault.which % len(self.world.hosts)]
 
-    def _touch(self, hosts: list[Host], fault: Fault, seconds: float) -> None:
-        """Note a fault on these hosts, which for so many seconds may be the cause of what their launchers do."""
+    def _touch(self, hosts: Iterable[Host], fault: Fault) -> None:
+        """Note a fault on these hosts, which as long as it lasts may be the cause of what their launchers do."""
+        self.job.network = True
         for host in hosts:
-            host.hurts.append(Hurt(fault, self.world.now_s, self.world.now_s + seconds))
+            host.hurts.append(Hurt(fault, self.world.now_s, self.world.now_s + fault.seconds))
 
-    def _again(self, host: Host, fault: Fault, delay_s: float) -> None:
-        """Somebody starts a new launcher there."""
+    def _again(self, host: Host, fault: Fault) -> None:
+        """Let a scheduler start a new launcher there; where the number of launchers is known, none does."""
+        if not fault.comes_back or self.job.plan.rules.launchers:
+            return
+        delay_s = fault.seconds + 0.1
         self.until_s = max(self.until_s, self.world.now_s + delay_s + 0.001)
 
         def start() -> None:
-            busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
-            if not host.is_on or busy or self.job.is_over():
-                return
-            self.job.launch(host).hurt(fault)
+            host.is_on = True
+            is_busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
+            if not is_busy and not self._has_ended():
+                self.job.launch(host).hurt(fault)
 
         self.world.after(delay_s, start)
 
-    # -- what happens -----------------------------------------------------------------------------------------
+    # -- ranks and launchers ----------------------------------------------------------------------------------
 
     def _ranks_rerun(self, fault: Fault) -> None:
         self._end_by_rerun(fault, 16, "WILL_RERUN_FROM_CHECKPOINT")
@@ -212,20 +171,22 @@ class _Trouble:
 
     def _end_by_rerun(self, fault: Fault, code: int, state: str) -> None:
         """All ranks of the cycle that runs end, one shortly after the other; the result of one was rejected."""
-        own = self._launcher(fault)
-        for each in self.job.launchers:
-            if own is None or own.ranks is None or each.ranks is None or each.ranks.cycle != own.ranks.cycle:
-                continue
-            machine = RerunState(state=state, own=each is own)
-            each.call(lambda each=each, machine=machine: each.reruns(fault, code, machine))
+        running = [each for each in self.job.launchers if each.is_alive and each.ranks is not None]
+        own = running[fault.which % len(running)] if running else None
+        for each in running:
+            assert own is not None
+            assert own.ranks is not None
+            if each.ranks is not None and each.ranks.cycle == own.ranks.cycle:
+                machine = RerunState(state=state, own=each is own)
+                each.call(partial(each.reruns, fault, code, machine))
 
     def _launcher_killed(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
+        alive = [launcher for launcher in self.job.launchers if launcher.is_alive]
+        if alive:
+            launcher = alive[fault.which % len(alive)]
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
-            if fault.comes_back and self.may_come_back():
-                self._again(launcher.host, fault, fault.seconds)
+            self._again(launcher.host, fault)
 
     def _dies_last(self, fault: Fault) -> None:
         """A launcher is killed whose rank still runs when others of the cycle have finished."""
@@ -235,11 +196,26 @@ class _Trouble:
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
         elif not self.job.is_over():
-            self.world.after(_LOOKS_AGAIN_S, lambda: self._dies_last(fault))
+            self.world.after(0.02, lambda: self._dies_last(fault))
 
-    def may_come_back(self) -> bool:
-        """Where the number of launchers is known, none comes back."""
-        return not self.job.rules.launchers
+    def _all_stopped(self, fault: Fault) -> None:
+        for launcher in self.job.launchers:
+            if launcher.is_alive:
+                delay_s = self.world.chance.uniform(0.0, 1.0)
+                launcher.later(delay_s, partial(launcher.asked_to_stop, fault, well=True))
+
+    def _has_ended(self) -> bool:
+        """Return True if no launcher is to come any more: in etcd it would begin another run of the job."""
+        return self.job.is_over() or (self.job.plan.in_etcd and bool(ends(self.job)))
+
+    def _newcomer(self, fault: Fault) -> None:
+        if self._has_ended():
+            return
+        host = Host(self.world, len(self.world.hosts))
+        self.world.hosts.append(host)
+        self.job.launch(host)
+
+    # -- hosts and network ------------------------------------------------------------------------------------
 
     def _host_off(self, fault: Fault) -> None:
         host = self._host(fault)
@@ -247,113 +223,71 @@ class _Trouble:
             for launcher in self.job.launchers:
                 if launcher.host is host and launcher.is_alive:
                     launcher.hurt(fault, FOR_GOOD_S)
-            self.network = True
+            self.job.network = True
             host.power_off()
-            if fault.comes_back and self.may_come_back():
-                self.world.after(fault.seconds, host.power_on)
-                self._again(host, fault, fault.seconds + 0.1)
+            self._again(host, fault)
 
-    def _coordinator_killed(self, fault: Fault) -> None:
-        coordinator = self._coordinator()
-        if coordinator is not None:
-            coordinator.die()
+    def _host_frozen(self, fault: Fault) -> None:
+        self._touch([self._host(fault)], fault)
+        self._host(fault).freeze(fault.seconds)
 
-    def _cut(self, pairs: set[tuple[int, int]], hosts: list[Host], fault: Fault) -> None:
-        """Cut the way from the first to the second host of each pair."""
-        self.network = True
-        self._touch(hosts, fault, fault.seconds)
+    def parts(self, fault: Fault, pairs: Iterable[tuple[int, int]], from_s: float) -> None:
+        """Take note that a fault parts these hosts: no connection does without one of its directions."""
+        self.job.network = True
         parted_from: dict[int, set[int]] = {}
         for a, b in itertools.chain.from_iterable(itertools.permutations(pair) for pair in pairs):
-            parted_from.setdefault(a, set()).add(b)  # no connection does without the other direction
-        self.apart.append((fault, self.world.now_s, self.world.now_s + fault.seconds, parted_from))
-        self.world.cut(pairs)
-        self.world.after(fault.seconds, lambda: self.world.heal(pairs))
+            parted_from.setdefault(a, set()).add(b)
+        self.job.apart.append((Hurt(fault, from_s, from_s + fault.seconds), parted_from))
+
+    def _cut(self, pairs: Iterable[tuple[int, int]], fault: Fault, *, both_ways: bool = True) -> None:
+        """Cut the way from the first to the second host of each pair."""
+        ways = {way for a, b in pairs for way in ((a, b), (b, a))[: 1 + both_ways]}
+        self.parts(fault, ways, self.world.now_s)
+        self.world.cut(ways)
+        self.world.after(fault.seconds, lambda: self.world.heal(ways))
 
     def _host_cut(self, fault: Fault) -> None:
         host = self._host(fault)
-        others = [other for other in self.world.hosts if other is not host]
-        self._cut(_both_ways((host.number, other.number) for other in others), [host], fault)
+        self._touch([host], fault)
+        others = [other.number for other in self.world.hosts if other is not host]
+        self._cut([(host.number, other) for other in (*others, ETCD)], fault)
 
     def _split(self, fault: Fault) -> None:
         chance = random.Random(fault.which)
         side = {host.number for host in self.world.hosts if chance.random() < 0.5}
-        pairs = [
-            (a.number, b.number)
-            for a, b in itertools.combinations(self.world.hosts, 2)
-            if (a.number in side) != (b.number in side)
-        ]
-        self._cut(_both_ways(pairs), self.world.hosts, fault)
+        self._touch(self.world.hosts, fault)
+        numbers = [*(host.number for host in self.world.hosts), ETCD]
+        self._cut([(a, b) for a, b in itertools.combinations(numbers, 2) if (a in side) != (b in side)], fault)
 
     def _pair_cut(self, fault: Fault) -> None:
-        chance = random.Random(fault.which)
-        a, b = chance.sample(self.world.hosts, 2)
-        self._cut(_both_ways([(a.number, b.number)]), [a, b], fault)
+        pair = random.Random(fault.which).sample(self.world.hosts, 2)
+        self._touch(pair, fault)
+        self._cut([(pair[0].number, pair[1].number)], fault)
 
     def _one_way_cut(self, fault: Fault) -> None:
         """Nothing gets from one host to another one or to all others, or from all others to it."""
-        chance = random.Random(fault.which)
-        host = self._host(fault)
+        chance, host = random.Random(fault.which), self._host(fault)
         others = [other for other in self.world.hosts if other is not host]
         if chance.random() < 0.3:
             others = [chance.choice(others)]
-        ways = {(host.number, other.number) for other in others}
+        ways = [(host.number, other.number) for other in others]
         if chance.random() < 0.5:
-            ways = {(b, a) for a, b in ways}
-        self._cut(ways, [host, *(others if len(others) == 1 else ())], fault)
+            ways = [(b, a) for a, b in ways]
+        self._touch([host, *(others if len(others) == 1 else ())], fault)
+        self._cut(ways, fault, both_ways=False)
 
-    def _coordinator_frozen(self, fault: Fault) -> None:
-        coordinator = self._coordinator()
-        if coordinator is not None:
-            self.network = True
-            self._touch([coordinator.host], fault, fault.seconds)  # as long as nobody can tell which of the two it is
-            coordinator.freeze(fault.seconds)
+    # -- etcd -------------------------------------------------------------------------------------------------
 
-    def _host_frozen(self, fault: Fault) -> None:
+    def _etcd_away(self, fault: Fault) -> None:
+        etcd = self.job.etcd.model
+        etcd.is_away = True
+        self.parts(fault, [(host.number, ETCD) for host in self.world.hosts], self.world.now_s)
+        self.world.after(fault.seconds, lambda: setattr(etcd, "is_away", False))
+
+    def _etcd_cut(self, fault: Fault) -> None:
         host = self._host(fault)
-        self.network = True
-        self._touch([host], fault, fault.seconds)
-        host.freeze(fault.seconds)
+        self._touch([host], fault)
+        self._cut([(host.number, ETCD)], fault)
 
-    def _clock_jumps(self, fault: Fault) -> None:
-        host = self._host(fault)
-        host.jump(fault.seconds * 3)
-        host.jumps.append(Hurt(fault, self.world.now_s, self.world.now_s))
-
-    def _coordinator_dies_at_effect(self, fault: Fault) -> None:
-        coordinator = self._coordinator()
-        if coordinator is not None:
-            coordinator.dies_at_effect = fault.count * max(1, len(self.world.hosts) // 4)
-
-    def _coordinator_dies_deciding(self, fault: Fault) -> None:
-        coordinator = self._coordinator()
-        if coordinator is not None:
-            coordinator.dies_deciding = fault.count
-
-    def _node_stopped(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None and fault.count % 3 == 0:
-            launcher.call(lambda: launcher.abandoned(fault))
-        elif launcher is not None:
-            launcher.call(lambda: launcher.asked_to_stop(fault, well=fault.comes_back))
-
-    def _all_stopped(self, fault: Fault) -> None:
-        for launcher in self.job.launchers:
-            if launcher.is_alive:
-                delay_s = self.world.chance.uniform(0.0, 1.0)
-                launcher.later(delay_s, lambda each=launcher: each.asked_to_stop(fault, well=True))
-
-    def _newcomer(self, fault: Fault) -> None:
-        host = Host(self.world, len(self.world.hosts))
-        self.world.hosts.append(host)
-        self.job.launch(host)
-
-    def _node_ill(self, fault: Fault) -> None:
-        launcher = self._launcher(fault)
-        if launcher is not None:
-            launcher.hurt(fault, fault.seconds + 3)
-            launcher.is_ill = True
-
-            def well() -> None:
-                launcher.is_ill = False
-
-            self.world.after(fault.seconds, well)
+    def _answers_lost(self, fault: Fault) -> None:
+        self.job.etcd.model.loses_answers += 1 + fault.count

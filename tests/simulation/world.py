@@ -9,10 +9,11 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-__all__ = ["Host", "Link", "Process", "World"]
-
+ETCD = -1
+"""Number of etcd's host in pairs of hosts between which nothing gets through."""
 _SILENCE_S = (4.0, 6.0)
 """After that the kernel ends a connection (``ipc.net.tcp``): 5 s after the last answer, or the first packet without."""
 _USER_TIMEOUT_S = 5.0
@@ -43,10 +44,7 @@ class World:
         """Of each packet, in one direction, at least."""
         self.loss = 0.0
         """Probability that a packet is lost."""
-        self.stalls: list[tuple[float, float, frozenset[int]]] = []
-        """From when until when what one host had sent to another waited to be sent again."""
         self.links: list[Link] = []
-        self.listeners: dict[str, Any] = {}
         self.reports_silence = False
         """Kernels end connections whose other host answers no packet for 5 s; else only the machines notice that."""
         self.story: list[str] | None = None
@@ -57,7 +55,7 @@ class World:
             self.story.append(f"{self.now_s:9.3f} {text}")
 
     def next_number(self) -> int:
-        """Used once."""
+        """Return a number that isn't used again."""
         self._count += 1
         return self._count
 
@@ -88,25 +86,14 @@ class World:
 
     def handshake_s(self, a: Host, b: Host) -> float:
         """Return how long it takes to open a connection."""
-        again_s = 0.0 if a is b else self._again_s(_HANDSHAKE_RETRANSMIT_S)
-        self._stalled(again_s, a, b)
-        return again_s + self.latency_s + self.delay_s()
+        return self.again_s(a, b, _HANDSHAKE_RETRANSMIT_S) + self.latency_s + self.delay_s()
 
-    def retransmission_s(self, a: Host, b: Host) -> float:
+    def again_s(self, a: Host, b: Host, timeout_s: float = _RETRANSMIT_S) -> float:
         """Return for how long a message is sent again and again until it gets through; mostly 0."""
-        again_s = 0.0 if a is b else self._again_s(_RETRANSMIT_S)
-        self._stalled(again_s, a, b)
-        return again_s
-
-    def _again_s(self, timeout_s: float) -> float:
         total_s = 0.0
-        while self.loss and timeout_s < _LAST_RETRANSMIT_S and self.chance.random() < self.loss:
+        while a is not b and timeout_s < _LAST_RETRANSMIT_S and self.loss and self.chance.random() < self.loss:
             total_s, timeout_s = total_s + timeout_s, 2 * timeout_s
         return total_s
-
-    def _stalled(self, seconds: float, a: Host, b: Host) -> None:
-        if seconds:
-            self.stalls.append((self.now_s, self.now_s + seconds, frozenset((a.number, b.number))))
 
     def blocks(self, a: Host, b: Host) -> bool:
         """Return True if nothing gets from ``a`` to ``b``."""
@@ -130,7 +117,7 @@ class World:
 
 
 class Host:
-    """One machine. Its clock doesn't begin at 0, and may run a little fast or jump; it stands still for nobody."""
+    """One machine. Its clock doesn't begin at 0, and may run a little fast; it stands still for nobody."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -142,16 +129,10 @@ class Host:
         self.processes: list[Process] = []
         self.hurts: list[Any] = []
         """What faults did to it, or to its network."""
-        self.jumps: list[Any] = []
-        """Of its clock."""
 
     def clock_s(self) -> float:
         """As a process on it reads it."""
         return self._offset_s + self.world.now_s * self._rate
-
-    def jump(self, seconds: float) -> None:
-        """The clock goes forward by so much."""
-        self._offset_s += seconds
 
     def freeze(self, seconds: float) -> None:
         """Nothing runs on it for so long."""
@@ -178,10 +159,6 @@ class Host:
             process.die(silently=True)
         for link in self.world.links:
             link.falls_silent()
-
-    def power_on(self) -> None:
-        """It is there again, with nothing running."""
-        self.is_on = True
 
 
 class Process:
@@ -234,9 +211,10 @@ class Process:
     def freeze(self, seconds: float) -> None:
         """It stands still."""
         self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
-        self.world.after(seconds, self._thaw)
+        self.world.after(seconds, self.thaw)
 
-    def _thaw(self) -> None:
+    def thaw(self) -> None:
+        """Do what has waited, if it isn't frozen any more."""
         while self._waiting and not self.is_frozen:
             self.call(self._waiting.popleft())
 
@@ -299,7 +277,7 @@ class Link:
             return  # it is broken, and the sender has yet to hear of it
         side = self.ends.index(sender)
         world = self.world
-        again_s = world.retransmission_s(self._hosts[side], self._hosts[1 - side]) if world.loss else 0.0
+        again_s = world.again_s(*self._hosts)
         if again_s > _USER_TIMEOUT_S and world.reports_silence and message is not None:
             world.after(_USER_TIMEOUT_S, lambda: self._gives_up(side, sender))
         at_s = max(self._free_s[side], world.now_s + again_s + world.delay_s())
@@ -342,7 +320,7 @@ class Link:
         since_s = self._silent_s = self.world.now_s
         for side in (0, 1):
             within_s = self.world.chance.uniform(*_SILENCE_S)
-            self.world.after(within_s, lambda side=side: self._times_out(side, since_s))
+            self.world.after(within_s, partial(self._times_out, side, since_s))
 
     def _is_silent(self) -> bool:
         return self.world.is_cut(*self._hosts) or any(host.is_frozen for host in self._hosts)

@@ -132,7 +132,7 @@ class Agent:
     def handle(self, event: events.Event, now_ns: int, seen: events.Readings) -> list[Effect]:
         """Return what is to be done. At most one effect is an `effects.Work`; the next one follows after its result."""
         self._turn = Turn(now_ns=now_ns, seen=seen, printer=self._printer)
-        self._printer.hear(event)
+        self._do(*self._printer.hear(event))
         self._hear(event)
         self.cycle.go_on(self._turn, is_stopping=bool(self._leaving.signals))
         self._learning.tick(self._turn)

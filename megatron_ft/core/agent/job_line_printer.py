@@ -29,15 +29,19 @@ class JobLinePrinter:
         self.is_named: bool | None = None
         """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
 
-    def hear(self, event: Event) -> None:
-        """Note which launcher prints from now on."""
+    def hear(self, event: Event) -> list[Say]:
+        """Note which launcher prints from now on; return why the cycle ended, if the last one may not have."""
+        unsaid = ""
         match event:
             case Begin(held):
-                self.is_named = held.place == 0
+                self.is_named, self._unsaid = held.place == 0, ""
             case StandBy():
-                self.is_named = False
+                self.is_named, self._unsaid = False, ""
             case PrintsJobLines(is_printer):
                 self.is_named = is_printer
+                if is_printer:
+                    unsaid, self._unsaid = self._unsaid, ""
+        return [Say(unsaid)] if unsaid else []
 
     @property
     def is_spokesman(self) -> bool:
@@ -50,8 +54,8 @@ class JobLinePrinter:
         return self._says_all or self.is_spokesman
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
-        """Return the line if this launcher prints such lines. One that ends a cycle is kept for the end."""
-        self._unsaid = text if ends_cycle and not self.speaks else ""
+        """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
+        self._unsaid = text if ends_cycle and not self.speaks else self._unsaid
         return [Say(text)] if self.speaks else []
 
     def failed(self, report: Report) -> list[Say]:

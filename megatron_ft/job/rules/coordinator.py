@@ -46,7 +46,7 @@ others may know one."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
 _LINGER_S = 5.0
-"""Seconds for which the leader stays after the job's end for new launchers on the hosts of lost ones."""
+"""Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
 _SHOWN_NAME = 200
 
 
@@ -378,7 +378,7 @@ class Coordinator:
         self.is_over, self._ended_s, self._over_s = True, self._clock.now_s, self._clock.now_s + stays_s
         here = {node.instance for node in self._links.values()}
         gone = set() if self._cycle is None else {self._cycle.seats[place].instance for place in self._cycle.gone}
-        if self._cycle is not None and self._cycle.count(NodeState.LOST):
+        if self._cycle is not None and self._cycle.count(NodeState.LOST, NodeState.EXCLUDED):
             self._lingers_s = self._clock.now_s + _LINGER_S
         self._unacknowledged = here | (set(instances) - gone)
 
@@ -416,16 +416,15 @@ class Coordinator:
             self._decide(None)
             self._conclude()
             plan = self._next_cycle.due(self._rules, self._cycle, arrivals=self._arrivals, now_s=self._clock.now_s)
-            coming = plan or self._decider.plan
-            self._out += self._announcements.due(self._rules, self._cycle, coming, now_s=self._clock.now_s)
+            self._announce(plan or self._decider.plan)
             self._decide(plan)
-            self._alarms += [] if self._next_cycle.alarm_s is None else [self._next_cycle.alarm_s]
+            if self._next_cycle.alarm_s is not None and self._decider.plan is None:
+                self._alarms.append(self._next_cycle.alarm_s)
             if self._cycle is not None:  # after all decisions, which they mustn't delay
                 self._tick_parts()
         elif self._decider.decision is None and not self.is_over:
             if not self._next_cycle.meet(self._rules, arrivals=self._arrivals, now_s=self._clock.now_s):
-                self._out += self._announcements.due(self._rules, None, None, now_s=self._clock.now_s)
-        self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
+                self._announce(None)
         until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
             self._alarms.append(until_s)
@@ -433,6 +432,10 @@ class Coordinator:
         if self._is_orphan or is_needless:
             self._out.append(Quit())
         return self._take()
+
+    def _announce(self, coming: Plan | None) -> None:
+        self._out += self._announcements.due(self._rules, self._cycle, coming, now_s=self._clock.now_s)
+        self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
 
     def _may_act(self) -> bool:
         """Whether this leader knows the last decision of the job, or that there is none."""
@@ -472,9 +475,10 @@ class Coordinator:
                 continue
             del self._absent[node.instance], self._nodes[node.instance]
             if cycle is not None and place is not None:
-                if within_s == FINISHED_S and not node.has_exited(self._clock.slept_s):
+                has_exited = node.has_exited(self._clock.slept_s)
+                if within_s == FINISHED_S and not has_exited:
                     cycle.finish_without(place, self._why_gone(node), self._clock.now_s)
-                else:
+                elif has_exited or cycle.outcome is not Outcome.SUCCEEDED:  # else it is yet to hear of the end
                     cycle.lose(place, self._why_gone(node))
 
     def _why_gone(self, node: Node) -> str:
@@ -488,8 +492,7 @@ class Coordinator:
         cycle, rules = self._cycle, self._rules
         if cycle is None or self.is_over:
             return
-        if self._lock_answers:
-            cycle.lose_missing(self._links.values(), self._clock.now_s)
+        cycle.lose_missing(self._links.values(), self._clock.now_s, may_lose=self._lock_answers)
         nodes = self._nodes.values() if rules.at_once else ()
         ready = sum(node.phase is m.NodePhase.READY and node.link is not None for node in nodes)
         room = rules.max_nodes - cycle.decision.world + cycle.lost

@@ -217,13 +217,13 @@ class JobCycle:
         }
         return excused_s(world, going)
 
-    def lose_missing(self, connected: Iterable[Node], now_s: float) -> None:
+    def lose_missing(self, connected: Iterable[Node], now_s: float, *, may_lose: bool) -> None:
         """Count nodes as lost that haven't come to a new leader, by the rule for silent ones, but not before 12 s.
 
         To be called before ``conclude``.
         """
         self.alarm_s = None
-        if not self._missing:
+        if not self._missing or not may_lose:
             return
         excused_s = self.excused_s(connected, now_s)
         after_s = max(NEW_LEADER_S, lost_s(len(self.seats)), excused_s)
@@ -379,7 +379,8 @@ class JobCycle:
             within_s = _CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S
             may_come = self.found is None and now_s < self._ended_s + within_s
             if not is_known and (self._missing or has_absent or may_come):
-                self._wake(self._ended_s + within_s)
+                if may_come:
+                    self._wake(self._ended_s + within_s)
                 return None  # a missing node may be the cause
             if is_known:
                 self.found = None  # the node that the part lacked evidence from has failed

@@ -6,22 +6,21 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.effects import OrderMonitor
 from megatron_ft.core.agent.job_line_printer import JobLinePrinter
-from megatron_ft.core.agent.last_look import LastLook
-from megatron_ft.core.messages.monitor_messages import ConfirmHang
-from megatron_ft.job.rules import coordinator, decider, job_cycle, job_lines, member, next_cycle
+from megatron_ft.job.etcd_leader import LeaderInEtcd
+from megatron_ft.job.rules import job_cycle, job_lines, member, next_cycle
 from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import Decision, DecisionRecord
 from megatron_ft.job.rules.faults import fault_of
 from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.messages import Dismiss
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartPolicy
@@ -32,7 +31,7 @@ from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
 from tests.simulation.world import Link, Process, World
 
-SEEDS = 40
+SEEDS = 60
 
 
 def test_properties_hold_in_simulated_jobs() -> None:
@@ -40,25 +39,11 @@ def test_properties_hold_in_simulated_jobs() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
-@pytest.mark.parametrize("seed", [554, 1332, 5351, 36084])
-def test_seed_that_once_broke_a_property_holds(seed: int) -> None:
-    """A member died while a decision was made, or a leader with it."""
-    plan = plain_plan_of(seed)
-    rules = replace(plan.rules, launchers=0, join_timeout_s=90.0)
-    assert simulate(dataclasses.replace(plan, rules=rules, reports_silence=False)).broken == []
-
-
-@pytest.mark.parametrize("seed", [7369, 203898, 303293, 401957])
-def test_seed_that_once_lost_a_node_or_named_the_wrong_cause_holds(seed: int) -> None:
-    """A launcher dead before a diagnosis; nodes excluded, and unheard; a rank killed while another one hung."""
-    assert simulate(plan_of(seed)).broken == []
-
-
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
     silent = []
-    for seed in range(6):
+    for seed in range(12):
         plan = plain_plan_of(seed, nodes=4, faults=0)
         rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0)
         fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
@@ -78,6 +63,22 @@ def test_properties_hold_in_a_job_of_a_hundred_nodes() -> None:
     assert max(made.decision.world for made in run.job.made) >= 50
 
 
+@pytest.mark.parametrize("kind", ["host_off", "coordinator_frozen", "etcd_cut"])
+def test_another_launcher_leads_where_the_lock_is_in_etcd_and_one_restart_is_the_most(kind: str) -> None:
+    leaders = 0
+    for seed in range(8):
+        plan = plain_plan_of(seed % 2, nodes=4, faults=0, in_etcd=True)
+        rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0, last_call_s=1.0)
+        fault = Fault(at_s=9.0, kind=kind, which=seed // 2, seconds=12.0)
+        plan = dataclasses.replace(plan, spares=0, rules=rules, work_s=20.0, tells_progress=True, faults=(fault,))
+        run = simulate(plan)
+        assert run.broken == []
+        assert {made.decision.restarts for made in run.job.made} <= {0, 1}
+        assert {launcher.code for launcher in run.job.launchers} <= {0, None}
+        leaders += len({process.host for process in run.job.coordinators}) > 1
+    assert leaders >= 2
+
+
 @pytest.mark.parametrize("latency_s", [0.0, 0.15])
 def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(latency_s: float) -> None:
     for seed in range(12):
@@ -89,26 +90,17 @@ def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(lat
         assert {made.decision.restarts for made in run.job.made} == {0}
 
 
-def test_a_node_whose_packets_are_lost_is_not_taken_for_one_that_exited() -> None:
-    for seed in (35, 141, 193, 232):
-        plan = plan_of(seed)
-        assert simulate(dataclasses.replace(plan, loss=0.3)).broken == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"), [("dies_last", "its launcher exited"), ("rank_blocks", "keeps the others waiting")]
-)
-def test_rank_that_others_have_lost_or_waited_for_is_named(kind: str, text: str) -> None:
+def test_node_whose_rank_others_have_lost_is_named() -> None:
     causes = []
     for seed in range(1, 8):  # in the job of seed 0 it is the launcher that holds the lock
         plan = plain_plan_of(seed, nodes=5, faults=0)
         rules = replace(plan.rules, min_healthy=False, max_restarts=3, last_call_s=0.5)
-        fault = Fault(at_s=5.0, kind=kind, which=seed, seconds=0.0)
+        fault = Fault(at_s=5.0, kind="dies_last", which=seed, seconds=0.0)
         run = simulate(dataclasses.replace(plan, spares=0, rules=rules, work_s=8.0, faults=(fault,)))
         assert run.broken == [], seed
         causes += [each.verdict.cause.text for each in run.job.verdicts if each.verdict.outcome is Outcome.FAILED]
-    assert len(causes) == 7
-    assert all(text in each for each in causes)
+    assert len(causes) >= 4  # without those of launchers that hold the lock
+    assert all("its launcher exited" in each for each in causes)
 
 
 def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
@@ -121,7 +113,7 @@ def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan
 def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) -> None:
     """Whatever else happens about then, and whether the coordinator lives to see it."""
     moved = 0
-    for seed in range(14):
+    for seed in range(10):
         others = [Fault(at_s=6.0 + 0.15 * (seed % 5), kind=more, which=seed, seconds=30.0)] if more else []
         asks = Fault(at_s=6.0, kind="ranks_rerun", which=seed, seconds=0.0)
         run = simulate(_rerun_plan(seed, *sorted([asks, *others], key=lambda fault: fault.at_s)))
@@ -132,7 +124,7 @@ def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) 
             assert verdict.cycle == 0
             assert fault_of(verdict) is None
             assert any("nodes are rotated by one place; restarting as cycle 1" in text for text in run.job.said)
-    assert moved >= (14 if more is None else 5)
+    assert moved >= (10 if more is None else 5)
 
 
 @pytest.mark.parametrize("is_healthy_enough", [False, True])
@@ -169,10 +161,9 @@ def test_message_sent_after_a_lost_packet_waits_for_it() -> None:
     world, sender, receiver, link = connected()
     world.loss = 0.3
     for number in range(200):
-        world.at(0.01 * number, lambda number=number: link.send(sender, number))
+        world.at(0.01 * number, partial(link.send, sender, number))
     world.run(60.0, lambda: False)
     assert receiver.got == list(range(200))
-    assert max(until_s - from_s for from_s, until_s, _ in world.stalls) > 0.5
 
 
 def test_a_process_that_stood_still_reads_what_came_before_the_end_of_a_connection() -> None:
@@ -195,25 +186,6 @@ def test_a_process_that_stood_still_reads_nothing_from_a_connection_that_it_has_
 
 def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
     assert misplaced() == []
-
-
-def test_rank_that_only_waits_survives_the_review_of_a_hang_under_min_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = dataclasses.replace(plain_plan_of(1, nodes=4, faults=0), spares=0, work_s=30.0, learns=False)
-    rules = replace(plan.rules, min_nodes=3, max_nodes=4, min_healthy=True, last_call_s=3.0, launchers=0)
-    stalls = Fault(at_s=6.0, kind="rank_stalls", which=1, seconds=1.0)
-    plans = [dataclasses.replace(plan, seed=seed, rules=rules, faults=(stalls,)) for seed in range(4)]
-    for each in plans:
-        run = simulate(each)
-        assert run.broken == []
-        ended = [trained for trained in run.job.trained if trained.to_s is not None and trained.to_s < 6.0 + 12.0]
-        assert [trained.launcher for trained in ended] == [each for each in run.job.launchers if each.hurts]
-    monkeypatch.setattr(LastLook, "reviewed", _confirms_all)
-    assert any("only waits" in line for each in plans for line in simulate(each).broken)
-
-
-def _confirms_all(review: LastLook, found: Any, turn: Any) -> None:
-    suspects, review._suspects = review._suspects, {}
-    turn.do(*(OrderMonitor(local_rank, ConfirmHang(suspect.cycle)) for local_rank, suspect in suspects.items()))
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -242,34 +214,14 @@ def _sets(*patches: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None
     return plant
 
 
-_never_counts = _sets((JobCycle, "restarts_used", property(lambda self: self.decision.restarts)))
-_misses_silence_for_long = _sets((coordinator, "lost_s", lambda _nodes: 40.0))
-_ends_for_nothing = _sets((coordinator, "lost_s", lambda _nodes: 0.5), (JobCycle, "excused_s", lambda *_: 0.5))
-_is_never_cut_off = _sets((member, "CUT_OFF_S", 500.0), (member, "STALLED_S", 500.0))
-_judges_nothing = _sets((JobCycle, "judge", lambda *_, **__: None))
+def _wraps(owner: Any, name: str, wrapped: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a bug: the function of this name is called by another one, which gets it first."""
 
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **more: wrapped(real, *args, **more))
 
-def _leaves_one_out(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any] = next_cycle.choose) -> None:
-    def chosen(slots: Any, ready: Any, *args: Any, **more: Any) -> Any:
-        return choose(slots, list(ready)[1 if slots and len(ready) > 1 else 0 :], *args, **more)
-
-    monkeypatch.setattr(next_cycle, "choose", chosen)
-
-
-def _shuffles_places(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any] = next_cycle.choose) -> None:
-    def chosen(slots: Any, *args: Any, **more: Any) -> Any:
-        nodes, after = choose(slots, *args, **more)
-        return nodes[::-1] if slots else nodes, after
-
-    monkeypatch.setattr(next_cycle, "choose", chosen)
-
-
-def _another(verdict: Any) -> Any:
-    return verdict if verdict.node is None else replace(verdict, node=max(0, verdict.node - 1) or 1)
-
-
-def _nobody(verdict: Any) -> Any:
-    return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
+    return plant
 
 
 def _given_up(verdict: Any) -> Any:
@@ -278,138 +230,89 @@ def _given_up(verdict: Any) -> Any:
     return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
 
 
-def _does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stay(self: Member, stay: Callable[..., None] = Member._stay) -> None:
-        stay(self)
-        self._leave(0, "")
-
-    monkeypatch.setattr(Member, "_stay", stay)
+def _nobody(verdict: Any) -> Any:
+    return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
 
 
-def _each_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave = Member._leave
-
-    def leaves(self: Member, code: int, text: str, **more: bool) -> None:
-        leave(self, code + int(self.identity.instance[1:]) % 2, text, **more)
-
-    monkeypatch.setattr(Member, "_leave", leaves)
+def _shuffled(choose: Any, slots: Any, *args: Any, **more: Any) -> Any:
+    nodes, after = choose(slots, *args, **more)
+    return nodes[::-1] if slots else nodes, after
 
 
-def _forgets_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new leader begins with what the launchers tell, and is silent on a decision that none has heard of."""
-    made = Coordinator.__init__
-    monkeypatch.setattr(Coordinator, "__init__", lambda self, *args, record=None, **more: made(self, *args, **more))
+def _joins_at_once(conclude: Any, self: Coordinator) -> None:
+    self._rules, rules = replace(self._rules, at_once=True), self._rules
+    conclude(self)
+    self._rules = rules
 
 
-def _keeps_the_reason_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    keeps = lambda _self, text, ends_cycle=False: [] if ends_cycle else [Say(text)]  # noqa: E731
-    monkeypatch.setattr(JobLinePrinter, "for_all", keeps)
+def _seated(seat: Any, self: Node, place: int | None) -> None:
+    self.standing = replace(self.standing, shutdown="")
+    seat(self, place)
 
 
-def _begins_with_one_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    update = RoundCompletion.update
-
-    def updated(self: RoundCompletion, rules: Any, *, ready: int, **more: Any) -> bool:
-        return update(self, rules, ready=ready + (0 < ready == rules.min_nodes - 1), **more)
-
-    monkeypatch.setattr(RoundCompletion, "update", updated)
+def _one_too_few(update: Any, self: Any, rules: Any, *, ready: int, **more: Any) -> bool:
+    return bool(update(self, rules, ready=ready + (0 < ready == rules.min_nodes - 1), **more))
 
 
-def _lets_nodes_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def conclude(self: Coordinator, conclude: Callable[..., None] = Coordinator._conclude) -> None:
-        self._rules, rules = replace(self._rules, at_once=True), self._rules
-        conclude(self)
-        self._rules = rules
-
-    monkeypatch.setattr(Coordinator, "_conclude", conclude)
+def _left(leave: Any, self: Member, code: int, text: str, **more: Any) -> None:
+    leave(self, code + int(self.identity.instance[1:]) % 2, text, **more)
 
 
-def _keeps_the_first_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    stores: list[str] = []
-
-    def record(made: Decision, store: str, *nodes: tuple[str, ...]) -> DecisionRecord:
-        stores.append(store)
-        return DecisionRecord(made, stores[0], *nodes)
-
-    monkeypatch.setattr(decider, "DecisionRecord", record)
+def _stays(stay: Any, self: Member) -> None:
+    stay(self)
+    self._leave(0, "")
 
 
-def _goes_on_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decide(self: RestartPolicy, *args: Any, decide: Callable[..., Any] = RestartPolicy.decide, **more: Any) -> Any:
-        return decide(dataclasses.replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
-
-    monkeypatch.setattr(RestartPolicy, "decide", decide)
+def _later_given_up(decide: Any, self: RestartPolicy, *args: Any, **more: Any) -> Any:
+    return decide(dataclasses.replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
 
 
-def _forgets_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seat(self: Node, place: int | None, seat: Callable[..., None] = Node.seat) -> None:
-        self.standing = replace(self.standing, shutdown="")
-        seat(self, place)
+_WITHOUT_RECORD = _wraps(Coordinator, "__init__", lambda made, *args, record=None, **more: made(*args, **more))
+_CODES = _wraps(Member, "_leave", _left)
+BUGS = {
+    "no_two_cycles": _sets((member, "CUT_OFF_S", 500.0), (member, "STALLED_S", 500.0)),
+    "it_ends": _sets((JobCycle, "judge", lambda *_, **__: None)),
+    "stays": _wraps(Member, "_stay", _stays),
+    "has_its_size": _wraps(RoundCompletion, "update", _one_too_few),
+    "begins_by_a_decision": _sets((LeaderInEtcd, "admit", lambda _self, effects: effects)),
+    "one_decision": _WITHOUT_RECORD,
+    "nobody_left_out": _wraps(next_cycle, "choose", _shuffled),
+    "counted_once": _sets((JobCycle, "restarts_used", property(lambda self: self.decision.restarts))),
+    "causes": _changes(job_cycle, "verdict_on", _nobody),
+    "in_time": _sets((JobCycle, "excused_s", lambda *_: 60.0)),
+    "codes": _CODES,
+    "is_said": _sets(
+        (JobLinePrinter, "for_all", lambda _self, text, ends_cycle=False: [] if ends_cycle else [Say(text)])
+    ),
+    "is_due": _changes(job_cycle, "verdict_on", _given_up),
+    "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),
+    "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
+    "shuts_down": _wraps(Node, "seat", _seated),
+    "notices_no_progress": _wraps(RestartPolicy, "decide", _later_given_up),
+    "survives_etcd": _sets((LeaderInEtcd, "gives_up", lambda self, *_: Dismiss(94, "") if self.problem else None)),
+}
+"""A bug by the property that it breaks."""
+FIRST = {"in_time": 70, "reruns_elsewhere": 160, "survives_etcd": 120, "stays": 85, "shuts_down": 50}
+"""Seeds with which the search begins; it may as well begin with any other."""
 
-    monkeypatch.setattr(Node, "seat", seat)
 
-
-def _takes_every_end_of_a_connection_for_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def disconnected(self: Node, now_s: float, *, silent: bool, reset: bool = False) -> None:
-        self.link, self.silent, self.gone_s = None, silent, now_s
-
-    monkeypatch.setattr(Node, "disconnected", disconnected)
-
-
-def _seeds_until_broken(word: str, at_most: int, kind: str | None = None, first: int = 0) -> Run:
-    """``kind``: there is one fault, of that kind, and long; with a + what was lost comes back.
-
-    ``first``: the search begins with that seed, and may as well begin with any other.
-    """
-    for seed in itertools.islice(itertools.count(first), at_most):
-        plan = plan_of(seed) if kind is None else plain_plan_of(seed)
-        if kind is not None:
-            comes_back = kind.endswith("+")
-            faults = (Fault(at_s=8.0, kind=kind.removesuffix("+"), which=seed, seconds=75.0, comes_back=comes_back),)
-            plan = dataclasses.replace(plan, faults=faults, work_s=90.0, rules=replace(plan.rules, at_once=False))
-        run = simulate(plan)
+def _seeds_until_broken(word: str, at_most: int) -> Run:
+    for seed in itertools.islice(itertools.count(FIRST.get(word, 0)), at_most):
+        run = simulate(plan_of(seed))
         if any(line.startswith(word) for line in run.broken):
             return run
-    raise AssertionError(f"{at_most} runs, and nothing was {word}")
+    raise AssertionError(f"{at_most} runs, and {word} held")
 
 
-@pytest.mark.parametrize(
-    ("bug", "word", "kind", "first"),
-    [
-        (_never_counts, "counted_once", None, 0),
-        (_leaves_one_out, "nobody_left_out", "rank_fails", 0),
-        (_shuffles_places, "nobody_left_out", "rank_fails", 0),
-        (_changes(job_cycle, "verdict_on", _another), "causes", None, 3),
-        (_changes(job_cycle, "verdict_on", _nobody), "causes", "rank_fails", 0),
-        (_misses_silence_for_long, "in_time", "host_off", 0),
-        (_does_not_stay, "stays", "node_excluded", 0),
-        (_ends_for_nothing, "causes", None, 2),
-        (_is_never_cut_off, "no_two_cycles", "host_cut", 3),
-        (_each_its_own_code, "codes", None, 7),
-        (_judges_nothing, "it_ends", None, 0),
-        (_forgets_the_record, "one_decision", None, 15),
-        (_changes(job_cycle, "verdict_on", _given_up), "is_due", None, 3),
-        (_keeps_the_reason_to_itself, "is_said", None, 0),
-        (_begins_with_one_too_few, "has_its_size", None, 0),
-        (_lets_nodes_join_at_once, "ends_for_a_reason", None, 19),
-        (_keeps_the_first_store, "meets_at_its_store", None, 0),
-        (_goes_on_without_progress, "notices_no_progress", None, 24),
-        (_forgets_a_shutdown, "shuts_down", None, 410),
-        (_takes_every_end_of_a_connection_for_an_exit, "c", None, 30),
-    ],
-)
-def test_a_planted_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None], word: str, kind: str | None, first: int
-) -> None:
-    bug(monkeypatch)
-    run = _seeds_until_broken(word, 400, kind, first)
+@pytest.mark.parametrize("word", BUGS)
+def test_property_is_broken_by_a_planted_bug(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    BUGS[word](monkeypatch)
+    run = _seeds_until_broken(word, 200)
     monkeypatch.undo()
     assert simulate(run.plan).broken == []
 
 
 def test_a_seed_that_breaks_something_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    _each_its_own_code(monkeypatch)
-    run = _seeds_until_broken("codes", 50, first=7)
-    nodes, drop = shrunk(run.plan.seed)
-    assert nodes is None or nodes <= run.plan.nodes
-    assert len(drop) >= len(run.plan.faults) - 1  # one fault is enough for that one
+    _CODES(monkeypatch)
+    run = _seeds_until_broken("codes", 50)
+    assert len(shrunk(run.plan)) >= len(run.plan.faults) - 1  # one fault is enough for that one

@@ -73,10 +73,19 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
+def test_launcher_that_takes_over_says_why_the_cycle_ended_which_the_one_before_may_not_have() -> None:
+    driven = running(1)
+    ends(driven)
+    assert driven.said == []
+    driven.hear(job.PrintsJobLines(True))
+    driven.hear(job.PrintsJobLines(True))
+    assert driven.said == [WHY]
+
+
 def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
     why = "too few"
-    for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [why])):
+    for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
         driven = running(place, shares_output=True)
         ends(driven)
         driven.hear(job.PrintsJobLines(is_told), job.Leave(94, why, True))
