@@ -25,7 +25,7 @@ from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
-from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection, Listener
+from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
 from megatron_ft.launcher.coordination.endpoint import own_host, take_endpoint
 from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.launcher.coordination.leader_process import LeaderProcess
@@ -100,15 +100,10 @@ def joined(
         if listener is not None:
             listener.close()
         raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-
-    def transport(listener: Listener) -> CoordinatorConnection | InProcess:
-        if place.is_alone:
-            return InProcess(reactor, listener, defined)
-        return CoordinatorConnection(reactor, secret, listener, say=launcher.say)
-
+    connection = functools.partial(CoordinatorConnection, reactor, secret, say=launcher.say)
     coordination = Coordination(
         _identity(place, here, format_address(name, port) if name else "this process", past),
-        transport=transport,
+        transport=lambda each: InProcess(reactor, each, defined) if place.is_alone else connection(each),
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,
