@@ -156,7 +156,11 @@ def train(
         "TMPDIR": str(work / "tmp"),
         "HF_HUB_OFFLINE": "1",
     }
-    env |= {"PYTHONPATH": str(HERE.parents[1]), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    env |= {
+        "PYTHONPATH": f"{HERE.parents[1]}:{sources}/karpathy+minGPT",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
         "1"  # torchrun's next ranks may hang: they read addresses of the last ones
     )
