@@ -45,6 +45,7 @@ of_gpus = wrapper.__init__
 wrapper.__init__ = lambda self, module, device_ids=None, **options: of_gpus(self, module, **options)
 
 if __name__ == "__main__":
+    torch.manual_seed(1)  # some of them set no seed
     del sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
