@@ -88,7 +88,7 @@ PROGRAMS = (
         EXAMPLES + "/imagenet/main.py data -a shufflenet_v2_x0_5 --epochs 4 -b 8 -j 0 --seed 1 --no-accel "
         "--dist-url env:// --dist-backend gloo -p 1",
         r"Epoch: \[2\]",
-        "checkpoint.pth.tar",
+        r"\* Acc@1 ([\d.]+ Acc@5 [\d.]+)",  # both ranks write the same file of weights
         PICTURES,
     ),
     Program("DDP example", f"{ON_CPU} {EXAMPLES}/distributed/ddp/example.py", "Initializing", "(training completed)"),
