@@ -50,7 +50,7 @@ import uses_cuda
 import raises_at_times
 from late import PID
 shared = [name for name in sys.argv[1:] if sys.modules[name].PID != os.getpid()]
-sys.stdout.write(" ".join([RANK, CYCLE, *shared]) + "\n")  # as a whole beside that of the other rank
+sys.stdout.write(" ".join([RANK, CYCLE, *shared]) + "\\n")  # as a whole beside that of the other rank
 """.replace("RANK, CYCLE", "os.environ['RANK'], os.environ['FT_CYCLE']")
 
 
@@ -94,7 +94,7 @@ def test_import_that_acts_is_left_to_the_ranks_and_all_others_are_shared(launche
     assert sorted(finished.out.splitlines()) == [
         *("0 0", f"0 1 {shared}", f"0 2 {shared}", "1 0", f"1 1 {shared}", f"1 2 {shared}"),
     ]
-    assert shared_up_to(launched) == ["script.py:10"]
+    assert shared_up_to(launched) == ["script.py:11"]
 
 
 def test_after_five_imports_that_act_only_what_comes_before_the_first_is_shared(

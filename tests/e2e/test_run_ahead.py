@@ -55,7 +55,11 @@ def normal(text: str, directory: Path) -> str:
     """Without what no two runs have in common."""
     # what serves the reference's names is there, and nothing else of ours
     text = text.replace(str(directory), "HERE").replace(f"{STARTUP}:", "")
-    text = re.sub(r"<megatron_ft\.rank\.reference\.finder\._Finder object at 0x[0-9a-f]+>, ", "", text)
+    text = re.sub(
+        r"<megatron_ft\.rank\.(reference\.finder\._Finder|base\.replacing\.ImportHook) object at 0x[0-9a-f]+>, ",
+        "",
+        text,
+    )
     text = re.sub(r"0x[0-9a-f]+|started \d+", "NUMBER", text)
     return re.sub(r"^\d+ \d+$", "PID PID", text, flags=re.MULTILINE)
 
