@@ -26,7 +26,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Most tests wait for processes more than they compute; four of them run at a time (tests/conftest.py), beside those of
+# Most tests wait for processes more than they compute; five of them run at a time (tests/conftest.py), beside those of
 # which that is all. Those of one file stay together, for what they share. The order is that of the folders: the long
 # ones of tests/e2e first, so that none is left alone at the end.
 TEST_JOBS ?= 6

@@ -35,7 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     slots = None
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        slots = Slots(base.parent.parent / "megatron_ft.slots", 2 * (os.cpu_count() or 1))
+        slots = Slots(base.parent.parent / "megatron_ft.slots", 2 * (os.cpu_count() or 1) + 1)
     session.config.stash[_SLOTS] = slots
 
 
