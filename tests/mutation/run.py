@@ -40,7 +40,7 @@ from tests.mutation.mutants import Mutant, code_of, mutants_of
 ROOT = Path(__file__).parents[2]
 PURE = tuple(ROOT / "megatron_ft" / room for room in ("core", "diagnosis", "job/rules", "learning", "memory/rules"))
 UNIT = ROOT / "tests" / "unit"
-ROOMS = ("core", "diagnosis", "job", "learning", "memory", "monitor")  # of tests/unit
+ROOMS = ("core", "diagnosis", "job", "learning", "memory/rules", "monitor", "records")  # of tests/unit
 MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
