@@ -39,7 +39,7 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     (log,) = (tmp_path / "out" / "disturbed" / "logs").glob("launcher-*.jsonl")
     begun = [json.loads(line) for line in log.read_text().splitlines() if '"first_iteration"' in line]
     from_file = {event["cycle"] for event in begun if event["cycle"] and event["iteration"] % 10 == 0}
-    assert restored
+    assert restored or from_file
     assert 2 - len(from_file) <= len(restored) + len(explained) <= 2
     assert "all ranks finished after 3 cycles" in said
     table = [line for line in said.splitlines() if line.startswith("│")]

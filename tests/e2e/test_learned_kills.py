@@ -99,7 +99,8 @@ def test_a_rank_of_another_node_that_computes_is_seen_from_here(launcher: Launch
     assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
     assert [node.events("verdict", role="monitor") for node in nodes] == [[], []]
     given = [each for node in nodes for each in node.events("more_time")]
-    assert {each["progress"].partition(" ")[2].partition(" ")[0] for each in given if each["rank"] == 0} == {"1"}
+    first = next(each for each in given if each["rank"] == 0)  # a later one may be after the end of the long step
+    assert first["progress"].startswith("rank 1 computes")
 
 
 @pytest.fixture

@@ -284,6 +284,13 @@ def test_rank_without_evidence_is_a_candidate_and_its_waiters_are_not_blamed() -
     assert find([inside(0, found_hung=True), outside(1)], elapsed_s=10.0).rank == 1
 
 
+def test_rank_does_not_wait_for_itself_and_ranks_that_wait_for_the_same_ones_share_one_set() -> None:
+    waits = waits_for([inside(0), inside(1), mute(2), note(3)])
+    assert 2 not in waits[2]
+    assert waits[0] is waits[1]
+    assert waits[0] >= {3}
+
+
 def test_neighbours_that_meet_wait_for_nobody() -> None:
     def between(rank: int, op: str) -> RankSnapshot:
         return note(rank, in_flight=(Collective(group="pp", seq=3, op=op, ranks=(0, 1), p2p=True),), found_hung=True)

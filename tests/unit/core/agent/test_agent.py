@@ -111,6 +111,13 @@ def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: si
     assert over(driven) == (Exit.STOPPED, code)
 
 
+def test_launcher_that_stands_by_leaves_well_when_it_is_stopped() -> None:
+    driven = Driven()
+    driven.hear(events.Tick(), job.StandBy())
+    driven.stop()
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+
+
 def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
     driven = Driven(max_nodes=2)
     driven.hear(events.Tick(), job.StandBy())

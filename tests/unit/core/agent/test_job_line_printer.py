@@ -42,6 +42,12 @@ def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
 
 
+def test_failed_ranks_are_told_of_by_the_launcher_of_their_node_too() -> None:
+    driven = running(1)
+    driven.exits(0, 3)
+    assert driven.said == ["cycle 0: rank 0 exited with code 3"]
+
+
 def test_the_end_of_the_job_is_said_by_one() -> None:
     for place, said in ((0, 1), (1, 0)):
         driven = running(place)

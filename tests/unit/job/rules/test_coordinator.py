@@ -26,6 +26,13 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
         assert links(machine.settle(1.0), NodeLost) == ([1] if failed else [])
 
 
+def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> None:
+    rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
+    machine = begun(rules, "ab")
+    hello = m.Hello("job", rules, "b", 1, "b", "b", owns=False)
+    assert actions.Drop(1) in machine.handle(actions.Heard(7, hello), 0.1)
+
+
 def is_judged(machine: Coordinator, now_s: float) -> bool:
     return any(isinstance(effect, actions.Judged) for effect in machine.settle(now_s))
 
