@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -50,6 +51,7 @@ class EtcdServer:
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # all of its threads have stopped
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
