@@ -33,8 +33,8 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
     (
         _HARDWARE,
         "ECC error of the GPU",
-        r"uncorrect(able|ed) .{0,20}ecc|double[- ]bit ecc|uncorrectable ecc|ecc_?uncorrectable"
-        r"|contained ecc",
+        r"uncorrect(able|ed) .{0,20}ecc|double[- ]bit ecc|ecc_?uncorrectable|contained ecc"
+        r"|row[ -]remap\w* (failure|failed|pending)",
     ),
     (
         _HARDWARE,
@@ -46,24 +46,30 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _HARDWARE,
         "lost GPU",
         r"gpu[ _]is[ _]lost|fallen off the bus|unable to determine the device handle|cuda_?error_?device_?unavailable"
-        r"|device\(s\) is/are busy or unavailable|gpu requires reset|row[ -]remap\w* (failure|failed|pending)"
-        r"|nvidia-smi has failed|communicate with the nvidia driver|rminitadapter failed"
-        r"|all cuda-capable devices are busy|\bgsp (rpc|firmware)|from gsp\b|inforom is corrupt|fabric ?manager"
-        r"|fabric state",
+        r"|device\(s\) is/are busy or unavailable|all cuda-capable devices are busy",
     ),
     (_HARDWARE, "no GPU", r"no cuda gpus are available|no cuda-capable device|cuda_error_no_device"),
-    (_HARDWARE, "fabric manager not ready", r"system not yet initialized|system_?not_?ready"),
+    (
+        _HARDWARE,
+        "fabric manager not ready",
+        r"system not yet initialized|system_?not_?ready|fabric ?manager|fabric state",
+    ),
     (
         _HARDWARE,
         "driver mismatch",
-        r"driver/library version mismatch|unsupported display driver|failed to initialize nvml|driver not loaded"
-        r"|nvml error",
+        r"driver/library version mismatch|unsupported display driver|failed to initialize nvml",
+    ),
+    (
+        _HARDWARE,
+        "driver not running",
+        r"driver not loaded|nvml error|nvidia-smi has failed|communicate with the nvidia driver|rminitadapter failed",
     ),
     (
         _HARDWARE,
         "GPU hardware error",
         r"hardware stack error|cuda_error_hardware|gpu hardware (error|failure|fault)|\bgpu hang|hw exception by gpu"
-        r"|amdgpu.{0,60}(\bras\b|gpu reset|poison|uncorrect)|hw slowdown|thermal (slowdown|violation)",
+        r"|amdgpu.{0,60}(\bras\b|gpu reset|poison|uncorrect)|hw slowdown|thermal (slowdown|violation)"
+        r"|gpu requires reset|\bgsp (rpc|firmware)|from gsp\b|inforom is corrupt",
     ),
     (
         _HARDWARE,
@@ -119,8 +125,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|\bcorrupt(ed|ion)?\b|hash(es)? (mismatch|do not match)|consistency check failed|datalosserror|arrowinvalid"
         r"|(file|checkpoint|archive|data|record|image)( file)? (is |was |seems |may be |appears to be )?"
         r"(corrupt|damaged|truncated|incomplete)|crc(32)? (mismatch|check|error)|checksum (mismatch|error|fail)"
-        r"|(bad|invalid|wrong) magic|safetensor_?error|unpicklingerror|tarfile\.readerror|cannot identify image file"
-        r"|unable to (synchronously )?open (file|object|dataset)",
+        r"|(bad|invalid|wrong) magic|safetensor_?error|unpicklingerror|tarfile\.readerror|cannot identify image file",
     ),
     (
         _STORAGE,
@@ -165,8 +170,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         r"|incompleteread|could not connect to the endpoint url|\b50\d server error\b|\b50[234] (bad|service|gateway)\b"
         r"|(failed|unable|not|n't)( to)? connect( to|:)|urlopen error|dial tcp|handshake timeout|i/o timeout|\bcurl\b"
         r"|violation of protocol|\bconnect timeout\b|connection timed out|etimedout|errno 110\b|localentrynotfound"
-        r"|too many requests"
-        r"|proxyerror|tunnel connection"
+        r"|too many requests|proxyerror|tunnel connection"
         r"|ssl(error|eoferror|zeroreturn)|certificate[_ ]verify|run initialization has timed out|commerror"
         r"|(hub|http|url|server|download).{0,60}(timed out|not reachable|unreachable)|offline ?mode is enabled",
     ),
@@ -211,8 +215,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         "invalid kernel",
         r"illegal instruction was encountered|no kernel image is available|invalid device function"
         r"|not supported (by|on) this (gpu|device)|hiperrornobinary|invalid configuration argument"
-        r"|too many resources requested"
-        r"|ptxas|only supports .{0,40}gpus?\b"
+        r"|too many resources requested|ptxas|only supports .{0,40}gpus?\b"
         r"|requested functionality is not supported|(cublas|cudnn|cusparse)_status_(not_supported|arch_mismatch)",
     ),
     (
@@ -260,8 +263,7 @@ _SIGNS: tuple[tuple[FailureClass, str, str], ...] = (
         _WORKLOAD,
         "misused collectives",
         r"init_process_group|re-?initialize cuda in forked|ncclinvalid(usage|argument)|duplicate gpu detected"
-        r"|mismatch(ed)? .*collective"
-        r"|detected mismatch between collectives",
+        r"|mismatch(ed)? .*collective|detected mismatch between collectives",
     ),
 )
 """Class, sign, and regular expression for the lower-case text. The first match counts: what names the broken part
@@ -294,8 +296,7 @@ _TOPICS = (
         _NETWORK,
         re.compile(
             r"\bnet/(ib|ofi|socket|plugin)|\brocev?\d?\b|infiniband|libfabric|\befa\b|tcp connection"
-            r"|server disconnected"
-            r"|\bmlx\d|\bhca\b|\bibv_|\brdma|firewall|\bdns\b|unreachable|network interface"
+            r"|server disconnected|\bmlx\d|\bhca\b|\bibv_|\brdma|firewall|\bdns\b|unreachable|network interface"
         ),
     ),
     (
@@ -305,7 +306,7 @@ _TOPICS = (
         ),
     ),
 )
-"""What a text that fits no sign is about: it names a part and tells that it failed."""
+"""Class of a text that fits no sign, by the part of the machine that it names."""
 _COMPLAINS = re.compile(
     r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only"
     r"|only supports?|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible"
@@ -319,8 +320,8 @@ _OF_OTHERS = re.compile(
     r"cuda|nccl|\bhip|rccl|gloo|socket|connect|time[d ]?-?out|network|\brdma|\bib\b|\bi/o\b|storage|disk|peer|remote"
     r"|process|worker|actor|\bnode\b|host|errno|ioerror|https?:|driver|interrupt|signal|store\b"
 )
-"""An error, in lower case, that complains about a value or a version, and names no device, link, file system or
-process: the program's own, whatever its type."""
+"""An error, in lower case, that complains about a value or a version is the program's own, whatever its type, unless
+it names a device, link, file system or process."""
 _COMPILED = tuple((kind, sign, re.compile(pattern, re.DOTALL)) for kind, sign, pattern in _SIGNS)
 _LOST_PEER = re.compile(
     r"ncclremoteerror|remote process exit|watchdog caught collective|socket recv failed while polling"
@@ -330,12 +331,11 @@ _LOST_PEER = re.compile(
     r"|actor (died|is dead|has died)|worker (process )?(has died|died|unexpectedly exits)|rendezvousclosed"
     r"|(another|other|a different) (rank|worker|process|node|task)s? (has |have )?(failed|exited|died|crashed)"
     r"|waiting \d+ms for (recv|send) operation|recvvalue failed|sendbytes failed|recvbytes failed"
-    r"|failed to recv, got 0 bytes"
     r"|srun: error: .{0,60}(exited with|killed|terminated)|mpi_abort was invoked|got signal: ?15"
     r"|processexitedexception|processraisedexception|childfailederror|broken pipe.{0,80}(store|rank)"
     r"|(store|rank).{0,80}broken pipe|monitoredbarrier|exception on one of the ranks|ownerdied"
     r"|lost communication with|peer .{0,30}(gone|exited|disconnected|died|down)|closing signal sig"
-    r"|taking the entire process down",
+    r"|taking the entire process down|failed to recv, got 0 bytes",
 )
 
 

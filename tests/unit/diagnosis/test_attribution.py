@@ -55,6 +55,7 @@ def test_error_that_no_sign_fits_has_no_class(text: str) -> None:
         ("RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)", "shared memory too small"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shared memory too small"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/dev/shm/vocab.bin'", ""),
+        ("FileNotFoundError: [Errno 2] Unable to synchronously open file (unable to open file: name = 'a.h5')", ""),
         ("RuntimeError: this dtype is not supported by this GPU hardware", "invalid kernel"),
         ("RuntimeError: Cuda failure 'out of memory'", "GPU out of memory"),
         ("OutOfResources: out of resource: shared memory, Required: 163840", "kernel too large for the GPU"),
