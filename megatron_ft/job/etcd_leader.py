@@ -25,7 +25,7 @@ class LockLost(Exception):
 
 
 class Work(NamedTuple):
-    """What etcd is asked for. ``ask`` returns False if the lock is lost; a change is asked for until etcd answers."""
+    """A request to etcd. ``ask`` returns False if the lock is lost; a change is asked for until etcd answers."""
 
     ask: Callable[[], bool]
     is_change: bool

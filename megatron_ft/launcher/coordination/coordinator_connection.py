@@ -68,7 +68,7 @@ class CoordinatorConnection:
         self.connecting: set[str] = set()
         """Addresses to which a thread connects."""
         self._known: dict[str, tcp.Target] = {}
-        """Where a host was found last, by ``host:port``, to be used once: it may have moved since."""
+        """The last address of each host, by ``host:port``; it is used once, as the host may have moved."""
         self.peer: tcp.Peer | None = None
         self._handshake = LauncherHandshake(secret)
         self._waits_for_room = False

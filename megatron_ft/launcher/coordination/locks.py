@@ -29,7 +29,7 @@ _NODES_AT_ONCE = 1000
 
 
 class _Found(NamedTuple):
-    """What a look into etcd has found: the leader, and the lock if this launcher has taken it."""
+    """The result of a look into etcd: the leader, and the lock if this launcher has taken it."""
 
     seen: Seen
     listener: socket.socket | None = None

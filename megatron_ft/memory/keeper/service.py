@@ -89,7 +89,7 @@ class RankCaller:
 
 @dataclass(eq=False)
 class _Cycle:
-    """What is known of the cycle that was prepared last.
+    """The cycle that was prepared last, with all that is known of it.
 
     Args:
         complete: newest snapshot that all ranks of the job have.

@@ -86,7 +86,7 @@ class KeeperConnection:
     """Requests and answers, one at a time, in one thread at a time."""
 
     quiet_until_s = 0.0
-    """Of all connections of this process."""
+    """Time until which no connection of this process asks the keeper, which hasn't answered."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -47,7 +47,7 @@ class Leader:
         return not self.work
 
 
-def test_what_follows_from_a_decision_waits_until_etcd_has_it() -> None:
+def test_effects_of_a_decision_wait_until_etcd_has_it() -> None:
     leader, follows = Leader(), Send([1], Assignment(decided(0).record.decision, 0))
     tells_nothing = [Send([2], Admitted(5)), Send([1], Beat())]
     assert leader.etcd.admit([decided(0), follows, *tells_nothing]) == tells_nothing
