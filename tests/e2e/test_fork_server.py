@@ -160,7 +160,7 @@ def test_module_that_ranks_load_later_is_shared_from_the_next_cycle_on(launcher:
         "import os, sys, time\nimport torch, torch.distributed as dist\nhad = 'torch._dynamo' in sys.modules\n"
         "cycle = int(os.environ['FT_CYCLE'])\ndist.init_process_group('gloo')\n"
         "torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)\n"
-        "print(cycle, had, flush=True)\ntime.sleep(1)\n"
+        "sys.stdout.write(f'{cycle} {had}\\n')\ntime.sleep(1)\n"
         "dist.barrier()\ndist.destroy_process_group()\nsys.exit(not had)\n"
     )
     launched = launcher.start([str(script)], *TWO, "--max-restarts=9", "--ft-max-no-progress-cycles=0")
@@ -184,7 +184,8 @@ state = int(found.value or b"0")
 row = [random.random(), numpy.random.rand(), uuid.uuid4().hex, os.urandom(4).hex(), ssl.RAND_bytes(4).hex()]
 row += [SEED, KERNEL, time.time_ns(), random.Random().random(), numpy.random.default_rng().random()]
 cycle, rank = os.environ["FT_CYCLE"], os.environ["RANK"]
-print(cycle, state, torch.rand(1).item(), *row, flush=True)
+words = [cycle, state, torch.rand(1).item(), *row]
+sys.stdout.write(" ".join(map(str, words)) + "\\n")  # as a whole beside that of the other rank
 open(f"done.{cycle}.{rank}", "w").close()
 while not all(os.path.exists(f"done.{cycle}.{each}") for each in "01"):
     time.sleep(0.01)
