@@ -65,9 +65,6 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
     if place is None or place.restore is None or is_child():
         return None
     key = place.restore
-    running = saving.running()
-    if running is not None:
-        running.disconnect()  # the keeper takes one connection per rank
     if newer_than is not None and key.iteration <= newer_than:
         restoring.begin_without(place, key, newer_than)
         return None

@@ -140,7 +140,6 @@ def test_state_on_the_device_is_what_it_was_at_the_moment_of_the_call(
         each.fill_(7.0)
     saver.wait()
     assert saver.verified == SnapshotKey(0, 0, 2)
-    saver.disconnect()
     target: dict[str | int, Any] = {"large": torch.zeros_like(large), "strided": torch.zeros_like(state["strided"])}
     restoring.restore(place, SnapshotKey(0, 0, 2), target)
     assert target["large"].is_cuda

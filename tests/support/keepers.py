@@ -39,8 +39,8 @@ class RealKeeper:
         self.path = path
         self.launcher = Channel(here)
         self._listener = listen(str(path))
-        service = KeeperService(self._listener, Channel(there), DIGEST)
-        self._thread = threading.Thread(target=service.run, daemon=True)
+        self._service = KeeperService(self._listener, Channel(there), DIGEST)
+        self._thread = threading.Thread(target=self._service.run, daemon=True)
         self._thread.start()
         self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
         self.heard: list[Any] = []
@@ -70,7 +70,11 @@ class RealKeeper:
     def close(self) -> None:
         self.launcher.close()
         self._thread.join()
+        for caller in self._service._callers.values():
+            caller.channel.close()
         self._listener.close()
+        if (running := saving.running()) is not None:
+            running.wait()
 
 
 class ScriptedKeeper:
@@ -79,6 +83,7 @@ class ScriptedKeeper:
     def __init__(self, path: Path, answers: dict[type, Any] | None = None) -> None:
         self.answers = {KeeperHello: Granted()} if answers is None else answers
         self.requests: list[Any] = []
+        self._channels: list[Channel] = []
         self._listener = listen(str(path))
         self._listener.setblocking(True)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -90,6 +95,9 @@ class ScriptedKeeper:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for each in self._channels:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -98,6 +106,7 @@ class ScriptedKeeper:
 
     def _serve(self, sock: socket.socket) -> None:
         channel = Channel(sock)
+        self._channels.append(channel)
         with contextlib.suppress(ChannelClosedError, ProtocolError):
             while True:
                 select.select([channel.fileno()], [], [])
@@ -120,7 +129,4 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeep
     monkeypatch.setattr(objects, "_keys", {})
     say.forget()
     yield keeper
-    running = saving.running()
-    if running is not None:
-        running.disconnect()
     keeper.close()

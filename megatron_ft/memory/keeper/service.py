@@ -64,11 +64,16 @@ _NO_DESCRIPTORS = "the keeper has too many open files"
 
 @dataclass(eq=False)
 class RankCaller:
-    """One connection. ``rank``: -1 until its hello."""
+    """One connection, of which a rank may have several. ``rank``: -1 until its hello.
+
+    ``writes``: it has asked for a segment; what it writes ends with it.
+    """
 
     channel: Channel
+    pid: int
     pidfd: int
     rank: int = -1
+    writes: bool = False
     waits_for: BeginSegment | CommitSegment | Fetch | None = None
     """Request that isn't answered yet."""
     fd: int = field(init=False)
@@ -266,7 +271,7 @@ class KeeperService:
         if accepted is None:
             time.sleep(_PAUSE_S)  # there may be too many open files, and the peer goes on knocking
             return
-        caller = RankCaller(accepted[0], accepted[2])
+        caller = RankCaller(*accepted)
         self._callers[caller.fd] = caller
         self._reactor.watch(caller.fd, partial(self._read, caller))
         self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
@@ -294,7 +299,7 @@ class KeeperService:
         del self._callers[caller.fd]
         caller.channel.close()
         os.close(caller.pidfd)
-        for held in self._segments.of(caller.rank, SegmentState.WRITING):
+        for held in self._segments.of(caller.rank, SegmentState.WRITING) if caller.writes else []:
             self._drop(held)
 
     def _serve(self, caller: RankCaller, request: Any) -> None:
@@ -321,7 +326,7 @@ class KeeperService:
             return f"this is cycle {self._cycle.prepared.cycle}, not {hello.cycle}"
         if hello.rank not in self._cycle.prepared.ranks:
             return f"rank {hello.rank} is not of this node"
-        others = [each for each in self._callers.values() if each.rank == hello.rank and each is not caller]
+        others = [each for each in self._callers.values() if each.rank == hello.rank and each.pid != caller.pid]
         if any(each.is_open and not is_gone(each.pidfd) for each in others):
             return f"another process is connected as rank {hello.rank}"
         for gone in others:
@@ -349,7 +354,7 @@ class KeeperService:
             self._cycle.demands = demands
         for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
             self._drop(held_segment)  # of a snapshot that the rank has given up
-        caller.waits_for = demand
+        caller.waits_for, caller.writes = demand, True
 
     def _drop(self, held: HeldSegment) -> None:
         """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""

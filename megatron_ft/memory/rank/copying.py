@@ -11,6 +11,7 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Raw
@@ -86,12 +87,10 @@ class Plan(NamedTuple):
 
 
 def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
-    """Return where these tensors go; ``last`` if it fits. All have passed `why_unfit`."""
-    if last is not None and len(last.shapes) == len(tensors):
-        known = zip(tensors, last.dtypes, last.shapes, strict=True)
-        if all(each.dtype is dtype and each.shape == shape for each, dtype, shape in known):
-            return last
+    """Return where these tensors go; ``last`` if it fits. None of them is unfit."""
     dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
+    if last is not None and dtypes == last.dtypes and shapes == last.shapes:
+        return last
     names = [*map(name_of_dtype, dtypes)]
     sizes = [ITEM_BYTES[name] * shape.numel() for name, shape in zip(names, shapes, strict=True)]
     *offsets, end = accumulate(sizes, initial=0)
@@ -105,20 +104,34 @@ def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
     return Plan(dtypes, shapes, encode_rows(zip(names, shapes, strict=True)), sizes, offsets, end, runs)
 
 
+_look = attrgetter("layout", "dtype", "device", "is_nested")
+
+
+def find_unfit(tensors: Sequence[Any]) -> tuple[int, str] | None:
+    """Return the number of a tensor that can't be kept, and why; None if all can."""
+    looks = [*zip(map(type, tensors), map(_look, tensors), strict=True)]
+    found = next(((look, why) for look in set(looks) if (why := _why_unfit(*look))), None)
+    return None if found is None else (looks.index(found[0]), found[1])
+
+
 def why_unfit(tensor: Any) -> str:
     """Return why a tensor can't be kept; empty if it can."""
+    return _why_unfit(type(tensor), _look(tensor))
+
+
+def _why_unfit(kind: type, look: tuple[Any, Any, Any, bool]) -> str:
     import torch
 
-    kind = type(tensor)
+    layout, dtype, device, is_nested = look
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return f"is a {kind.__name__}; give the plain tensor inside it"
-    if tensor.is_nested:
+    if is_nested:
         return "is a nested tensor; give its components"
-    is_known = tensor.is_cpu or tensor.is_cuda
-    if tensor.layout is not torch.strided or not is_known or name_of_dtype(tensor.dtype) not in ITEM_BYTES:
-        return f"is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; keep a copy"
-    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
-        return f"is on {tensor.device}; a state has tensors of the current device only"
+    is_known = device.type in ("cpu", "cuda") and name_of_dtype(dtype) in ITEM_BYTES
+    if layout is not torch.strided or not is_known:
+        return f"is a {layout} tensor of {dtype} on {device}; keep a copy"
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return f"is on {device}; a state has tensors of the current device only"
     return ""
 
 

@@ -22,7 +22,6 @@ _CONNECT_S = 30.0
 _QUIET_S = 300.0
 """Seconds for which a keeper that hasn't answered isn't asked again, unless a rank has to restore."""
 _RETRY_S = 0.05
-_SLICE_S = 0.2
 
 
 class RefusedError(SnapshotError):
@@ -90,8 +89,6 @@ class KeeperConnection:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self.is_left = False
-        """Another thread has set it: no answer is awaited any more."""
         self._channel: Channel | None = None
         self.pickle_key = ""
         """Key for the MAC of what this job pickles; known once connected."""
@@ -116,10 +113,8 @@ class KeeperConnection:
                 self.pickle_key = self.ask(hello, within_s)[0].pickle_key
             except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
-                is_over = time.monotonic() > deadline_s or self.is_left
-                if is_over or isinstance(error, FileNotFoundError | RefusedError):
-                    if not self.is_left:
-                        KeeperConnection.quiet_until_s = time.monotonic() + _QUIET_S
+                if time.monotonic() > deadline_s or isinstance(error, FileNotFoundError | RefusedError):
+                    KeeperConnection.quiet_until_s = time.monotonic() + _QUIET_S
                     # a hello that is refused says nothing about memory
                     raise SnapshotError(f"no keeper answers at {self._place.path}: {error}") from None
                 time.sleep(_RETRY_S)
@@ -136,15 +131,8 @@ class KeeperConnection:
         self.tell(request)
         assert self._channel is not None
         came: tuple[int, ...] = ()
-        deadline_s = time.monotonic() + timeout_s
         try:
-            while True:
-                try:
-                    message, came = self._channel.wait_message(min(_SLICE_S, timeout_s))
-                    break
-                except TimeoutError:
-                    if self.is_left or time.monotonic() >= deadline_s:
-                        raise
+            message, came = self._channel.wait_message(timeout_s)
             found = KEEPER_TO_RANK.parse(message)
             if isinstance(found, Granted) and len(came) == fds:
                 return found, came[0] if came else -1

@@ -56,7 +56,6 @@ def available(label: str) -> dict[int, SnapshotKey]:
         running.wait()
         if running.verified is not None:
             keys.insert(0, running.verified)
-        running.disconnect()  # the keeper takes one connection per rank
     if not keys:
         _key(place)  # the keeper starts now rather than at the first save
     found: dict[int, SnapshotKey] = {}
@@ -101,8 +100,6 @@ def _key(place: Place) -> str:
     """Return the key of the MAC; empty, with a line, if no keeper has one."""
     if place.path in _keys:
         return _keys[place.path]
-    if (running := saving.running()) is not None:
-        running.disconnect()  # the keeper takes one connection per rank
     connection = KeeperConnection(place)
     try:
         connection.open(_CONNECT_S, must=False)

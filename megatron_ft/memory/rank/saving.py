@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import math
 import os
-import queue
 import threading
 import time
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan
 from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rank import restoring
-from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, find_unfit, plan_for
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import take_apart
 from megatron_ft.memory.rules.retention import BeginSegment, refuse_chunk
@@ -88,19 +87,15 @@ class Saver:
         self._connection = KeeperConnection(place)
         self._lock = threading.Lock()
         """Held by the one `save` that runs."""
-        self._jobs: queue.SimpleQueue[_Filled | None] = queue.SimpleQueue()
-        """Segments to finish; None: one is needed for the next snapshot."""
         self._thread: threading.Thread | None = None
-        self._idle = threading.Event()
-        self._idle.set()
+        """Finishes a snapshot, and gets the segment for the next one."""
         self._skipped = 0
         """Number of snapshots in a row that were skipped because the thread was busy."""
         self._returned_s = 0.0
         self._mapping: Mapping | None = None
         """Segment for the next snapshot."""
         self._plan: Plan | None = None
-        self._wanted = self._locked_bytes = 0
-        """Bytes of a segment, and of page-locked memory."""
+        self._wanted = BeginSegment(0)
         self._era, self._newest = 0, -1
         """Of the iterations that `save` was called for."""
         self._last_saved: SnapshotKey | None = None
@@ -150,34 +145,36 @@ class Saver:
     def _save(self, key: SnapshotKey, state: object, number: int) -> str:
         """Return why there is no snapshot; empty if it is on its way. ``number``: of those that are due."""
         bound_s = min(_WAIT_S, _WAIT_SHARE * (time.monotonic() - self._returned_s))
-        if not is_aligned(number, self._skipped) or not self._idle.wait(bound_s):
+        if not is_aligned(number, self._skipped) or not self.wait(bound_s):
             self._skipped = min(self._skipped + 1, _MOST_SKIPPED)
             return "the snapshot before isn't verified yet"
         self._skipped = 0
         try:
             head, tensors, plan = self._prepare(key, state)
             need = plan.data_bytes + len(head) + DIGEST_BYTES * len(tensors) + TRAILER_BYTES
-            mapping = self._segment(need, plan.data_bytes)
-            if mapping is None:
-                return self._reason or "there is no memory for it"
-            copy_tensors(tensors, plan, mapping)
+            if self._mapping is None or self._mapping.nbytes < need:
+                # the next layout that is a little longer must not need another segment
+                wanted = max(self._wanted.segment_bytes, need + (need - plan.data_bytes) // 4 + _SLACK)
+                is_on_device = any(each.is_cuda for each in tensors)
+                self._wanted = BeginSegment(wanted, min(LOCKED_BYTES, 2 * plan.data_bytes) if is_on_device else 0)
+                self._finish(None)
+                if not self.wait(_WAIT_S) or self._mapping is None:
+                    return self._reason or "there is no memory for it"
+            copy_tensors(tensors, plan, self._mapping)
         except (SnapshotError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's
             if isinstance(error, SnapshotError) and not self._taken:
                 raise
             return self._warn(key.iteration, error)
         self._last_saved, self._taken = key, self._taken + 1
-        self._give(_Filled(mapping, key, head, plan))
+        self._finish(_Filled(self._mapping, key, head, plan))
         return ""
 
     def _prepare(self, key: SnapshotKey, state: object) -> tuple[bytes, list[Any], Plan]:
         """Return the head of the snapshot, its tensors, and where they go."""
         tree, tensors = take_apart(state)
-        for number, tensor in enumerate(tensors):
-            if why := why_unfit(tensor):
-                raise SnapshotError(f"{name_of(path_of(tree, number) or ())} {why}")
+        if (unfit := find_unfit(tensors)) is not None:
+            raise SnapshotError(f"{name_of(path_of(tree, unfit[0]) or ())} {unfit[1]}")
         plan = self._plan = plan_for(tensors, self._plan)
-        if not self._locked_bytes and any(each.is_cuda for each in tensors):
-            self._locked_bytes = min(LOCKED_BYTES, 2 * plan.data_bytes)
         rank, world = self._place.info.global_rank, self._place.info.world_size
         try:
             head = encode_head(key, rank, world, plan.rows, tree)
@@ -189,30 +186,14 @@ class Saver:
             )
         return head, tensors, plan
 
-    def _segment(self, need: int, data_bytes: int) -> Mapping | None:
-        """Return the mapped segment; the thread gets a larger one if it is too small, None if there is none."""
-        if self._mapping is None or self._mapping.nbytes < need:
-            # the next layout that is a little longer must not need another segment
-            self._wanted = max(self._wanted, need + (need - data_bytes) // 4 + _SLACK)
-            self._give(None)
-            if not self._idle.wait(_WAIT_S):
-                return None
-        mapping = self._mapping
-        return None if mapping is None or mapping.nbytes < need else mapping
-
-    def _give(self, job: _Filled | None) -> None:
-        """Have the thread do something; without one, that is given up."""
-        if self._thread is None:
-            self._jobs = queue.SimpleQueue()
-            thread = threading.Thread(target=self._run, args=(self._jobs,), name="ft_memory", daemon=True)
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError) as error:  # "can't start new thread"
-                self._reason = self._warn(self._newest, error)
-                return
+    def _finish(self, filled: _Filled | None) -> None:
+        """Have a filled segment verified in a thread, which gets the next one; None: only that."""
+        thread = threading.Thread(target=self._run, args=(filled,), name="ft_memory", daemon=True)
+        try:
+            thread.start()
             self._thread = thread
-        self._idle.clear()
-        self._jobs.put(job)
+        except (RuntimeError, MemoryError) as error:  # "can't start new thread"
+            self._reason = self._warn(self._newest, error)
 
     def _count(self, began_s: float, iteration: int) -> None:
         """Tell the user, once each, that there are no snapshots, and what they cost."""
@@ -239,17 +220,11 @@ class Saver:
         self._is_failing = True
         return reason
 
-    def wait(self) -> None:
-        """Return when no snapshot is on its way any more, and the next one can be taken."""
-        self._idle.wait()
-
-    def disconnect(self) -> None:
-        """Give up what is on its way and close the connection; the thread is at rest then. The next `save` connects."""
-        self._connection.is_left = True
-        self._idle.wait()
-        self._let_go()
-        self._connection.close()
-        self._connection.is_left = False
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until no snapshot is on its way and the next one can be taken. Return False if that takes longer."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def _forget(self) -> None:
         """In a child of this process: the connection and the thread are the parent's, and the segment isn't mapped."""
@@ -258,34 +233,26 @@ class Saver:
             with contextlib.suppress(OSError):
                 os.close(self._mapping.fd)
         self._thread = self._mapping = None
-        self._idle.set()
 
     def _stop(self) -> None:
         """At the end of the script: what is on its way may still arrive, for a moment."""
         until_s = time.monotonic() + _STOP_S
-        while self.verified != self._last_saved and not self._idle.wait(0.01) and time.monotonic() < until_s:
+        while self.verified != self._last_saved and not self.wait(0.01) and time.monotonic() < until_s:
             pass
 
     # -- the thread -------------------------------------------------------------------------------------------
 
-    def _run(self, jobs: queue.SimpleQueue[_Filled | None]) -> None:
-        while True:
-            job = jobs.get()
-            self._do(job)
-            self._idle.set()
-            del job
-
-    def _do(self, job: _Filled | None) -> None:
+    def _run(self, filled: _Filled | None) -> None:
         """Have a filled segment verified, and allocate and map the segment for the next snapshot."""
         try:
-            if job is not None:
-                self._finish(job)
-                self.verified, self._failed, self._is_failing = job.key, 0, False
+            if filled is not None:
+                self._commit(filled)
+                self.verified, self._failed, self._is_failing = filled.key, 0, False
             self._let_go()
             if self._connection.open(must=False) and self._place.restore is not None and not restoring.has_restored():
                 self._connection.tell(RankBegan(self._place.restore))  # it trains without what was chosen
             # there may be none as yet: copies to another node are under way
-            request = BeginSegment(self._wanted, self._locked_bytes)
+            request = self._wanted
             _, fd = self._connection.ask(request, _ANSWER_S, fds=1)
             try:
                 allocate(fd, request.segment_bytes)
@@ -298,11 +265,9 @@ class Saver:
         except Exception as error:  # noqa: BLE001 - whatever it is: it costs a snapshot, and training goes on
             self._let_go()
             self._connection.close()
-            if not self._connection.is_left:
-                self._reason = self._warn(self._newest, error)
+            self._reason = self._warn(self._newest, error)
 
-    def _finish(self, filled: _Filled) -> None:
-        """Have a filled segment verified."""
+    def _commit(self, filled: _Filled) -> None:
         mapping, plan, digest = filled.mapping, filled.plan, self._place.digest
         assert digest is not None
         try:

@@ -130,7 +130,6 @@ def new_process(monkeypatch: pytest.MonkeyPatch, restore: str) -> None:
     running = saving.running()
     assert running is not None
     running.wait()
-    running.disconnect()
     monkeypatch.setattr(saving, "_saver", None)
     monkeypatch.setattr(objects, "_keys", {})
     monkeypatch.setenv("FT_MEMORY_RESTORE", restore)

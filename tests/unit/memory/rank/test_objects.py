@@ -111,7 +111,6 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
 ) -> None:
     objects.save(10, {"w": torch.ones(2)}, "here")
     saving.saver(_place()).wait()
-    saving.saver(_place()).disconnect()
     monkeypatch.setattr(saving, "_saver", None)
     monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
     assert objects.available("elsewhere") == {}

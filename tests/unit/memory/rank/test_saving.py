@@ -61,7 +61,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     say.forget()
     yield path
     if saving._saver is not None:
-        saving._saver.disconnect()
+        saving._saver.wait(BOUND_S)
 
 
 @pytest.fixture
