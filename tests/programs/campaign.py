@@ -54,7 +54,10 @@ for path in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Program:
-    """`kill_at`: pattern of the output at which rank 1 is killed. `result`: file of weights, or a pattern (group)."""
+    """`kill_at`: pattern of the output at which rank 1 is killed.
+
+    `result`: file of weights, or pattern with a group of what each of the two ranks prints last.
+    """
 
     name: str
     command: str
@@ -71,9 +74,11 @@ def library(name: str, script: str, kill_at: str = r"step 25\b") -> Program:
 
 PROGRAMS = (
     library("HF Trainer", "hf_trainer.py", r"25/60"),
+    library("TRL and PEFT", "trl_sft.py", r"25/60"),
     library("accelerate", "accelerate_loop.py"),
     library("Lightning", "lightning_fit.py", r"step 45\b"),
     library("litgpt", "litgpt_fabric.py"),
+    library("PyTorch-Ignite", "ignite_loop.py"),
     library("DeepSpeed ZeRO", "deepspeed_zero.py"),
     Program(
         "timm train.py",
@@ -88,7 +93,7 @@ PROGRAMS = (
         EXAMPLES + "/imagenet/main.py data -a shufflenet_v2_x0_5 --epochs 4 -b 8 -j 0 --seed 1 --no-accel "
         "--dist-url env:// --dist-backend gloo -p 1",
         r"Epoch: \[2\]",
-        r"\* Acc@1 ([\d.]+ Acc@5 [\d.]+)",  # both ranks write the same file of weights
+        r"Epoch: \[3\]\[2/2\].*?Loss (\S+)",  # both ranks write the same file of weights
         PICTURES,
     ),
     Program("DDP example", f"{ON_CPU} {EXAMPLES}/distributed/ddp/example.py", "Initializing", "(training completed)"),
@@ -97,6 +102,12 @@ PROGRAMS = (
         f"{ON_CPU} {EXAMPLES}/distributed/FSDP2/example.py --dcp-api",
         "FSDP",
         "checkpoints/dcp_api/*/model_state_dict.pt",
+    ),
+    Program(
+        "tensor parallel example",
+        f"{ON_CPU} {EXAMPLES}/distributed/tensor_parallelism/tensor_parallel_example.py",
+        "Tensor Parallel iter 2 ",
+        "(Tensor Parallel training completed!)",
     ),
     Program(
         "DDP tutorial",
@@ -190,7 +201,7 @@ def train(
     left = {"a process" for stat in all_processes() if is_ours(stat)}
     kill_matching(is_ours, timeout_s=10.0)
     left |= {re.sub(r"\w{8,}", "*", path.name) for path in (work / "tmp").iterdir()}
-    results = re.findall(program.result, text)[-1:] if "(" in program.result else map(str, work.glob(program.result))
+    results = re.findall(program.result, text)[-2:] if "(" in program.result else map(str, work.glob(program.result))
     return code, sorted(results), left, text
 
 

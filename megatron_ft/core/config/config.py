@@ -136,7 +136,8 @@ class ConfigValues:
     Every assignment is validated; a refused one raises `ConfigError` (a ValueError) and changes nothing.
     The object knows which fields were set (`is_set`); copies, pickles, `to_dict` and YAML carry only those.
     `del cfg.field` puts a field's default back. `dataclasses.replace` sets every field: prefer `copy()`.
-    Names that only the launcher or nvidia-resiliency-ext knows are ignored with a warning.
+    Names that only the launcher or nvidia-resiliency-ext knows are ignored with a warning; what was given is kept as an
+    attribute, for programs that read it back, and is no part of copies and files.
     """
 
     initial_rank_heartbeat_timeout: float | None = option(
@@ -207,6 +208,7 @@ class ConfigValues:
             foreign = [name for name in values if name not in FIELDS and is_foreign(name)]
             if foreign:
                 warn_of(foreign)
+            self.keep(values)
             for name, value in values.items():
                 if name not in foreign:
                     setattr(self, name, value)
@@ -217,6 +219,7 @@ class ConfigValues:
             self.__dict__["_assigned"].add(name)
         elif is_foreign(name):
             warn_of([name])
+            self.keep({name: value})
         elif text := removed(name):
             raise ConfigError(text)
         else:
@@ -229,6 +232,10 @@ class ConfigValues:
         self.__dict__.pop(name, None)
         if name == "rank_section_timeouts":
             self.__dict__[name] = SectionTimeoutMap()
+
+    def keep(self, values: Mapping[Any, object]) -> None:
+        """Keep the values of names that are no fields, but known to ft_launcher or nvidia-resiliency-ext."""
+        self.__dict__.update({name: value for name, value in values.items() if name not in FIELDS and is_foreign(name)})
 
     def is_set(self, name: str) -> bool:
         """Return True if the user gave this field a value."""

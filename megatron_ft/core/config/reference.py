@@ -75,7 +75,7 @@ QUIET: dict[str, tuple[str, ...]] = {
 
 def is_said(name: str, value: object) -> bool:
     """Return True if a line is printed for this value of an ignored option."""
-    return str(value).strip().lower() not in QUIET.get(name, ())
+    return value is not None and str(value).strip().lower() not in QUIET.get(name, ())
 
 
 SERVED: dict[str, str] = {

@@ -12,7 +12,7 @@ from megatron_ft.core.config.config import FIELDS, Layer
 from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
 from megatron_ft.core.config.option import Option, check_all, spellings
 from megatron_ft.core.config.option_groups import FIRST, GROUPS
-from megatron_ft.core.config.reference import IGNORED, describe, is_said
+from megatron_ft.core.config.reference import IGNORED, SERVED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.core.errors import ConfigError, near
@@ -275,7 +275,11 @@ def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
     if section is not None:
         theirs = [name for name, value in section.values.items() if name in IGNORED and is_said(name, value)]
         ignored += [(name, f"{name} ({section.where(name)})") for name in theirs]
-        known = {name: value for name, value in section.values.items() if name not in IGNORED}
+        # nvidia-resiliency-ext's to_yaml_file writes null for what wasn't given
+        unset = {
+            name for name, value in section.values.items() if value is None and name in SERVED.keys() - FIELDS.keys()
+        }
+        known = {name: value for name, value in section.values.items() if name not in IGNORED.keys() | unset}
         values = check_all(_IN_FILES, known, section.where)
         layers.append(({name: value for name, value in values.items() if name in FIELDS}, section.where))
         for name in values.keys() & LAUNCHER_OPTIONS.keys() - ours.keys():

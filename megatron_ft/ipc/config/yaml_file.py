@@ -43,7 +43,9 @@ class FaultToleranceConfig(ConfigValues):
         section = read_section(cfg_path)
         if section is None:
             raise ConfigError(f"{_shown(cfg_path)}: there is no {SECTION!r} section")
-        return cls(**_known_values(section, ignore_not_recognized))
+        config = cls(**_known_values(section, ignore_not_recognized))
+        config.keep(section.values)
+        return config
 
     def to_yaml_file(self, cfg_path: str | os.PathLike[str]) -> None:
         """Write the fields that were set, under ``fault_tolerance``. Raises OSError."""
@@ -69,7 +71,10 @@ class FaultToleranceConfig(ConfigValues):
             layers.append((given, _on_command_line))
         if not layers:
             raise ConfigError("no fault tolerance configuration: neither a YAML section nor an option gives one")
-        return cls.resolve(*layers)[0]
+        config = cls.resolve(*layers)[0]
+        config.keep({} if section is None else section.values)
+        config.keep({name[3:]: value for name, value in vars(args).items() if name[:3] == "ft_" and value is not None})
+        return config
 
 
 def command_line_values(args: object) -> dict[str, Any]:

@@ -139,8 +139,10 @@ def test_options_that_only_the_reference_knows_are_ignored_with_one_warning() ->
             cfg: Any = construct(**given)
         assert len(told) == 1
         assert cfg.to_dict() == {"safety_factor": 2.0}
+        assert (cfg.enable_nic_monitor, cfg.pci_topo_file) == (False, "x")  # a program may read them back
     with pytest.warns(UserWarning, match="enable_nic_monitor "):
         cfg.enable_nic_monitor = True
+    assert cfg.enable_nic_monitor is True
     assert cfg.to_dict() == {"safety_factor": 2.0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,13 @@ class TestComplaints:
     def test_lenient_ignores_names_but_not_values(self, tmp_path: Path) -> None:
         path = write(tmp_path, "fault_tolerance: {nonsense: 1, enable_nic_monitor: true, safety_factor: 2}")
         with pytest.warns(UserWarning, match=r"ignored: enable_nic_monitor \(.*:1\) \("):
-            assert set(FaultToleranceConfig.from_yaml_file(path).to_dict()) == {"safety_factor"}
+            cfg: Any = FaultToleranceConfig.from_yaml_file(path)
+        assert (set(cfg.to_dict()), cfg.enable_nic_monitor) == ({"safety_factor"}, True)
+        with pytest.warns(UserWarning, match="enable_nic_monitor"):
+            cfg = FaultToleranceConfig.from_args(
+                argparse.Namespace(ft_cfg_path=path, ft_segment="4", ft_rdzv_impl=None)
+            )
+        assert (cfg.enable_nic_monitor, cfg.segment, hasattr(cfg, "rdzv_impl")) == (True, "4", False)
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
 

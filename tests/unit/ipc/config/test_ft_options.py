@@ -204,6 +204,16 @@ def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
     assert options.config.to_dict() == {"safety_factor": 2.0}
 
 
+def test_null_for_an_option_of_the_reference_is_not_given(tmp_path: Path) -> None:
+    nulls = (
+        "segment: null, checkpoint_iteration_file: null, attribution_endpoint: null, rank_out_of_section_timeout: null"
+    )
+    options = read("--ft-cfg-path", write(tmp_path, f"fault_tolerance: {{{nulls}}}"))
+    assert (options.warnings, options.segment) == ([], read().segment)
+    assert options.config.is_set("rank_out_of_section_timeout")
+    assert not options.was_set("ft-segment")
+
+
 def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> None:
     options = read()
     assert (options.startup_timeout, options.exit_timeout) == (None, None)
