@@ -22,31 +22,25 @@ PATH = Path(__file__).parents[2] / "docs" / "event-log.md"
 _HEAD = f"""\
 # The event log
 
-Each launcher writes one file into the log directory (`--ft-log-dir`), with what its ranks' monitors tell:
+Each launcher writes one file into the log directory (`--ft-log-dir`), also with what its ranks' monitors tell:
 `launcher-HOST-PID-TIME.jsonl`, one JSON object a line. A monitor whose launcher has died writes a file of its own
-(`monitor-...`), and so does a rank that injects a fault or calculates timeouts itself (`rank-...`). The report reads
-nothing else; scripts of yours may read them, too, also while they are written. This page is made from the classes
-that write and read them (`megatron_ft/core/facts/`), and a test holds the two together.
+(`monitor-...`), and so does a rank that injects a fault (`rank-...`). The report reads nothing else; your scripts
+may read them, too, also while they are written.
 
-What ranks do is logged as a `minute` for all ranks of a node, about 250 bytes for each of them, and as `progress`: the
-last 512 section events of a rank, at its end and with evidence on it.
-
-A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]` with its first and last
-iteration. `sections` is an object, by name, also `out_of_section` and `heartbeat`; each is
-`[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count, ...}}]`. Beginnings
-are there if there were at most 6; `first` is the longest of the first 4 times out of section of the cycle, `longest`
-that of all others, `open` the age of the open one, -1 none. The last is a histogram of the others, ten buckets per
-decade: those with the numbers 31 to 40 end at 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8 and 10 s. Times are seconds.
-
-- Every record has `t`, nanoseconds of CLOCK_MONOTONIC of its host, and `ev`, its name. The first one of a file,
-  `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Times
-  of one host can be compared as they are, those of several only through that.
-- `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: pass over what you
-  don't know. Fields in bold are always there; others may be null, or missing in a log of an older version.
-- A line may be cut off by a crash or torn by a full disk: pass over what is no JSON object. A log that has become too
-  large (200 MB for those of one process) goes on in a new file with the same header; of the file before, which then
-  ends in `.before.jsonl`, the newest is kept.
-- `iteration` is how many iterations are done. Cycles count from 0; all nodes number them alike.
+- `t` is nanoseconds of CLOCK_MONOTONIC of the host, `ev` the name of the record. The first one of a file, `log_opened`,
+  tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Compare times of
+  several hosts only through that.
+- `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: ignore what you don't know.
+- A crash or a full disk may cut a line off: ignore what is no JSON object. A log above 200 MB goes on in a new file with the
+  same header; the newest before it is kept as `.before.jsonl`.
+- `iteration` is the number of completed iterations. Cycles count from 0 on all nodes alike.
+- Fields in bold are always there; others may be null, or missing in older logs. A field without a type is text, `rank` a global
+  rank, `pid` a process id; names in `_ns` are nanoseconds like `t`, those in `_s` seconds.
+- A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]`, with the first and the last
+  iteration, times in seconds after `at_ns`. `sections` is an object by name, also `out_of_section` and `heartbeat`, of
+  `[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count, ...}}]`: beginnings of at
+  most 6 intervals; `first` is the longest of the first 4 times out of section of the cycle; `open` is the age of the open one,
+  -1 for none; ten buckets per decade, of which number 40 ends at 10 s.
 
     import json
     for line in open(path):
@@ -60,7 +54,8 @@ PARTS = (
     ("Records of a monitor", monitor),
     ("Records of a rank", rank),
 )
-_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
+_KNOWN = ("rank", "local_rank", "cycle", "pid", "iteration", "seconds")
+_PLAIN = {int: "number", float: "number", str: "text", bool: "boolean", Any: "anything"}
 
 
 def page() -> str:
@@ -79,23 +74,28 @@ def _part(title: str, of: Any) -> Iterator[str]:
     for kind in kinds(of):
         yield f"### `{name_of(kind)}`\n"
         yield f"{_summary(kind)}\n"
-        yield from _table(kind)
+        lines = list(_fields(kind))
+        yield from [*lines, ""] if lines else []
 
 
-def _table(kind: Any) -> Iterator[str]:
+def _fields(kind: Any) -> Iterator[str]:
+    """Yield the fields without a comment in one line, then a line for each of the others and for each inner class."""
     hints, meanings = typing.get_type_hints(kind, include_extras=True), _meanings(kind)
-    if not hints:
-        return
-    yield "| field | type | |\n|---|---|---|"
+    plain, told = [], []
     for field in msgspec.structs.fields(kind):
         name = f"**`{field.name}`**" if field.required else f"`{field.name}`"
-        yield f"| {name} | {_type(field.type)} | {meanings.get(field.name, '')} |"
-    yield ""
+        kind_of = "" if field.name in _KNOWN or field.name.endswith(("_ns", "_s")) else _type(field.type)
+        typed = name if kind_of in ("", "text") else f"{name} ({kind_of})"
+        meaning = meanings.get(field.name, "")
+        (told if meaning else plain).append(f"- {typed}: {meaning}" if meaning else typed)
+    if plain:
+        yield f"- {', '.join(plain)}"
+    yield from told
     for name, hint in hints.items():
         inner = _inner(hint)
         if _is_struct(inner) and not inner.__struct_config__.array_like:
-            yield f"`{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}\n"
-            yield from _table(inner)
+            yield f"- in `{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}"
+            yield from (f"  {line}" for line in _fields(inner))
 
 
 def _inner(hint: Any) -> Any:
@@ -110,7 +110,7 @@ def _type(hint: Any) -> str:
         return next((e.description for e in arguments[1:] if e.description), _type(arguments[0]))
     if origin in (typing.Union, types.UnionType):
         (inner,) = (each for each in arguments if each is not type(None))
-        return f"{_type(inner)}, or null"
+        return _type(inner)
     if origin in (tuple, list) and arguments[0] is not Any:
         return f"list of {_plural(_type(arguments[0]))}"
     if origin is not None and issubclass(origin, Mapping):
