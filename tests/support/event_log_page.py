@@ -27,20 +27,21 @@ Each launcher writes one file into the log directory (`--ft-log-dir`), also with
 (`monitor-...`), and so does a rank that injects a fault (`rank-...`). The report reads nothing else; your scripts
 may read them, too, also while they are written.
 
-- `t` is nanoseconds of CLOCK_MONOTONIC of the host, `ev` the name of the record. The first one of a file, `log_opened`,
-  tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch. Compare times of
-  several hosts only through that.
-- `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: ignore what you don't know.
-- A crash or a full disk may cut a line off: ignore what is no JSON object. A log above 200 MB goes on in a new file with the
-  same header; the newest before it is kept as `.before.jsonl`.
+- `t` is nanoseconds of CLOCK_MONOTONIC of the host, `ev` the name of the record. The first one of a file,
+  `log_opened`, tells who writes; its `wall_ns - t` turns the times of the file into nanoseconds since the epoch.
+  Compare times of several hosts only through that.
+- `schema` is {SCHEMA}. Within a version records and fields are added, and nothing else changes: ignore what you don't
+  know.
+- A crash or a full disk may cut a line off: ignore what is no JSON object. A log above 200 MB goes on in a new file
+  with the same header; the newest before it is kept as `.before.jsonl`.
 - `iteration` is the number of completed iterations. Cycles count from 0 on all nodes alike.
-- Fields in bold are always there; others may be null, or missing in older logs. A field without a type is text, `rank` a global
-  rank, `pid` a process id; names in `_ns` are nanoseconds like `t`, those in `_s` seconds.
-- A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]`, with the first and the last
-  iteration, times in seconds after `at_ns`. `sections` is an object by name, also `out_of_section` and `heartbeat`, of
-  `[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count, ...}}]`: beginnings of at
-  most 6 intervals; `first` is the longest of the first 4 times out of section of the cycle; `open` is the age of the open one,
-  -1 for none; ten buckets per decade, of which number 40 ends at 10 s.
+- Fields in bold are always there; others may be null, or missing in older logs. A field without a type is text,
+  `rank` a global rank, `pid` a process id; names in `_ns` are nanoseconds like `t`, those in `_s` seconds.
+- A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]`, with the first and
+  the last iteration, times in seconds after `at_ns`. `sections` is an object by name, also `out_of_section` and
+  `heartbeat`, of `[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count,
+  ...}}]`: beginnings of at most 6 intervals; `first` is the longest of the first 4 times out of section of the cycle;
+  `open` is the age of the open one, -1 for none; ten buckets per decade, of which number 40 ends at 10 s.
 
     import json
     for line in open(path):
