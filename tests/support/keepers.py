@@ -26,7 +26,7 @@ from megatron_ft.memory.base.keeper_messages import (
 from megatron_ft.memory.keeper.service import KeeperService
 from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection
-from megatron_ft.memory.rules.snapshots import Complete, Saved
+from megatron_ft.memory.rules.snapshots import Saved, Settled
 from megatron_ft.rank.base import say
 from tests.memory.flips import DIGEST
 
@@ -56,7 +56,7 @@ class RealKeeper:
                     if isinstance(message, DropSegment):
                         self.launcher.send(message)
                     elif isinstance(message, Saved):
-                        self.launcher.send(Complete(message.key))
+                        self.launcher.send(Settled(message.key, message.key))
 
     def said(self) -> list[Any]:
         """Return what the launcher was told since the last call."""

@@ -49,15 +49,14 @@ from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Res
 from megatron_ft.learning.launcher_part import LauncherLearning, StateFileDone
 from megatron_ft.learning.messages import Intervals, Killed
 from megatron_ft.memory.rules.snapshots import (
-    Complete,
     CopyTo,
     KeeperPort,
     Kept,
     OfSnapshots,
-    Passed,
     Restore,
     Restored,
     Saved,
+    Settled,
 )
 from megatron_ft.records.rules.metrics import NodeActivity
 
@@ -232,16 +231,7 @@ class Agent:
                 self.cycle.told(event, self._turn)
             case NodeLost():
                 self._do(Write(event))
-            case (
-                Complete()
-                | Passed()
-                | CopyTo()
-                | StockTaken()
-                | Saved()
-                | KeeperPort()
-                | SnapshotRestored()
-                | Restored()
-            ):
+            case Settled() | CopyTo() | StockTaken() | Saved() | KeeperPort() | SnapshotRestored() | Restored():
                 self._hear_of_snapshots(event)
             case _:
                 self._hear_of_ranks(event)
@@ -249,7 +239,7 @@ class Agent:
     def _hear_of_snapshots(self, event: OfSnapshots | events.FromKeeper) -> None:
         record = self.cycle.record
         match event:
-            case Complete(key) | Passed(key) | Saved(key) if self._runs(key.cycle):
+            case Settled(key) | Saved(key) if self._runs(key.cycle):
                 self._do(event)
             case CopyTo(cycle) | KeeperPort(cycle) | Restored(cycle) if self._runs(cycle):
                 self._do(event)

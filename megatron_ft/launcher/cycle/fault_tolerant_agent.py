@@ -52,7 +52,7 @@ from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
-from megatron_ft.memory.rules.snapshots import Complete, CopyTo, Passed, Restore
+from megatron_ft.memory.rules.snapshots import CopyTo, Restore, Settled
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.records.launcher.telemetry import Telemetry
 
@@ -279,7 +279,7 @@ class FaultTolerantAgent(TorchAgent):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
-            case Complete() | Passed() | CopyTo():
+            case Settled() | CopyTo():
                 self._memory.tell(effect)
             case _ if isinstance(effect, NodeMessage):
                 self._coordination.tell(effect)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from megatron_ft.core.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.core.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
-from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Kept, Passed, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Kept, Saved, Settled, SnapshotKey
 
 # -- from a rank: `Granted` or `NotKept` answers the first four -----------------------------------------------------
 
@@ -144,9 +144,7 @@ class DropSegment(Message, frozen=True):
     segment: Count
 
 
-LauncherToKeeper = (
-    Prepare | OpenDoor | Complete | Passed | CopyTo | TakeStock | WriteFiles | SealedSegment | DropSegment
-)
+LauncherToKeeper = Prepare | OpenDoor | Settled | CopyTo | TakeStock | WriteFiles | SealedSegment | DropSegment
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 

@@ -215,17 +215,16 @@ class CopyKeeping:
 
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
-    def is_under_way(self, complete: SnapshotKey | None, released: SnapshotKey | None) -> bool:
+    def is_under_way(self, settled: SnapshotKey | None) -> bool:
         """Return True while a snapshot is copied, or was and may still become complete, here or on other nodes.
 
         Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
         """
-        decided = max(filter(None, (complete, released)), default=None)
-        is_decided = self._done is None or (decided is not None and decided >= self._done)
-        return self._copying is not None or not is_decided
+        is_settled = self._done is None or (settled is not None and settled >= self._done)
+        return self._copying is not None or not is_settled
 
     def may_be_told(
-        self, newest: SnapshotKey, complete: SnapshotKey | None, released: SnapshotKey | None
+        self, newest: SnapshotKey, complete: SnapshotKey | None, settled: SnapshotKey | None
     ) -> SnapshotKey | None:
         """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
 
@@ -235,12 +234,12 @@ class CopyKeeping:
 
         Args:
             complete: newest snapshot that all ranks of the job have.
-            released: newest one up to which incomplete ones needn't be kept.
+            settled: newest one up to which no other one needs to be kept.
         """
         if not self._address:
             return newest
         is_newer = all(before is None or newest > before for before in (self._done, complete))
-        if is_newer and not self.is_under_way(complete, released):
+        if is_newer and not self.is_under_way(settled):
             self._copy(newest, complete)
         return self._done
 

@@ -77,9 +77,9 @@ class Segments(dict[int, HeldSegment]):
         )
 
     def unneeded(
-        self, ranks: Collection[int], complete: SnapshotKey | None, released: SnapshotKey | None
+        self, ranks: Collection[int], complete: SnapshotKey | None, settled: SnapshotKey | None
     ) -> Iterator[HeldSegment]:
-        """Yield what is older than the snapshot that all ranks have, and what of ``ranks`` was given up for the job."""
+        """Yield what is older than the snapshot that all ranks have, and what else of ``ranks`` is settled."""
         for each in list(self.values()):
             key, is_local = each.key, each.rank in ranks
             if key is None or each.state is SegmentState.LEAVING:
@@ -88,7 +88,7 @@ class Segments(dict[int, HeldSegment]):
                 continue
             # without the complete one, this rank's own may be the newest that it can restore
             has_newer = not is_local or complete in self.verified(each.rank)
-            is_passed = is_local and released is not None and key <= released and key != complete
+            is_passed = is_local and settled is not None and key <= settled and key != complete
             if is_passed or (complete is not None and key < complete and has_newer):
                 yield each
 

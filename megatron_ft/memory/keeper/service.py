@@ -51,7 +51,7 @@ from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentSta
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import Layout
-from megatron_ft.memory.rules.snapshots import Complete, CopySource, CopyTo, Passed, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Saved, Settled, SnapshotKey
 
 _SEND_S = 5.0
 _RANK_SEND_S = 0.5
@@ -99,7 +99,7 @@ class _Cycle:
     Args:
         complete: newest snapshot that all ranks of the job have.
         saved: newest one that the launcher was told of.
-        released: newest one up to which incomplete ones needn't be kept.
+        settled: newest one up to which no other one needs to be kept.
         demands: memory for each rank that has asked for it.
         question: the launcher's about the stock, and the time by which it is answered.
         loaded: ranks whose files it has begun to load, or has found unusable.
@@ -111,7 +111,7 @@ class _Cycle:
     prepared: Prepare
     complete: SnapshotKey | None = None
     saved: SnapshotKey | None = None
-    released: SnapshotKey | None = None
+    settled: SnapshotKey | None = None
     demands: dict[int, BeginSegment] = field(default_factory=dict)
     question: tuple[int, float] | None = None
     loaded: set[int] = field(default_factory=set)
@@ -172,7 +172,7 @@ class KeeperService:
 
     def _advance(self, cycle: _Cycle, prepared: Prepare) -> None:
         """Do all that can be done by now."""
-        for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.released):
+        for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.settled):
             self._drop(held)
         for caller in list(self._callers.values()):
             match caller.waits_for:
@@ -185,7 +185,7 @@ class KeeperService:
             self._verify(sealed)
         newest = max(self._segments.common(prepared.ranks), default=None)
         if newest is not None and newest.cycle == prepared.cycle:
-            told = self._copies.may_be_told(newest, cycle.complete, cycle.released)
+            told = self._copies.may_be_told(newest, cycle.complete, cycle.settled)
             if told is not None and (cycle.saved is None or told > cycle.saved):
                 cycle.saved = told
                 self._tell(Saved(told))
@@ -223,12 +223,10 @@ class KeeperService:
         match order:
             case Prepare():
                 self._prepare(order)
-            case Complete(key):
-                if self._cycle.complete is None or key > self._cycle.complete:
-                    self._cycle.complete = key
+            case Settled(key, complete):
+                if complete not in (None, self._cycle.complete):
                     self._cycle.incomplete.clear()
-            case Passed(key):
-                self._cycle.released = key
+                self._cycle.settled, self._cycle.complete = key, complete or self._cycle.complete
             case OpenDoor() | CopyTo():
                 self._copies.obey(order, fds)
             case TakeStock():
@@ -253,7 +251,7 @@ class KeeperService:
         lends = bool(self._copies.key)
         for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=lends)):
             self._drop(held)
-        self._cycle = _Cycle(order, complete=order.restore, saved=order.restore)
+        self._cycle = _Cycle(order, complete=order.restore, saved=order.restore, settled=order.restore)
         self._copies.begin(order)
         for source in order.sources:
             for rank in set(source.ranks) & set(order.ranks):
@@ -383,13 +381,13 @@ class KeeperService:
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
             caller.answer(Granted(), (fd,))
             return
-        saved, released = self._cycle.saved, self._cycle.released
-        is_copying = self._copies.is_under_way(self._cycle.complete, released)
+        saved, settled = self._cycle.saved, self._cycle.settled
+        is_copying = self._copies.is_under_way(settled)
         # the newest one may be about to be that of all ranks; what the launcher was told of isn't decided yet
         pinned = {self._cycle.complete, max(verified)} | {
             key
             for key in self._segments.common(self._cycle.prepared.ranks)
-            if saved is not None and key <= saved and (released is None or key > released)
+            if saved is not None and key <= saved and (settled is None or key > settled)
         }
         key = None if is_copying else min(set(verified) - pinned, default=None)
         if key is not None:

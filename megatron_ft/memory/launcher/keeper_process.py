@@ -45,7 +45,7 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, OfSnapshots, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, OfSnapshots, Saved, Settled, SnapshotKey
 
 _QUICK_S = 10.0
 _MOST_BAD = 5
@@ -153,7 +153,7 @@ class Keeper:
         self._orders.clear()
         self._order(self._prepared, repeats=True)
         if restore is not None:
-            self._orders[Complete] = Complete(restore)  # the keeper takes it for that
+            self._orders[Settled] = Settled(restore, restore)  # the keeper takes it for that
         if restore is not None and self.is_given_up:
             self._fail_restores("this node keeps no memory checkpoints any more")
 
@@ -163,10 +163,10 @@ class Keeper:
 
     def last_complete(self) -> tuple[SnapshotKey, int] | None:
         """Return the last snapshot that all ranks of the job have, and their number; None without one."""
-        complete = self._orders.get(Complete)
-        if not isinstance(complete, Complete) or self._prepared is None or self._process is None:
+        settled = self._orders.get(Settled)
+        if not isinstance(settled, Settled) or self._prepared is None or self._process is None:
             return None
-        return complete.key, self._prepared.world
+        return None if settled.complete is None else (settled.complete, self._prepared.world)
 
     def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
         """Have the segments of a snapshot written as files, and wait for it: until its time is over, or ``is_wanted``

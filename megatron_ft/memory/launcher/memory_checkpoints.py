@@ -12,7 +12,7 @@ from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
-from megatron_ft.memory.rules.snapshots import Complete, KeeperPort, Kept, OfSnapshots, Restore, Restored, Saved
+from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, OfSnapshots, Restore, Restored, Saved, Settled
 
 
 class MemoryCheckpoints:
@@ -39,8 +39,8 @@ class MemoryCheckpoints:
     def tell(self, fact: OfSnapshots) -> None:
         """Tell the keeper, and the owner of the files, what the job has decided about a snapshot."""
         self._keeper.tell(fact)
-        if isinstance(fact, Complete):
-            self._files.superseded(fact.key)
+        if isinstance(fact, Settled) and fact.complete is not None:
+            self._files.superseded(fact.complete)
 
     def take_stock(self, way: effects.TerminationMode, then: Callable[[Kept], None]) -> None:
         """Call back with everything that a next cycle can restore here; at once if none can follow, or no keeper runs.

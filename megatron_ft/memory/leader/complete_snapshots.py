@@ -8,26 +8,27 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.memory.rules import lines
-from megatron_ft.memory.rules.snapshots import Complete, OfSnapshots, Passed, Restore, Restored, SnapshotKey
-
-_HELD = 2
-"""Snapshots that a node has memory for, beside the complete one; without one, for one more."""
+from megatron_ft.memory.rules.snapshots import Restore, Restored, Settled, SnapshotKey
 
 
 class CompleteSnapshots:
-    """One cycle's, of so many ``nodes``. A message of a node costs the same in a job of any size."""
+    """Those of one cycle. A message of a node costs the same in a job of any size.
 
-    def __init__(self, cycle: int, nodes: int) -> None:
+    A node holds what it has saved until that is settled.
+    """
+
+    def __init__(self, cycle: int, nodes: int, restored: SnapshotKey | None = None) -> None:
+        """``restored``: the snapshot that the cycle goes on from, which all nodes have."""
         self._cycle = cycle
         self._nodes = nodes
-        self._held: dict[int, tuple[SnapshotKey, ...]] = {}
-        """By place, the last that the node has saved, as many as it has memory for."""
+        self._newest: dict[int, SnapshotKey] = {}
+        """The last one that a node has saved, by place."""
         self._at: Counter[SnapshotKey] = Counter()
         """Number of nodes by their newest one."""
         self._have: Counter[SnapshotKey] = Counter()
-        """Number of nodes that hold it, of those that may still become complete."""
-        self._complete: Complete | None = None
-        self._passed: Passed | None = None
+        """Number of nodes that hold it, of those that aren't settled."""
+        self._settled: Settled | None = None
+        self._complete = restored
         self._restored: set[int] = set()
         self.is_read = False
         """A rank has restored what was chosen for the cycle."""
@@ -36,70 +37,49 @@ class CompleteSnapshots:
 
     @property
     def has_complete(self) -> bool:
-        return self._complete is not None
+        """All nodes have one of this cycle."""
+        return self._complete is not None and self._complete.cycle == self._cycle
 
-    def saved(self, place: int, key: SnapshotKey) -> OfSnapshots | None:
+    def saved(self, place: int, key: SnapshotKey) -> Settled | None:
         """Note that the node at that place holds a snapshot. Return what all nodes are to be told."""
-        if not self._holds(place, key):
+        before = self._newest.get(place)
+        if key.cycle != self._cycle or (before is not None and key <= before):
             return None
+        self._newest[place] = key
+        self._at[key] += 1
+        if before is not None:
+            self._at[before] -= 1
+            if not self._at[before]:
+                del self._at[before]
+        if self._settled is None or key > self._settled.key:
+            self._have[key] += 1
         if self._have[key] == self._nodes:
-            self._complete = Complete(key)
-            self._forget(key)
-            return self._complete
-        return self._pass()
+            return self._settle(key, key)
+        oldest = min(self._at)
+        if len(self._newest) == self._nodes and any(each <= oldest for each in self._have):
+            return self._settle(oldest, self._complete)  # some node has passed over an incomplete one
+        return None
 
-    def was_complete(self, place: int, key: SnapshotKey) -> Complete | None:
+    def was_complete(self, place: int, key: SnapshotKey) -> Settled | None:
         """Note that another coordinator has told the node at that place so. Return what all nodes are to be told.
 
         The others may have missed it, and must not give it up.
         """
-        self._holds(place, key)
-        if key.cycle != self._cycle or (self._complete is not None and key <= self._complete.key):
-            return None
-        self._complete = Complete(key)
-        self._forget(key)
-        return self._complete
+        told = self.saved(place, key)
+        if key.cycle != self._cycle or (self.has_complete and self._complete is not None and key <= self._complete):
+            return told
+        return self._settle(key if self._settled is None else max(key, self._settled.key), key)
 
-    def _holds(self, place: int, key: SnapshotKey) -> bool:
-        """Note it; returns whether that is news."""
-        held = self._held.get(place, ())
-        if key.cycle != self._cycle or (held and key <= held[-1]):
-            return False
-        most = _HELD + (self._complete is None)
-        for gone in held[: 1 - most]:
-            _take_one(self._have, gone)
-        self._held[place] = (*held[1 - most :], key)
-        self._at[key] += 1
-        if self._complete is None or key > self._complete.key:
-            self._have[key] += 1
-        if held:
-            _take_one(self._at, held[-1])
-        return True
-
-    def _pass(self) -> Passed | None:
-        """Return the oldest of the nodes' newest snapshots, if it passes over an incomplete one."""
-        oldest = min(self._at)
-        if len(self._held) < self._nodes or not any(key <= oldest for key in self._have):
-            return None
-        self._forget(oldest)
-        self._passed = Passed(oldest)
-        return self._passed
-
-    def _forget(self, key: SnapshotKey) -> None:
+    def _settle(self, key: SnapshotKey, complete: SnapshotKey | None) -> Settled:
         for each in [each for each in self._have if each <= key]:
             del self._have[each]
+        self._complete, self._settled = complete, Settled(key, complete)
+        return self._settled
 
-    def with_complete(self, answer: OfSnapshots) -> list[OfSnapshots]:
-        """Return what all nodes are told, in this order.
-
-        A node whose connection is new may have missed what is complete, and would give that up with what is passed.
-        """
-        return [self._complete, answer] if isinstance(answer, Passed) and self._complete is not None else [answer]
-
-    def missed(self, waiting: tuple[SnapshotKey, ...]) -> list[OfSnapshots]:
-        """Return the answers for a node that has ``waiting`` snapshots, and may have missed them."""
-        answers = [each for each in (self._complete, self._passed) if each is not None]
-        return [each for each in answers if any(key <= each.key for key in waiting)]
+    def missed(self, waiting: tuple[SnapshotKey, ...]) -> Settled | None:
+        """Return the answer for a node that has ``waiting`` snapshots, and may have missed it."""
+        is_missed = self._settled is not None and any(key <= self._settled.key for key in waiting)
+        return self._settled if is_missed else None
 
     def restored(self, place: int, restored: Restored | None, chosen: Restore | None) -> bool:
         """Note that the node at that place has restored what was ``chosen``. Return True if now all have.
@@ -133,11 +113,3 @@ class CompleteSnapshots:
         if mixed is not None:
             self._mixed = None
         return mixed
-
-
-def _take_one(counts: Counter[SnapshotKey], key: SnapshotKey) -> None:
-    """Count one node less; nothing changes for what isn't counted any more."""
-    if key in counts:
-        counts[key] -= 1
-        if not counts[key]:
-            del counts[key]

@@ -28,6 +28,7 @@ from megatron_ft.memory.rules.snapshots import (
     Restored,
     Saved,
     SavedFiles,
+    Settled,
 )
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -51,7 +52,8 @@ class SnapshotsAtLeader(LeaderPart):
     def begin(self, cycle: JobCycle) -> Answers:
         decision, reason = cycle.decision, self._without
         self._cycle, self._without = cycle, ""
-        self._snapshots = CompleteSnapshots(decision.cycle, decision.world)
+        restored = None if decision.restore is None else decision.restore.key
+        self._snapshots = CompleteSnapshots(decision.cycle, decision.world, restored)
         self._copies = SnapshotCopies(decision.cycle, decision.world, cycle.rules.segment)
         return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
 
@@ -68,7 +70,8 @@ class SnapshotsAtLeader(LeaderPart):
         if status.port:
             answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
         cycle.has_snapshot = self._snapshots.has_complete
-        return [*answers, *(ToNodes(each, [place]) for each in self._snapshots.missed(status.saved))]
+        missed = self._snapshots.missed(status.saved)
+        return answers if missed is None else [*answers, ToNodes(missed, [place])]
 
     def hear(self, node: Node, place: int, message: Saved | Restored | KeeperPort, now_s: float) -> Answers:
         cycle = self._cycle
@@ -85,10 +88,8 @@ class SnapshotsAtLeader(LeaderPart):
         restore = cycle.decision.restore
         return [Line(lines.restored(restore, message.newer_than))] if have_all and restore is not None else []
 
-    def _told(self, cycle: JobCycle, answer: OfSnapshots | None) -> list[ToNodes]:
-        if answer is None or cycle.outcome is not None:
-            return []
-        return [ToNodes(each) for each in self._snapshots.with_complete(answer)]
+    def _told(self, cycle: JobCycle, settled: Settled | None) -> list[ToNodes]:
+        return [] if settled is None or cycle.outcome is not None else [ToNodes(settled)]
 
     def _serves(self, node: Node, place: int, message: KeeperPort) -> list[ToNodes]:
         """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""

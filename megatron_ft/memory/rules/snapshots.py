@@ -103,25 +103,21 @@ class Restore(Message, frozen=True):
 class Saved(PartMessage, frozen=True):
     """All ranks of this node have a verified snapshot, and so has the node that keeps copies of them, if one does.
 
-    It is kept until `Complete` or `Passed` comes.
+    It is kept until it is `Settled`.
     """
 
     key: SnapshotKey
 
 
-class Complete(PartMessage, frozen=True):
-    """All nodes of the cycle have `Saved` it: older ones needn't be kept any more."""
+class Settled(PartMessage, frozen=True):
+    """Every node of the cycle has `Saved` this snapshot or a later one: of those up to it only ``complete`` is kept.
 
-    key: SnapshotKey
-
-
-class Passed(PartMessage, frozen=True):
-    """All nodes have `Saved` this one or a later one: what isn't complete up to it will never be, and needn't be kept.
-
-    Without it nodes would wait for ever for `Complete` of a snapshot that one node has skipped.
+    That is the newest one that all nodes have, None if there is none yet. Without this nodes would wait for ever for a
+    snapshot that one node has skipped.
     """
 
     key: SnapshotKey
+    complete: SnapshotKey | None
 
 
 class KeeperPort(PartMessage, frozen=True):
@@ -154,7 +150,7 @@ class Restored(PartMessage, frozen=True):
     newer_than: Int | None = None
 
 
-OfSnapshots = Complete | Passed | CopyTo
+OfSnapshots = Settled | CopyTo
 _MOST_SAVED = 8
 """Snapshots of which a new leader is told; a node has no memory for as many."""
 
@@ -164,8 +160,8 @@ class SnapshotStatus(Message, frozen=True):
 
     Args:
         kept: stock of the node's keeper, once the node is ready.
-        complete: the last snapshot of the cycle of which `Complete` has come.
-        saved: later ones that this node has `Saved`, and hasn't heard `Complete` or `Passed` of.
+        complete: the last snapshot of the cycle that all nodes have, as far as this one has been told.
+        saved: those that this node has `Saved` and that aren't `Settled`.
         restored: all ranks of this node have `Restored`.
         port: where its keeper takes copies in that cycle; 0: nowhere.
     """
@@ -180,8 +176,7 @@ class SnapshotStatus(Message, frozen=True):
     def after(self, message: PartMessage) -> SnapshotStatus:
         """Return the status after a message from or to the leader."""
         match message:
-            case Complete(key) | Passed(key) if key.cycle == self.cycle:
-                complete = key if isinstance(message, Complete) else self.complete
+            case Settled(key, complete) if key.cycle == self.cycle:
                 return replace(self, complete=complete, saved=tuple(each for each in self.saved if each > key))
             case Saved(key) if key.cycle == self.cycle:
                 return replace(self, saved=(*self.saved, key)[-_MOST_SAVED:])

@@ -11,13 +11,12 @@ from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.memory.rules.snapshots import (
-    Complete,
     Kept,
     KeptSnapshot,
-    Passed,
     Restore,
     Restored,
     Saved,
+    Settled,
     SnapshotKey,
 )
 from tests.support.agents import Driven, held, verdict
@@ -95,8 +94,8 @@ def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the
     driven = Driven(max_nodes=2)
     driven.run(nodes=2)
     assert driven.hear(Saved(KEY)) == [Saved(KEY)]
-    assert driven.hear(Complete(KEY), Passed(KEY)) == [Complete(KEY), Passed(KEY)]
+    assert driven.hear(Settled(KEY, KEY)) == [Settled(KEY, KEY)]
     old = SnapshotKey(3, 0, 7)
-    assert driven.hear(Saved(old), Complete(old), Passed(old)) == []
+    assert driven.hear(Saved(old), Settled(old, old)) == []
     driven.ends(Outcome.FAILED)
     assert driven.hear(Saved(SnapshotKey(0, 0, 8))) == []

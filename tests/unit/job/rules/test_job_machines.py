@@ -25,12 +25,11 @@ from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
 from megatron_ft.job.rules.verdict import Seat, verdict_on
 from megatron_ft.memory.rules.snapshots import (
-    Complete,
     Kept,
     KeptSnapshot,
-    Passed,
     Restored,
     Saved,
+    Settled,
     SnapshotKey,
     SnapshotStatus,
 )
@@ -340,9 +339,9 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     for each in (seven, eight, nine):
         assert machine.tell(Saved(each), 1.0) == [actions.Transmit(Saved(each))]
     machine.tell(Restored(0, seven), 1.0)
-    assert machine.heard(Complete(seven), 1.0) == [Complete(seven)]
-    machine.heard(Passed(eight), 1.0)
-    machine.heard(Complete(SnapshotKey(1, 0, 9)), 1.0)
+    assert machine.heard(Settled(seven, seven), 1.0) == [Settled(seven, seven)]
+    machine.heard(Settled(eight, seven), 1.0)
+    machine.heard(Settled(SnapshotKey(1, 0, 9), None), 1.0)
     status = machine.standing.snapshots
     assert (status.complete, status.saved, status.restored) == (seven, (nine,), True)
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
@@ -372,5 +371,6 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
         effects += machine.handle(actions.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
     effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)
-    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, Complete)]
-    assert told == [Complete(seven), Complete(eight)] or told == [Complete(seven)] * 2 + [Complete(eight)]
+    told = [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, Settled)]
+    first, second = Settled(seven, seven), Settled(eight, eight)
+    assert told in ([first, second], [first, first, second])

@@ -54,9 +54,10 @@ class Keeping:
         held = self.segments.add(OWN, os.open(os.devnull, os.O_RDONLY), 8, SegmentState.VERIFIED)
         held.key = of(iteration)
 
-    def told(self, newest: int, complete: int | None = None, released: int | None = None) -> SnapshotKey | None:
+    def told(self, newest: int, complete: int | None = None) -> SnapshotKey | None:
         """What the launcher may be told of, once a copy that this begins has come."""
-        given = of(newest), None if complete is None else of(complete), None if released is None else of(released)
+        key = None if complete is None else of(complete)
+        given = of(newest), key, key
         self.copies.may_be_told(*given)
         if self.copies._copying is not None:
             assert self.reactor.run_until(lambda: self.copies._copying is None, time.monotonic() + 10)

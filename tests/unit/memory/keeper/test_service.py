@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.wire import Channel, Received, close_fds, connect, listen
+from megatron_ft.ipc.wire import Channel, Received, accept_peer, close_fds, connect, listen
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
@@ -41,7 +41,7 @@ from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.keeper import copies, service
 from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rules.retention import BeginSegment, NodeMemory
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Complete, Kept, KeptSnapshot, Saved, SnapshotKey
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Saved, Settled, SnapshotKey
 from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
@@ -195,9 +195,16 @@ def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") ->
         (0, 7, "rank 7 is not of this node"),
     ],
 )
-def test_hello_of_another_place_is_refused_with_the_reason(served: Served, cycle: int, rank: int, why: str) -> None:
+def test_hello_of_another_place_is_refused_with_the_reason(
+    served: Served, monkeypatch: pytest.MonkeyPatch, cycle: int, rank: int, why: str
+) -> None:
+    def accept_another(listener: socket.socket) -> Any:
+        found = accept_peer(listener)
+        return None if found is None else (found[0], found[1] + 1, found[2])
+
     served.order(Prepare(0, (0,), 1))
     first = served.rank(0)
+    monkeypatch.setattr(service, "accept_peer", accept_another)
     stranger = Peer(connect(served.path, BOUND_S), KEEPER_TO_RANK)
     stranger.channel.send(KeeperHello(cycle, rank))
     assert stranger.hear(NotKept)[0].why == why
@@ -336,7 +343,7 @@ def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> N
             assert served.launcher.hear(KeeperSays)[0].text == said
         rank.hear(Granted)
         served.launcher.hear(Saved)
-        served.order(Complete(SnapshotKey(0, 0, iteration)))
+        served.order(Settled(SnapshotKey(0, 0, iteration), SnapshotKey(0, 0, iteration)))
         if iteration > 1:
             served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 

@@ -30,7 +30,7 @@ from megatron_ft.memory.base.keeper_messages import (
 )
 from megatron_ft.memory.launcher import keeper_process as module
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
-from megatron_ft.memory.rules.snapshots import Complete, Kept, KeptSnapshot, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Settled, SnapshotKey
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -134,10 +134,10 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_
 ) -> None:
     (prepare,) = processes.heard()
     reader = hold(processes, reactor, 3)
-    processes.keeper.tell(Complete(KEY))
+    processes.keeper.tell(Settled(KEY, KEY))
     processes.die()
     reactor.run_once(BOUND_S)
-    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Complete(KEY), TakeStock(1)]
+    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Settled(KEY, KEY), TakeStock(1)]
     assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
     processes.ends[-1].send(Stock(1, kept))

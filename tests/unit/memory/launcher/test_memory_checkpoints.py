@@ -13,13 +13,12 @@ from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.rules.snapshots import (
-    Complete,
     Kept,
     KeptSnapshot,
-    Passed,
     Restore,
     Restored,
     Saved,
+    Settled,
     SnapshotKey,
 )
 
@@ -36,7 +35,7 @@ class Recorder:
     def prepare(self, order: Prepare) -> None:
         self.orders.append((order,))
 
-    def tell(self, fact: Complete | Passed) -> None:
+    def tell(self, fact: Settled) -> None:
         self.orders.append((fact,))
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = 10.0) -> None:

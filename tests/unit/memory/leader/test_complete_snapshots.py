@@ -18,15 +18,13 @@ from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshots_part import failure_signature
 from megatron_ft.memory.rules.snapshots import (
     EARLIER_LIFE,
-    Complete,
     Kept,
     KeptSnapshot,
-    OfSnapshots,
-    Passed,
     Restore,
     Restored,
     Saved,
     SavedFiles,
+    Settled,
     SnapshotKey,
 )
 from tests.support.job_machines import answers, begun, links
@@ -38,6 +36,11 @@ def key(iteration: int, cycle: int = 0) -> SnapshotKey:
     return SnapshotKey(cycle, 0, iteration)
 
 
+def settled(iteration: int, complete: int | None = -1) -> Settled:
+    """Up to that iteration; -1: it is complete."""
+    return Settled(key(iteration), None if complete is None else key(iteration if complete < 0 else complete))
+
+
 def kept(place: int, *keys: SnapshotKey) -> Kept:
     return Kept(tuple(KeptSnapshot(each, 2, (place,)) for each in keys), 1)
 
@@ -45,35 +48,40 @@ def kept(place: int, *keys: SnapshotKey) -> Kept:
 @pytest.mark.parametrize(
     ("said", "answers"),
     [
-        ([(0, 5), (1, 5)], [None, Complete(key(5))]),
-        ([(0, 5), (0, 5), (1, 5)], [None, None, Complete(key(5))]),
-        ([(0, 5), (0, 6), (1, 5), (1, 6)], [None, None, Complete(key(5)), Complete(key(6))]),
+        ([(0, 5), (1, 5)], [None, (5, 5)]),
+        ([(0, 5), (0, 5), (1, 5)], [None, None, (5, 5)]),
+        ([(0, 5), (0, 6), (1, 5), (1, 6)], [None, None, (5, 5), (6, 6)]),
+        ([(0, 5), (0, 6), (0, 7), (1, 5)], [None, None, None, (5, 5)]),
         # one skips what the other has
-        ([(0, 5), (1, 6)], [None, Passed(key(5))]),
-        ([(0, 5), (0, 7), (1, 6)], [None, None, Passed(key(6))]),
-        ([(0, 5), (0, 7), (1, 6), (1, 7)], [None, None, Passed(key(6)), Complete(key(7))]),
-        # a node has memory for three that aren't complete, or for two beside a complete one: the first is gone then
-        ([(0, 5), (0, 6), (0, 7), (1, 5)], [None, None, None, Complete(key(5))]),
-        ([(0, 5), (0, 6), (0, 7), (0, 8), (1, 5)], [None, None, None, None, Passed(key(5))]),
-        (
-            [(0, 4), (1, 4), (0, 5), (0, 6), (0, 7), (1, 5)],
-            [None, Complete(key(4)), None, None, None, Passed(key(5))],
-        ),
+        ([(0, 5), (1, 6)], [None, (5, None)]),
+        ([(0, 5), (0, 7), (1, 6)], [None, None, (6, None)]),
+        ([(0, 5), (0, 7), (1, 6), (1, 7)], [None, None, (6, None), (7, 7)]),
+        ([(0, 4), (1, 4), (0, 5), (1, 6)], [None, (4, 4), None, (5, 4)]),
         # nothing older than what was said
-        ([(0, 6), (0, 5), (1, 5)], [None, None, Passed(key(5))]),
+        ([(0, 6), (0, 5), (1, 5)], [None, None, (5, None)]),
     ],
 )
-def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_when_one_has_skipped_it(
-    said: list[tuple[int, int]], answers: list[OfSnapshots | None]
+def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_over_when_one_has_skipped_it(
+    said: list[tuple[int, int]], answers: list[tuple[int, int | None] | None]
 ) -> None:
     snapshots = CompleteSnapshots(0, 2)
-    assert [snapshots.saved(place, key(iteration)) for place, iteration in said] == answers
+    found = [snapshots.saved(place, key(iteration)) for place, iteration in said]
+    assert found == [None if each is None else settled(*each) for each in answers]
+
+
+def test_snapshot_that_the_cycle_goes_on_from_is_complete_until_a_newer_one_is() -> None:
+    snapshots = CompleteSnapshots(1, 2, key(7))
+    assert not snapshots.has_complete
+    snapshots.saved(0, key(8, 1))
+    assert snapshots.saved(1, key(9, 1)) == Settled(key(8, 1), key(7))
+    assert snapshots.saved(0, key(9, 1)) == Settled(key(9, 1), key(9, 1))
+    assert snapshots.has_complete
 
 
 def test_snapshot_of_another_cycle_is_not_counted() -> None:
     snapshots = CompleteSnapshots(1, 1)
     assert snapshots.saved(0, key(5)) is None
-    assert snapshots.saved(0, key(5, 1)) == Complete(key(5, 1))
+    assert snapshots.saved(0, key(5, 1)) == Settled(key(5, 1), key(5, 1))
 
 
 def test_node_that_has_missed_answers_gets_them_again() -> None:
@@ -81,18 +89,18 @@ def test_node_that_has_missed_answers_gets_them_again() -> None:
     for iteration in (5, 6):
         for place in (0, 1):
             snapshots.saved(place, key(iteration))
-    assert snapshots.missed((key(5), key(6))) == [Complete(key(6))]
-    assert snapshots.missed((key(7),)) == []
-    assert snapshots.missed(()) == []
+    assert snapshots.missed((key(5), key(6))) == settled(6)
+    assert snapshots.missed((key(7),)) is None
+    assert snapshots.missed(()) is None
 
 
 def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes_that_missed_it() -> None:
     snapshots = CompleteSnapshots(0, 3)
     assert snapshots.saved(0, key(5)) is None
-    assert snapshots.was_complete(1, key(5)) == Complete(key(5))
+    assert snapshots.was_complete(1, key(5)) == settled(5)
     assert snapshots.was_complete(2, key(5)) is None
     assert snapshots.was_complete(2, key(4)) is None
-    assert [snapshots.saved(place, key(6)) for place in range(3)] == [None, None, Complete(key(6))]
+    assert [snapshots.saved(place, key(6)) for place in range(3)] == [None, None, settled(6)]
 
 
 def test_restored_is_said_once_when_all_nodes_have() -> None:
@@ -281,7 +289,7 @@ def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
     machine = begun(RULES, "ab")
     machine.settle(0.0)
     assert machine.handle(actions.Heard(0, Saved(key(5))), 0.0) == []
-    assert links(machine.handle(actions.Heard(1, Saved(key(5))), 0.0), Complete) == [0, 1]
+    assert links(machine.handle(actions.Heard(1, Saved(key(5))), 0.0), Settled) == [0, 1]
     assert not machine.needs_settling
 
 
@@ -346,13 +354,3 @@ def test_job_is_given_up_for_lack_of_progress_only_after_a_cycle_that_went_on_fr
     )
     assert policy.decide(Outcome.FAILED, advance=stalled).no_progress
     assert policy.decide(Outcome.FAILED, advance=stalled, restored=True).action is Action.RESTART
-
-
-def test_passed_snapshot_is_told_after_the_complete_one_where_there_is_one() -> None:
-    snapshots = CompleteSnapshots(0, 2)
-    for place, iteration in ((0, 5), (1, 5), (0, 6)):
-        snapshots.saved(place, key(iteration))
-    passed = snapshots.saved(1, key(7))
-    assert passed == Passed(key(6))
-    assert snapshots.with_complete(passed) == [Complete(key(5)), passed]
-    assert CompleteSnapshots(0, 2).with_complete(passed) == [passed]
