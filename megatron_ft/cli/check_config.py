@@ -8,13 +8,12 @@ from typing import Any
 
 from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
-from megatron_ft.ipc.config.torchrun_options import (
-    DEFAULT_SIGNALS,
+from megatron_ft.ipc.config.options import (
+    add_ft_options,
     add_torchrun_options,
-    check_forwarded,
-    parse_signals,
-    term_timeout,
+    read_ft_options,
+    read_torchrun_options,
+    rows,
 )
 
 _COLUMNS = ("name", "value", "from")
@@ -39,11 +38,8 @@ def _run(args: argparse.Namespace) -> int:
             raise ConfigError(f"two files: {args.file} and {args.ft_cfg_path}")
         args.ft_cfg_path = args.file
     options = read_ft_options(args)
-    check_forwarded(options.forward_signals, parse_signals(args.signals_to_handle or DEFAULT_SIGNALS))
-    seconds = term_timeout(args, options)
-    if seconds != options.term_timeout:
-        options.options["term-timeout"] = (seconds, "--shutdown-timeout")
-    _print(options.rows())
+    read_torchrun_options(args, options)
+    _print(rows(options))
     for warning in options.warnings:
         print(f"warning: {warning}")
     return 0

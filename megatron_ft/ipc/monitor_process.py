@@ -73,7 +73,7 @@ def spawn(
     fds = [listen_fd]
     argv = isolated_command("megatron_ft.monitor")
     argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
-    given = {**vars(options), "config": options.config.to_dict()}
+    given = {**vars(options), "config": options.config.for_ranks()}
     argv += ["--run-id", given.pop("run_id"), "--parent", str(os.getpid()), "--options", json.dumps(given)]
     if launcher_fd is not None:
         argv += ["--launcher-fd", str(launcher_fd)]

@@ -21,13 +21,13 @@ from torch.distributed.launcher.api import LaunchConfig
 import megatron_ft
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options, group_help, read_ft_options, with_hint
-from megatron_ft.ipc.config.torchrun_options import (
+from megatron_ft.ipc.config.options import (
     DEFAULT_SIGNALS,
-    check_forwarded,
-    parse_signals,
-    say_what_they_mean,
-    term_timeout,
+    add_ft_options,
+    group_help,
+    read_ft_options,
+    read_torchrun_options,
+    with_hint,
 )
 from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
@@ -37,7 +37,6 @@ from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
 from megatron_ft.launcher.scheduler.environment import Scheduler, detect
 
 _POD_GRACE_S = 30
-_RESTART_GRACE_S = 0.1
 _USE_COORDINATOR = (
     "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 )
@@ -55,7 +54,6 @@ def parse(argv: Sequence[str]) -> CommandLine:
     parser = torchrun.get_args_parser()
     parser.prog = "ft_launcher"
     parser.description = "torchrun that detects hung and failed ranks, reports which and why, and restarts fast."
-    say_what_they_mean(parser)
     add_ft_options(parser)
     version = f"ft_launcher {megatron_ft.__version__} (torch {torch.__version__})"
     parser.add_argument("--version", action="version", version=version)
@@ -81,7 +79,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)
     options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
-    seconds = term_timeout(namespace, options)
+    handled = read_torchrun_options(namespace, options)
+    seconds = options.term_timeout
     if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
         options.warnings.append(
             f"Kubernetes kills a pod {_POD_GRACE_S} s after SIGTERM, unless its terminationGracePeriodSeconds says "
@@ -90,21 +89,15 @@ def parse(argv: Sequence[str]) -> CommandLine:
     min_nodes, max_nodes = _check_sizes(namespace)
     if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:
         min_nodes = max_nodes  # as torchrun has it
-    signals = getattr(namespace, "signals_to_handle", DEFAULT_SIGNALS)  # torch 2.6 has no such option
-    handled = parse_signals(signals)
-    check_forwarded(options.forward_signals, handled)
     _fill_in_rendezvous(namespace, given, max_nodes)
     _check_script(namespace, options.preload or ())
     line = CommandLine(
         namespace=namespace,
         options=options,
         signals=handled,
-        signals_are_default=signals == DEFAULT_SIGNALS,
+        signals_are_default=getattr(namespace, "signals_to_handle", DEFAULT_SIGNALS) == DEFAULT_SIGNALS,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        term_timeout=seconds,
-        stop_timeout=options.workers_stop_timeout,
-        restart_grace=options.workers_stop_timeout if options.was_set("workers-stop-timeout") else _RESTART_GRACE_S,
         node_rank=node_rank,
         where=where,
         is_named="rdzv_id" in given and namespace.rdzv_id not in ("", "none"),

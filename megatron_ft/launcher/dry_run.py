@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, OFF
 from megatron_ft.core.config.reference import IGNORED, SERVED
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.wording import columns, printable
-from megatron_ft.ipc.config.options import GivenFlag, refused_values
+from megatron_ft.ipc.config.options import GivenFlag, refused_values, rows
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -63,11 +63,11 @@ def show(line: CommandLine, flags: Sequence[GivenFlag]) -> int:
     for warning in line.options.warnings:
         print(f"warning: {hide_secrets(warning)}")
     _print_table("job", _job(line, config.nproc_per_node))
-    _print_table("configuration", line.options.rows())
+    _print_table("configuration", rows(line.options))
     _print_table(
         "environment of the launcher", [each for each in sorted(before.items()) if _ACTED_ON.fullmatch(each[0])]
     )
-    is_served, watches = line.options.reference_names == "on", line.options.watches_collectives
+    is_served, watches = line.options.reference_names == "on", line.options.watch_collectives.how != OFF
     after = rank_environment(os.environ, reference_names=is_served, watches=watches)
     _print_table("environment of the ranks, where it differs", _changes(before, after))
     print("\nnothing was started: remove --ft-dry-run to launch")

@@ -5,38 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.messages.fork_server_messages import Orders
 from megatron_ft.core.rank_variables import without_ranks
+from megatron_ft.ipc.config.options import given_flags
 from megatron_ft.launcher.base.rank_environment import rank_environment
 
-_FLAGS = {name for each in LAUNCHER_OPTIONS.values() if each.is_flag for name in each.names}
-_FLAGS |= {each.name for each in TORCHRUN_OPTIONS.values() if each.is_flag} | {"m"}
-_DECIDE = {"h", "help", "help-all", "version", "ft-dry-run", "no-python", "run-path", "numa-binding", "ft-preload"}
-_DECIDE |= {"ft-reference-names", "ft-watch-collectives"}
+_DECIDE = {"no_python", "run_path", "numa_binding", "ft_dry_run", "ft_preload"}
+_DECIDE |= {"ft_reference_names", "ft_watch_collectives", ""}
 """Options that decide what ranks are; with one of them, the fork server starts once the command line is parsed."""
 
 
 def find_script(argv: Sequence[str], environ: Mapping[str, str]) -> Orders | None:
     """Return whose imports are to be shared; None if that isn't known yet. A wrong guess costs only time."""
-    words, ranks = list(argv), "1"
-    module: list[str] = []
-    while words and words[0].startswith("-"):
-        name, equals, value = words.pop(0).lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if name in _DECIDE or not name:
-            return None
-        is_short = len(name) > 1 and name[0] in "rt" and not name[1].isalpha()  # -r3
-        if name not in _FLAGS and not equals and not is_short:
-            value = words.pop(0) if words else ""
-        ranks = value if name == "nproc-per-node" else ranks
-        module = ["-m"] if name in ("m", "module") else module
-    if not words or "${" in words[0] or any(name[:4] == "PET_" for name in environ):
+    flags, words = given_flags(argv)
+    given = {flag.dest: flag.value for flag in flags}
+    if not words or "${" in words[0] or any(name[:4] == "PET_" for name in environ) or _DECIDE & given.keys():
         return None
     environment = rank_environment(environ, reference_names=True, watches=True)
-    if ranks.strip() != "1":
+    if (given.get("nproc_per_node") or "1").strip() != "1":
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torch does for the ranks
+    module = ["-m"] if "module" in given else []
     return Orders([sys.executable, "-u", *module, *words], without_ranks(environment))
 
 

@@ -18,6 +18,7 @@ from megatron_ft.core.agent.effects import LauncherExit
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.wording import printable
+from megatron_ft.ipc.config.options import settings, summary
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
 from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
@@ -65,7 +66,7 @@ def run(
     say = launcher_lines.make_printer(has_others=line.max_nodes > 1)
     announce = sayer_for_all(line, place, say)
     say_start(line, place, log_dir, say=say, announce=announce)
-    log.write(records.Config(values=line.options.settings(), command=tuple(command)))
+    log.write(records.Config(values=settings(line.options), command=tuple(command)))
     lives = read_lives(log_dir)
     past = joining.Past(lives.advance(command), lives.bad_nodes())
     meeting = records.Meeting(
@@ -113,7 +114,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
     options = line.options
     for warning in options.warnings:
         say(f"warning: {warning}")
-    announce(options.summary())
+    announce(summary(options))
     if log_dir is not None:
         given = (options.log_dir, line.namespace.log_dir, line.where.log_name)
         # else each node makes a name up

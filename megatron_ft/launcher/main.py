@@ -181,7 +181,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
     from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
     words = sys.argv[1:] if argv is None else argv
-    flags = given_flags(words)
+    flags, _ = given_flags(words)
     try:
         line = arguments.parse(words)
     except ConfigError as error:
@@ -190,7 +190,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
         raise
     if line.options.dry_run:
         return outcome.LauncherEnd(dry_run.show(line, flags))
-    config = line.options.config
+    config = line.options
     if config.is_set("log_level"):
         LAUNCHER.set_level(config.log_level)
         os.environ[LEVEL_VARIABLE] = str(config.log_level)

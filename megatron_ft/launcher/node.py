@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
+from megatron_ft.core.config.launcher_options import MIN_HEALTHY
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned
@@ -93,7 +94,7 @@ class LauncherNode(LauncherServices):
         )
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
-        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.term_timeout)
+        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.options.term_timeout)
         self._run_dir = RunDirectory(self.say)
         self._forking = self._make_forking(server, announce)
         self.monitors = self._make_monitors(ranks)
@@ -153,11 +154,11 @@ class LauncherNode(LauncherServices):
         monitors = Monitors(
             count=ranks,
             options=MonitorOptions(
-                config=options.config,
+                config=options,
                 log_dir=self._log_dir,
                 run_id=self.line.run_id,
                 observe_only=options.observe_only,
-                asks_first=options.is_min_healthy and not options.observe_only,
+                asks_first=options.restart_policy == MIN_HEALTHY and not options.observe_only,
             ),
             run_dir=self._run_dir.path,
             reactor=self.reactor,

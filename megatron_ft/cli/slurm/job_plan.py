@@ -12,15 +12,14 @@ from typing import Any
 from megatron_ft.cli.slurm.batch import Batch, Plan
 from megatron_ft.cli.slurm.commands import export_of
 from megatron_ft.cli.slurm.policy import Limits
-from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.config import OPTIONS
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 
 _LAUNCHERS = frozenset(
     {
-        *(word for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) for word in each.spellings),
+        *(word for each in OPTIONS.values() for word in each.spellings),
         *(word for each in TORCHRUN_OPTIONS.values() for word in each.spellings),
     }
 )
@@ -141,7 +140,7 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     if args.spares >= count:
         raise ConfigError(f"--spares {args.spares}: the job has {counted(count, 'node')}, at least 1 must train")
     needed = count - args.spares
-    given_log_dir = _value(args.arguments, LAUNCHER_OPTIONS["log_dir"].spellings)
+    given_log_dir = _value(args.arguments, OPTIONS["log_dir"].spellings)
     log_dir = given_log_dir or os.path.join(environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{job}")
     program = [args.launcher] if args.launcher else [sys.executable, "-m", "megatron_ft.launcher"]
     ours = [] if given_log_dir else [f"--ft-log-dir={log_dir}"]

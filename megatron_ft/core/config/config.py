@@ -1,5 +1,6 @@
-"""The configuration: typed, strict at construction and at every assignment, and aware of what was set.
+"""The configuration: typed, strict at construction and at every assignment, and aware of the source of each value.
 
+One object holds every option, from the command line to the place where it is used; a monitor gets those of its rank.
 `ConfigValues` is everything that needs no file. Its subclass with the file methods,
 ``megatron_ft.FaultToleranceConfig``, is public: this package does no I/O.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from megatron_ft.core.config.kinds import (
@@ -20,7 +21,9 @@ from megatron_ft.core.config.kinds import (
     OptionKind,
     one_of,
 )
-from megatron_ft.core.config.option import dashed, option, table_of
+from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
+from megatron_ft.core.config.option import Option, dashed, option, table_of
+from megatron_ft.core.config.reference import IGNORED, SERVED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.errors import ConfigError, Refused, nearest, show
 from megatron_ft.core.facts.minutes import OUT_OF_SECTION
@@ -30,6 +33,8 @@ MAX_SECTION_NAME_BYTES = 63
 LEARN = ("off", "report", "on")
 
 Self = TypeVar("Self", bound="ConfigValues")
+Ignored = list[tuple[str, str]]
+"""Ignored options, each with the words by which it was given."""
 Given = TypeVar("Given")
 Stored = TypeVar("Stored")
 
@@ -130,15 +135,8 @@ SECTIONS = OptionKind(
 
 
 @dataclass(kw_only=True, eq=False)
-class ConfigValues:
-    """The values of the fault-tolerance configuration. Durations are seconds; None means no limit.
-
-    Every assignment is validated; a refused one raises `ConfigError` (a ValueError) and changes nothing.
-    The object knows which fields were set (`is_set`); copies, pickles, `to_dict` and YAML carry only those.
-    `del cfg.field` puts a field's default back. `dataclasses.replace` sets every field: prefer `copy()`.
-    Names that only the launcher or nvidia-resiliency-ext knows are ignored with a warning; what was given is kept as an
-    attribute, for programs that read it back, and is no part of copies and files.
-    """
+class RankOptions:
+    """Options that the ranks and their monitors get, too."""
 
     initial_rank_heartbeat_timeout: float | None = option(
         3600.0,
@@ -199,53 +197,85 @@ class ConfigValues:
         "take them, and handlers added there.",
     )
 
-    if not TYPE_CHECKING:
+
+FIELDS = table_of(RankOptions, lambda name: (f"ft-{dashed(name)}", f"ft-param-{dashed(name)}"))
+OPTIONS: dict[str, Option] = {**FIELDS, **LAUNCHER_OPTIONS}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ConfigValues(RankOptions, LauncherOptions):
+    """The values of all options. Durations are seconds; None means no limit.
+
+    Every assignment is validated; a refused one raises `ConfigError` (a ValueError) and changes nothing.
+    The object knows which fields were set (`is_set`); copies, pickles, `to_dict` and YAML carry only those.
+    Options of nvidia-resiliency-ext that mean nothing here are kept as plain attributes, with a warning.
+    """
+
+    if TYPE_CHECKING:
+        sources: dict[str, str] = field(init=False)
+        """Place from which each field was set, as "ft.yaml:12"; empty if Python code has set it."""
+        warnings: list[str] = field(init=False)
+        """Lines for the user about the file and the options that this was read from."""
+    else:
 
         def __init__(self, **values: object) -> None:
             # defaults are class attributes; an instance stores its set fields and its own map of sections
-            self.__dict__["_assigned"] = set()
-            self.__dict__["rank_section_timeouts"] = SectionTimeoutMap()
-            foreign = [name for name in values if name not in FIELDS and is_foreign(name)]
-            if foreign:
-                warn_of(foreign)
-            self.keep(values)
-            for name, value in values.items():
-                if name not in foreign:
-                    setattr(self, name, value)
+            vars(self).update(sources={}, warnings=[], rank_section_timeouts=SectionTimeoutMap())
+            self.warn(self.take(values))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in FIELDS:
-            self.__dict__[name] = FIELDS[name].check(value)
-            self.__dict__["_assigned"].add(name)
-        elif is_foreign(name):
-            warn_of([name])
-            self.keep({name: value})
-        elif text := removed(name):
-            raise ConfigError(text)
-        else:
-            raise ConfigError(f"unknown field {show(name)} of {type(self).__name__}{nearest(name, FIELDS)}")
+        self.warn(self.take({name: value}))
 
-    def __delattr__(self, name: str) -> None:
-        if name not in FIELDS:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
-        self.__dict__["_assigned"].discard(name)
-        self.__dict__.pop(name, None)
-        if name == "rank_section_timeouts":
-            self.__dict__[name] = SectionTimeoutMap()
+    def take(self, values: Mapping[Any, object], where: Callable[[Any], str] = lambda _name: "") -> Ignored:
+        """Set these fields; ``where`` returns the place of a name, as "ft.yaml:12".
 
-    def keep(self, values: Mapping[Any, object]) -> None:
-        """Keep the values of names that are no fields, but known to ft_launcher or nvidia-resiliency-ext."""
-        self.__dict__.update({name: value for name, value in values.items() if name not in FIELDS and is_foreign(name)})
+        Return the options that are ignored. Raises ConfigError for the first unknown name or refused value.
+        """
+        ignored = []
+        for name, value in values.items():
+            place, known = where(name), OPTIONS.get(name)
+            if value is None and name in SERVED and name not in FIELDS:
+                continue  # nvidia-resiliency-ext's to_yaml_file writes null for what wasn't given
+            if known is not None and known.in_yaml:
+                self.put(known, known.check(value, place), place)
+            elif name in IGNORED:
+                vars(self)[name] = value
+                if is_said(name, value):
+                    ignored.append((name, f"{name} ({place})" if place else name))
+            else:
+                text = removed(name) or f"unknown key {show(name)}{nearest(str(name), OPTIONS)}"
+                raise ConfigError(f"{place}: {text}" if place else text)
+        return ignored
+
+    def warn(self, ignored: Ignored) -> None:
+        """Warn of ignored options, in one line for all with the same reason."""
+        if ignored:
+            import warnings  # a monitor meets no such name
+
+            for line in describe(ignored):
+                warnings.warn(line, stacklevel=4)
+
+    def put(self, known: Option, stored: object, source: str) -> None:
+        """Set a field to a checked value."""
+        vars(self)[known.field] = stored
+        self.sources[known.field] = source
 
     def is_set(self, name: str) -> bool:
         """Return True if the user gave this field a value."""
-        assert name in FIELDS, name
         # a map that was filled in place was set, too
-        return name in self.__dict__["_assigned"] or (name == "rank_section_timeouts" and bool(self.__dict__[name]))
+        return name in self.sources or (name == "rank_section_timeouts" and bool(self.rank_section_timeouts))
+
+    def plain(self, name: str) -> Any:
+        """Return a field's value for JSON and YAML."""
+        return OPTIONS[name].kind.plain(getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the set fields for JSON and YAML; `from_dict` gives an equal configuration back."""
-        return {name: FIELDS[name].kind.plain(getattr(self, name)) for name in FIELDS if self.is_set(name)}
+        return {name: self.plain(name) for name, each in OPTIONS.items() if each.in_yaml and self.is_set(name)}
+
+    def for_ranks(self) -> dict[str, Any]:
+        """Return the set fields that ranks and monitors get, as `to_dict` does."""
+        return {name: value for name, value in self.to_dict().items() if name in FIELDS}
 
     @property
     def is_progress_tracking_enabled(self) -> bool:
@@ -265,24 +295,7 @@ class ConfigValues:
 
         Unknown names are ignored, or raise ConfigError with `ignore_not_recognized=False`. Bad values always raise it.
         """
-        known = {name: value for name, value in kwargs.items() if name in FIELDS or is_foreign(name)}
-        return cls(**(known if ignore_not_recognized else kwargs))
-
-    @classmethod
-    def resolve(cls: type[Self], *layers: Layer) -> tuple[Self, dict[str, tuple[Any, str]]]:
-        """Return the configuration made of layers of values, and the source of each value.
-
-        A later layer wins, field by field; a map of sections replaces the earlier map as a whole. The second result
-        maps every field to its (JSON-able) value and its source, "default" if no layer sets it.
-        """
-        values: dict[str, Any] = {}
-        sources: dict[str, str] = {}
-        for layer, source in layers:
-            values.update(layer)
-            sources.update({name: source(name) for name in layer})
-        config = cls(**values)
-        effective = {name: each.kind.plain(getattr(config, name)) for name, each in FIELDS.items()}
-        return config, {name: (value, sources.get(name, "default")) for name, value in effective.items()}
+        return cls(**(recognized(kwargs) if ignore_not_recognized else kwargs))
 
     def copy(self: Self) -> Self:
         """Return an independent copy with the same fields set."""
@@ -291,33 +304,18 @@ class ConfigValues:
     def __reduce__(self) -> tuple[Any, ...]:  # for pickle, copy.copy and copy.deepcopy
         return type(self).from_dict, (self.to_dict(),)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
     def __eq__(self, other: object) -> bool:
         """Compare values, whether set or defaults."""
         if not isinstance(other, ConfigValues):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in FIELDS)
+        return all(getattr(self, name) == getattr(other, name) for name in OPTIONS)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
 
-FIELDS = table_of(ConfigValues, lambda field: (f"ft-{dashed(field)}", f"ft-param-{dashed(field)}"))
-
-Layer = tuple[Mapping[str, Any], Callable[[str], str]]
-"""Values by field, and a function from a field's name to the place its value comes from ("ft.yaml:12")."""
-
-
-def is_foreign(name: object) -> bool:
-    """Return True for a name that is no field, but known to ft_launcher or nvidia-resiliency-ext."""
-    from megatron_ft.core.config.reference import meaning  # a monitor meets no such name
-
-    return meaning(name) is not None
-
-
-def warn_of(names: Iterable[str], where: Callable[[str], str] = str) -> None:
-    """Warn of such names, in one line for all with the same meaning; ``where`` formats how each was given."""
-    import warnings
-
-    from megatron_ft.core.config.reference import describe
-
-    for line in describe((name, where(name)) for name in names):
-        warnings.warn(line, stacklevel=4)
+def recognized(values: Mapping[Any, object]) -> dict[Any, object]:
+    """Return the values without unknown names."""
+    return {name: value for name, value in values.items() if name in OPTIONS or name in IGNORED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import signal
@@ -63,32 +64,30 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _seconds(value: object, zero: bool = False) -> float:
-    number = _number(value)
-    if number is None or number > MAX_SECONDS or number < 0 or (number == 0 and not zero):
-        raise Refused(_text_hint(value))
-    return number
+def _read(text: str) -> object:
+    """Return what a word of the command line stands for: no limit, a number, or a text."""
+    if text.strip().lower() in _NO_LIMIT:
+        return None
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
-def _text_hint(value: object) -> str:
-    """Return how to write a number that YAML reads as text, such as `1e3` or `"600"`."""
-    as_number = _number(_read_number(value)) if isinstance(value, str) else None
-    return "" if as_number is None else f"; this is a string, write the number as {as_number!r}"
+def _amount(
+    allowed: str, unit: str, *, most: float = MAX_SECONDS, zero: bool = False, none: bool = False
+) -> OptionKind:
+    def check(value: object) -> float | None:
+        if value is None and none:
+            return None
+        number = _number(value)
+        if number is not None and number <= most and (number > 0 or (zero and number == 0)):
+            return number
+        # YAML reads `1e3` as a text, too
+        meant = _number(_read(value)) if isinstance(value, str) else None
+        raise Refused("" if meant is None else f"; this is a string, write the number as {meant!r}")
 
-
-def _timeout(value: object) -> float | None:
-    return None if value is None else _seconds(value)
-
-
-def _factor(value: object) -> float:
-    number = _number(value)
-    if number is None or number <= 0:
-        raise Refused(_text_hint(value))
-    return number
-
-
-def _floor(value: object) -> float:
-    return _seconds(value, zero=True)
+    return OptionKind(check=check, read=_read, allowed=allowed, unit=unit)
 
 
 def _signal(value: object) -> signal.Signals:
@@ -113,22 +112,6 @@ def _log_level(value: object) -> int:
     elif isinstance(value, int) and not isinstance(value, bool) and 10 <= value <= 50:
         return int(value)
     raise Refused
-
-
-def _read_number(text: str) -> object:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _read_timeout(text: str) -> object:
-    return None if text.strip().lower() in _NO_LIMIT else _read_number(text)
-
-
-def _read_name_or_number(text: str) -> object:
-    stripped = text.strip()
-    return int(stripped) if stripped.isdecimal() else stripped
 
 
 def _text(value: object) -> str | None:
@@ -165,7 +148,7 @@ def whole(first: int, last: int, unit: str = "") -> OptionKind:
         raise Refused
 
     allowed = f"a whole number from {first} to {last}"
-    return OptionKind(check=check, read=_read_name_or_number, allowed=allowed, unit=unit, metavar="N")
+    return OptionKind(check=check, read=_read, allowed=allowed, unit=unit, metavar="N")
 
 
 def one_of(*words: str, aliases: Mapping[str, str] | None = None) -> OptionKind:
@@ -195,25 +178,13 @@ def path(of: str, metavar: str) -> OptionKind:
     )
 
 
-TIMEOUT = OptionKind(
-    check=_timeout,
-    read=_read_timeout,
-    allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}, or null for no limit",
-    unit="s",
-)
-DURATION = OptionKind(
-    check=_seconds,
-    read=_read_number,
-    allowed=f"a positive number of seconds, at most {MAX_SECONDS:.0e}",
-    unit="s",
-)
-DURATION_OR_ZERO = OptionKind(
-    check=_floor, read=_read_number, allowed=f"a number of seconds from 0 to {MAX_SECONDS:.0e}", unit="s"
-)
-FACTOR = OptionKind(check=_factor, read=_read_number, allowed="a finite number above 0")
+TIMEOUT = _amount(f"a positive number of seconds, at most {MAX_SECONDS:.0e}, or null for no limit", "s", none=True)
+DURATION = _amount(f"a positive number of seconds, at most {MAX_SECONDS:.0e}", "s")
+DURATION_OR_ZERO = _amount(f"a number of seconds from 0 to {MAX_SECONDS:.0e}", "s", zero=True)
+FACTOR = _amount("a finite number above 0", "", most=math.inf)
 SIGNAL = OptionKind(
     check=_signal,
-    read=_read_name_or_number,
+    read=_read,
     allowed="the name or number of a signal, for example SIGKILL or 9",
     plain=lambda stored: stored.name,
 )
@@ -225,7 +196,7 @@ SIGNALS = OptionKind(
 )
 LOG_LEVEL = OptionKind(
     check=_log_level,
-    read=_read_name_or_number,
+    read=_read,
     allowed=f"one of {', '.join(_LOG_LEVELS)}, or a number from 10 to 50",
     plain=lambda stored: next((name for name, number in _LOG_LEVELS.items() if number == stored), stored),
 )

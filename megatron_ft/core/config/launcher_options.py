@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_ft.core.config.kinds import (
     DURATION,
@@ -23,27 +24,38 @@ from megatron_ft.core.config.option import dashed, option, table_of
 from megatron_ft.core.errors import ConfigError, Refused, nearest
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
-REPORT, _END, OFF = "report", "end", "off"
-MAX_FAILED_STARTS = 2
+REPORT, END, OFF = "report", "end", "off"
 _LAST_PORT = 65535
 SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
-def _watch(value: object) -> str:
+class CollectivesWatch(NamedTuple):
+    """Value of ``--ft-watch-collectives``."""
+
+    how: str
+    timeout_s: float | None = None
+    """None stands for half of the timeout of the ranks' process group."""
+
+    def __str__(self) -> str:
+        return self.how if self.timeout_s is None else f"{self.how}:{self.timeout_s:g}"
+
+
+def _watch(value: object) -> CollectivesWatch:
     if isinstance(value, bool) and not value:  # YAML 1.1 reads the word off so
-        return OFF
+        return CollectivesWatch(OFF)
     if not isinstance(value, str):
         raise Refused
     how, colon, seconds = value.partition(":")
-    if how not in (REPORT, _END, OFF) or (colon and how == OFF):
-        raise Refused(nearest(how, (REPORT, _END, OFF)))
-    if colon:
-        DURATION.check(DURATION.read(seconds))
-    return value
+    if how not in (REPORT, END, OFF) or (colon and how == OFF):
+        raise Refused(nearest(how, (REPORT, END, OFF)))
+    return CollectivesWatch(how, DURATION.check(DURATION.read(seconds)) if colon else None)
 
 
 _WATCH = OptionKind(
-    check=_watch, allowed="report, end, report:SECONDS, end:SECONDS or off", metavar="report|end[:SECONDS]|off"
+    check=_watch,
+    allowed="report, end, report:SECONDS, end:SECONDS or off",
+    plain=str,
+    metavar="report|end[:SECONDS]|off",
 )
 
 
@@ -90,9 +102,9 @@ _MODULES = OptionKind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class LauncherOptions:
-    """Values of these options. Durations are seconds; None means no limit, or not set."""
+    """Options of the launcher alone. Durations are seconds; None means no limit, or not set."""
 
     cfg_path: str | None = option(
         None,
@@ -253,8 +265,8 @@ class LauncherOptions:
         "is terminated as hung. If other ranks of the node have exited with 0, none has failed and none is still at "
         "work, that rank is terminated and treated as finished.",
     )
-    watch_collectives: str = option(
-        REPORT,
+    watch_collectives: CollectivesWatch = option(
+        CollectivesWatch(REPORT),
         _WATCH,
         "Watch ranks without a timeout by the collectives that torch counts. These are ranks without hooks, or with "
         "nothing configured and learned. report: print a line when no collective has begun or completed on any rank "
@@ -300,30 +312,6 @@ class LauncherOptions:
         in_yaml=False,  # needed before a file can be read
     )
 
-    @property
-    def metrics_address(self) -> tuple[str, int] | None:
-        """Host (empty: all addresses) and port of the metrics; None if none are served."""
-        return None if self.metrics_port is None else split_address(self.metrics_port)
-
-    @property
-    def watches_collectives(self) -> bool:
-        return self.watch_collectives != OFF
-
-    @property
-    def ends_for_collectives(self) -> bool:
-        return self.watch_collectives.startswith(_END)
-
-    @property
-    def collectives_timeout_s(self) -> float | None:
-        """Seconds; None stands for half of the timeout of the ranks' process group."""
-        seconds = self.watch_collectives.partition(":")[2]
-        return float(seconds) if seconds else None
-
-    @property
-    def max_failed_starts(self) -> int:
-        """Starts in a row that may fail in the same way before a job has ever trained; 0: any number."""
-        return MAX_FAILED_STARTS if self.max_no_progress_cycles else 0
-
     def health_command(self, python: str) -> str | None:
         """Return the shell command that checks this node's health; None if none is asked for.
 
@@ -338,11 +326,6 @@ class LauncherOptions:
             return self.node_health_command
         first = shlex.join([*words, ",".join(own)])
         return first if self.node_health_command is None else f"{first} && {{ {self.node_health_command}\n}}"
-
-    @property
-    def is_min_healthy(self) -> bool:
-        """True if ranks restart only when too few nodes are healthy, by ``--restart-policy min-healthy``."""
-        return self.restart_policy == MIN_HEALTHY
 
 
 LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{dashed(field)}",))

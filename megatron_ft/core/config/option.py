@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from megatron_ft.core.config.kinds import FLAG, OptionKind
-from megatron_ft.core.config.removed import removed
-from megatron_ft.core.errors import ConfigError, nearest, show
+from megatron_ft.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,7 @@ class Option:
     """Description of an option: each is defined in one place, as a field of a dataclass."""
 
     field: str
-    """Attribute of its dataclass and, if `in_yaml`, key of the YAML file."""
+    """Attribute of the configuration and, if `in_yaml`, key of the YAML file."""
     kind: OptionKind
     default: Any
     help: str
@@ -46,13 +45,17 @@ class Option:
         """Environment variables of the option, in the form of torchrun's own options."""
         return [f"PET_{name.upper().replace('-', '_')}" for name in self.names]
 
-    def check(self, value: object) -> Any:
-        """Return `value` as stored. Raises ConfigError, one line."""
-        return self.kind.judge(f"{self.field} =", value)
+    def check(self, value: object, place: str = "", *, label: str = "") -> Any:
+        """Return `value` as stored. Raises ConfigError, one line that begins with the place of the value, if given."""
+        try:
+            return self.kind.judge(label or f"{self.field} =", value)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
-    def parse(self, text: str) -> Any:
+    def parse(self, given: object) -> Any:
         """Return a text of the command line as stored. Raises ConfigError, one line."""
-        return self.check(self.kind.read(text))
+        value = self.kind.read(given) if isinstance(given, str) else given
+        return self.check(value, label=f"--{self.names[0]}")
 
 
 def option(
@@ -78,8 +81,6 @@ def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str
     """
     table = {}
     for each in fields(options):
-        if not each.metadata:
-            continue
         default = each.default if each.default_factory is MISSING else each.default_factory()
         known = dict(each.metadata)
         known["names"] = known["names"] or names(each.name)
@@ -98,26 +99,3 @@ def spellings(name: str) -> list[str]:
     rest = name.removeprefix(prefix)
     rests = (rest, rest.replace("_", "-"), rest.replace("-", "_"))
     return list(dict.fromkeys(f"--{start}{end}" for start in (prefix, prefix.replace("-", "_")) for end in rests))
-
-
-def check_all(
-    table: Mapping[str, Option],
-    values: Mapping[Any, object],
-    where: Callable[[Any], str],
-    convert: Callable[[Option, Any], Any] = Option.check,
-) -> dict[str, Any]:
-    """Return the values as stored.
-
-    `where(name)` is the place of a name, for messages: "ft.yaml:12". Raises ConfigError, one line, for the first
-    unknown name or refused value.
-    """
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in table:
-            text = removed(name) or f"unknown key {show(name)}{nearest(str(name), table)}"
-            raise ConfigError(f"{where(name)}: {text}")
-        try:
-            checked[name] = convert(table[name], value)
-        except ConfigError as error:
-            raise ConfigError(f"{where(name)}: {error}") from None
-    return checked

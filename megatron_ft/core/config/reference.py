@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.core.escalation import GRACE_S
 
 _LINKS = (
@@ -101,16 +100,9 @@ SERVED: dict[str, str] = {
 """Options of nvidia-resiliency-ext that work here: what differs, "" for nothing."""
 
 
-def meaning(name: object) -> str | None:
-    """Return why a configuration of ranks ignores this name; None if the name is unknown."""
-    if name in LAUNCHER_OPTIONS:
-        return "an option of ft_launcher, for its command line and YAML file"
-    return IGNORED.get(name) if isinstance(name, str) else None
-
-
 def describe(ignored: Iterable[tuple[str, str]]) -> list[str]:
     """Return one line per reason for ignored options, each given as its name and the words it was given with."""
-    by_reason: dict[str | None, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, words in ignored:
-        by_reason.setdefault(meaning(name), []).append(words)
+        by_reason.setdefault(IGNORED[name], []).append(words)
     return [f"ignored: {', '.join(dict.fromkeys(words))} ({reason})" for reason, words in by_reason.items()]

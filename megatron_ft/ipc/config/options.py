@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.config.config import FIELDS, Layer
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
-from megatron_ft.core.config.option import Option, check_all, spellings
+from megatron_ft.core.config.config import FIELDS, OPTIONS
+from megatron_ft.core.config.option import Option, spellings
 from megatron_ft.core.config.option_groups import FIRST, GROUPS
-from megatron_ft.core.config.reference import IGNORED, SERVED, describe, is_said
+from megatron_ft.core.config.reference import IGNORED, describe, is_said
 from megatron_ft.core.config.removed import removed
 from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.core.errors import ConfigError, near
 from megatron_ft.core.facts.launcher import Setting
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, command_line_values, read_section
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig, FileSection, read_section, take_arguments
 
-_NOT_LISTED = ("cfg_path", "ignore_missing_cfg", "dry_run")  # the sources of values name the file
-_IN_FILES = {name: each for name, each in {**FIELDS, **LAUNCHER_OPTIONS}.items() if each.in_yaml}
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
     )
-    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
+    for each in OPTIONS.values():
         _add(group, each)
     for name in IGNORED:
         words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
@@ -42,17 +41,19 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
 def group_help(parser: argparse.ArgumentParser) -> None:
     """Have ``--help`` show the options that a new user needs first, and ``--help-all`` all of them, in groups."""
     shown = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}
-    for action in shown.values():  # torchrun's own have a second spelling, with underscores
+    for action in shown.values():  # torchrun's own have a second spelling, with underscores, and may mean more here
         action.option_strings = [word for word in action.option_strings if "_" not in word] or action.option_strings
+        known = TORCHRUN_OPTIONS.get(action.dest)
+        action.help = known.here if known is not None and known.here else action.help
     about = [shown.pop("help"), parser.add_argument("--help-all", action=_HelpAll, help="show all options and exit")]
     about += [shown.pop("version"), shown.pop("training_script"), shown.pop("training_script_args")]
     parser.usage = "%(prog)s [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
     parser._action_groups = [
-        _group(parser, "options to start with", [shown[dest] for dest in FIRST]),
+        _group(parser, "options to start with", [shown[dest] for dest in FIRST.split()]),
         _group(parser, None, about),
     ]
     parser.epilog = "All other options: --help-all. A commented configuration: megatron-ft config-template megatron"
-    grouped = {each: [shown.pop(dest) for dest in names if dest in shown] for each, names in GROUPS.items()}
+    grouped = {each: [shown.pop(dest) for dest in names.split() if dest in shown] for each, names in GROUPS.items()}
     _HelpAll.groups = [_group(parser, each, actions) for each, actions in grouped.items()]
     _HelpAll.groups += [_group(parser, "more of torchrun", list(shown.values())), _group(parser, None, about)]
 
@@ -78,13 +79,6 @@ class _HelpAll(argparse.Action):
         parser.epilog = "Durations are seconds, null means no limit. Options win over the YAML file."
         parser.print_help()
         parser.exit()
-
-
-def source_of(option: Option, given: object) -> str:
-    """Return the source of a value in the parsed arguments."""
-    if option.is_flag:
-        given = "1" if given else None
-    return next((name for name in option.variables if os.environ.get(name) == given), "command line")
 
 
 def default_text(option: Option) -> str:
@@ -167,51 +161,43 @@ class _Ignore(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
+        setattr(namespace, f"ft_{self.name}", values)
         ignored = getattr(namespace, self.dest) or []
         if is_said(self.name, values):
             setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResolvedOptions(LauncherOptions):
-    """Merged options and YAML file. Durations are seconds."""
+def _effective(config: FaultToleranceConfig) -> list[tuple[Option, Any, str]]:
+    """Return each option with its plain value and the place that it comes from."""
+    listed = [each for each in OPTIONS.values() if each.in_yaml or each.is_printed]
+    return [(each, config.plain(each.field), config.sources.get(each.field, "default")) for each in listed]
 
-    config: FaultToleranceConfig
-    sources: dict[str, tuple[Any, str]]  # field -> (JSON-able value, "default", "command line" or "ft.yaml:12")
-    warnings: list[str]
-    options: dict[str, tuple[Any, str]]
-    """The launcher's own options by name ("term-timeout"): (JSON-able value, source)."""
 
-    def was_set(self, name: str) -> bool:
-        """Return True if the user set the option of this name ("term-timeout")."""
-        return self.options[name][1] != "default"
+def settings(config: FaultToleranceConfig) -> dict[str, Setting]:
+    """Return every value and its source for an event log."""
+    return {each.field: Setting(value=value, source=source) for each, value, source in _effective(config)}
 
-    def settings(self) -> dict[str, Setting]:
-        """Return `sources` and `options` for an event log."""
-        everything = {**self.sources, **self.options}
-        return {name: Setting(value=value, source=source) for name, (value, source) in everything.items()}
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return name, value and source of every option, with one row for each section's timeout."""
-        table = []
-        for name, (value, source) in self.sources.items():
-            if isinstance(value, dict) and value:
-                table += [(f"{name}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
-            else:
-                table.append((name, as_text(value) or "(none)", source))
-        for name, (value, source) in self.options.items():
-            table.append((f"--{name}", "(none)" if value in (None, "") else as_text(value), source))
-        return table
+def rows(config: FaultToleranceConfig) -> list[tuple[str, str, str]]:
+    """Return name, value and source of every option, with one row for each section's timeout."""
+    table = []
+    for each, value, source in _effective(config):
+        if isinstance(value, dict) and value:
+            table += [(f"{each.field}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+        else:
+            is_nothing = value == {} or (value in (None, "") and not each.kind.unit)
+            table.append((each.field, "(none)" if is_nothing else as_text(value), source))
+    return table
 
-    def summary(self) -> str:
-        """Return one line: the values that aren't defaults, each with its source."""
-        silent = {each.names[0] for each in LAUNCHER_OPTIONS.values() if not each.is_printed}
-        told = [
-            f"{name}={as_text(value)} ({source})"
-            for name, (value, source) in [*self.sources.items(), *self.options.items()]
-            if source != "default" and name not in silent
-        ]
-        return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+
+def summary(config: FaultToleranceConfig) -> str:
+    """Return one line: the values that aren't defaults, each with its source."""
+    told = [
+        f"{each.field}={as_text(value)} ({source})"
+        for each, value, source in _effective(config)
+        if source != "default" and each.is_printed
+    ]
+    return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
 
 
 @dataclass(frozen=True)
@@ -224,9 +210,9 @@ class GivenFlag:
     """None for a flag without one."""
 
 
-def given_flags(words: Sequence[str]) -> list[GivenFlag]:
-    """Return the flags of a command line, up to the script. Only torchrun's may be abbreviated."""
-    every: list[Option | TorchrunOption] = [*TORCHRUN_OPTIONS.values(), *FIELDS.values(), *LAUNCHER_OPTIONS.values()]
+def given_flags(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:
+    """Return the flags of a command line, and the script with its arguments. Only torchrun's may be abbreviated."""
+    every: list[Option | TorchrunOption] = [*TORCHRUN_OPTIONS.values(), *OPTIONS.values()]
     known = {word: (each.dest, each.is_flag) for each in every for word in each.spellings}
     for name in IGNORED:
         known |= dict.fromkeys((*spellings(f"ft-param-{name}"), *spellings(f"ft-{name}")), (f"ft_{name}", False))
@@ -242,71 +228,37 @@ def given_flags(words: Sequence[str]) -> list[GivenFlag]:
         if not meant[1] and not equals:
             value = rest.pop(0) if rest else ""
         flags.append(GivenFlag(meant[0], word, None if meant[1] else value))
-    return flags
+    return flags, rest
 
 
 def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
     """Return one line for each flag of this package whose value is refused."""
     found = []
-    known = {each.dest: each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if not each.is_flag}
+    known = {each.dest: each for each in OPTIONS.values() if not each.is_flag}
     for flag in flags:
         if flag.dest in known and flag.value is not None:
             try:
-                _parse(known[flag.dest], flag.value)
+                known[flag.dest].parse(flag.value)
             except ConfigError as error:
                 found.append(str(error))
     return found
 
 
-def read_ft_options(namespace: argparse.Namespace) -> ResolvedOptions:
+def read_ft_options(namespace: argparse.Namespace) -> FaultToleranceConfig:
     """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
 
     Precedence: command line, YAML file, defaults. Unlike `FaultToleranceConfig.from_args`, unknown keys in the file are
-    refused, and an empty configuration is valid: all defaults.
+    refused, an empty configuration is valid (all defaults), and warnings are kept as lines.
     """
-    warnings: list[str] = []
-    given = command_line_values(namespace)
-    told = {name: getattr(namespace, each.dest, None) for name, each in LAUNCHER_OPTIONS.items()}
-    ours = {name: _parse(LAUNCHER_OPTIONS[name], value) for name, value in told.items() if value is not None}
-    section = _read_file(namespace, bool(given), warnings)
-    ignored = list(getattr(namespace, "ft_ignored_options", None) or [])
-    layers: list[Layer] = []
-    sources = {name: source_of(LAUNCHER_OPTIONS[name], told[name]) for name in ours}
-    if section is not None:
-        theirs = [name for name, value in section.values.items() if name in IGNORED and is_said(name, value)]
-        ignored += [(name, f"{name} ({section.where(name)})") for name in theirs]
-        # nvidia-resiliency-ext's to_yaml_file writes null for what wasn't given
-        unset = {
-            name for name, value in section.values.items() if value is None and name in SERVED.keys() - FIELDS.keys()
-        }
-        known = {name: value for name, value in section.values.items() if name not in IGNORED.keys() | unset}
-        values = check_all(_IN_FILES, known, section.where)
-        layers.append(({name: value for name, value in values.items() if name in FIELDS}, section.where))
-        for name in values.keys() & LAUNCHER_OPTIONS.keys() - ours.keys():
-            ours[name], sources[name] = values[name], section.where(name)
-    layers.append((given, lambda name: source_of(FIELDS[name], getattr(namespace, f"ft_{name}"))))
-    config, config_sources = FaultToleranceConfig.resolve(*layers)
-    warnings += describe(ignored)
-    effective = {name: ours.get(name, each.default) for name, each in LAUNCHER_OPTIONS.items()}
-    return ResolvedOptions(
-        config=config,
-        sources=config_sources,
-        warnings=warnings,
-        options={
-            each.names[0]: (each.kind.plain(effective[name]), sources.get(name, "default"))
-            for name, each in LAUNCHER_OPTIONS.items()
-            if name not in _NOT_LISTED
-        },
-        **effective,
-    )
+    config = FaultToleranceConfig()
+    section = _read_file(namespace, config.warnings)
+    theirs = [] if section is None else config.take(section.values, section.where)
+    take_arguments(config, namespace)
+    config.warnings.extend(describe([*(getattr(namespace, "ft_ignored_options", None) or []), *theirs]))
+    return config
 
 
-def _parse(option: Option, given: Any) -> Any:
-    label = f"--{option.names[0]}"
-    return option.kind.judge(label, option.kind.read(given) if isinstance(given, str) else given)
-
-
-def _read_file(namespace: argparse.Namespace, options_given: bool, warnings: list[str]) -> FileSection | None:
+def _read_file(namespace: argparse.Namespace, warnings: list[str]) -> FileSection | None:
     path, may_be_missing = namespace.ft_cfg_path, namespace.ft_ignore_missing_cfg
     if path is None:
         return None
@@ -314,9 +266,47 @@ def _read_file(namespace: argparse.Namespace, options_given: bool, warnings: lis
         warnings.append(f"{path} does not exist: continuing without it")
         return None
     section = read_section(path)
-    if section is None and not options_given:
+    if section is None and all(getattr(namespace, each.dest) is None for each in FIELDS.values()):
         lacks = f"{path}: there is no 'fault_tolerance' section"
         if not may_be_missing:
             raise ConfigError(f"{lacks}, and no option of the command line sets anything")
         warnings.append(f"{lacks}: continuing with the defaults")
     return section
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Add torchrun's options, as unchecked texts, to a parser that isn't torchrun's."""
+    for each in TORCHRUN_OPTIONS.values():
+        if each.is_flag:
+            parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
+        else:
+            default = os.environ.get(f"PET_{each.dest.upper()}")
+            parser.add_argument(*each.spellings, default=default, help=argparse.SUPPRESS)
+
+
+def read_torchrun_options(namespace: argparse.Namespace, config: FaultToleranceConfig) -> tuple[signal.Signals, ...]:
+    """Take torchrun's ``--shutdown-timeout``, unless --term-timeout is set. Return the signals that stop the job.
+
+    Raises:
+        ConfigError: one is no number of seconds; a signal is unknown, can't be handled, or is to be forwarded.
+    """
+    seconds = getattr(namespace, "shutdown_timeout", None)
+    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if seconds is None else seconds
+    if seconds is not None and not config.is_set("term_timeout"):
+        known = OPTIONS["term_timeout"]
+        config.put(known, known.kind.judge("--shutdown-timeout", known.kind.read(str(seconds))), "--shutdown-timeout")
+    numbers = []
+    # torch 2.6 has no such option
+    for name in (getattr(namespace, "signals_to_handle", None) or DEFAULT_SIGNALS).split(","):
+        number = getattr(signal.Signals, name.strip().upper(), None)
+        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
+        numbers.append(number)
+    # without SIGTERM and SIGINT the job could not be ended in an orderly way
+    handled = tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+    if both := [number.name for number in config.forward_signals if number in handled]:
+        raise ConfigError(
+            f"--ft-forward-signals: {both[0]} ends the job (it is one of --signals-to-handle), so it can't be "
+            "forwarded without ending it"
+        )
+    return handled

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from megatron_ft.core.config.config import FIELDS, ConfigValues, Layer, is_foreign, warn_of
-from megatron_ft.core.config.option import Option, check_all
+from megatron_ft.core.config.config import OPTIONS, ConfigValues, recognized
+from megatron_ft.core.config.option import Option
+from megatron_ft.core.config.reference import IGNORED
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.atomic_write import write_whole
 
@@ -43,8 +44,9 @@ class FaultToleranceConfig(ConfigValues):
         section = read_section(cfg_path)
         if section is None:
             raise ConfigError(f"{_shown(cfg_path)}: there is no {SECTION!r} section")
-        config = cls(**_known_values(section, ignore_not_recognized))
-        config.keep(section.values)
+        config = cls()
+        values = recognized(section.values) if ignore_not_recognized else section.values
+        config.warn(config.take(values, section.where))
         return config
 
     def to_yaml_file(self, cfg_path: str | os.PathLike[str]) -> None:
@@ -61,48 +63,33 @@ class FaultToleranceConfig(ConfigValues):
         Attributes that are missing or None set nothing; a map of sections replaces the file's map as a whole. A file
         without the section is valid if an attribute sets something. Raises ConfigError if nothing is set.
         """
-        layers: list[Layer] = []
-        path = getattr(args, "ft_cfg_path", None)
+        config, path = cls(), getattr(args, "ft_cfg_path", None)
         section = None if path is None else read_section(path)
         if section is not None:
-            layers.append((_known_values(section, ignore_not_recognized=True), section.where))
-        given = command_line_values(args)
-        if given:
-            layers.append((given, _on_command_line))
-        if not layers:
+            config.warn(config.take(recognized(section.values), section.where))
+        if not take_arguments(config, args) and section is None:
             raise ConfigError("no fault tolerance configuration: neither a YAML section nor an option gives one")
-        config = cls.resolve(*layers)[0]
-        config.keep({} if section is None else section.values)
-        config.keep({name[3:]: value for name, value in vars(args).items() if name[:3] == "ft_" and value is not None})
         return config
 
 
-def command_line_values(args: object) -> dict[str, Any]:
-    """Return the fields that the attributes ``ft_<field>`` of parsed arguments set; texts are converted.
+def take_arguments(config: FaultToleranceConfig, args: object) -> bool:
+    """Set the fields for which ``args`` has an attribute ``ft_<field>``. Return True if there are any.
 
-    Raises ConfigError, one line that begins with "command line".
+    Raises ConfigError, one line that begins with the option.
     """
-    given = {name: getattr(args, each.dest, None) for name, each in FIELDS.items()}
-    given = {name: value for name, value in given.items() if value is not None}
-
-    def convert(option: Option, value: Any) -> Any:
-        return option.parse(value) if isinstance(value, str) else option.check(value)
-
-    return check_all(FIELDS, given, _on_command_line, convert)
-
-
-def _on_command_line(_name: object) -> str:
-    return "command line"
+    for name in IGNORED:
+        if (value := getattr(args, f"ft_{name}", None)) is not None:
+            vars(config)[name] = value
+    given = [(each, value) for each in OPTIONS.values() if (value := getattr(args, each.dest, None)) is not None]
+    for option, value in given:
+        config.put(option, option.parse(value), _source_of(option, value))
+    return bool(given)
 
 
-def _known_values(section: FileSection, ignore_not_recognized: bool) -> dict[str, Any]:
-    foreign = [name for name in section.values if name not in FIELDS and is_foreign(name)]
-    if foreign:
-        warn_of(foreign, lambda name: f"{name} ({section.where(name)})")
-    values = {name: value for name, value in section.values.items() if name not in foreign}
-    if ignore_not_recognized:
-        values = {name: value for name, value in values.items() if name in FIELDS}
-    return check_all(FIELDS, values, section.where)
+def _source_of(option: Option, given: object) -> str:
+    """Return the source of a value of the command line, which may come from torchrun's kind of variables."""
+    given = "1" if option.is_flag else given
+    return next((name for name in option.variables if os.environ.get(name) == given), "command line")
 
 
 @dataclass(frozen=True)

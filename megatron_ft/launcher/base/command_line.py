@@ -7,9 +7,10 @@ import os
 import signal
 from dataclasses import dataclass
 
-from megatron_ft.ipc.config.options import ResolvedOptions
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
 
+_RESTART_GRACE_S = 0.1
 SAYS_ALL_VARIABLE = "MEGATRON_FT_SAYS_ALL"
 """Set to 1 by a program that reads the output of each launcher (our tests)."""
 
@@ -19,16 +20,11 @@ class CommandLine:
     """The user's command line. Durations are seconds."""
 
     namespace: argparse.Namespace
-    options: ResolvedOptions
+    options: FaultToleranceConfig
     signals: tuple[signal.Signals, ...]
     signals_are_default: bool
     min_nodes: int
     max_nodes: int
-    term_timeout: float
-    stop_timeout: float
-    restart_grace: float
-    """``stop_timeout`` for ranks that are restarted because one of them has failed. Unless the user has said how long,
-    it is short: without that rank nothing can be saved together any more, and each second of it is one of the job's."""
     node_rank: int | None = None
     """Rank of this node; None if not given, although torchrun's default is 0."""
     where: SchedulerEnvironment = SchedulerEnvironment()  # noqa: RUF009 - frozen
@@ -36,6 +32,15 @@ class CommandLine:
     """The user has named the job (``--rdzv-id``)."""
     taken: str = ""
     """Options taken from the scheduler, for the user; empty if none."""
+
+    @property
+    def restart_grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL for ranks that are restarted because one of them has failed.
+
+        Unless the user has said how long, it is short: without that rank nothing can be saved together any more, and
+        each second of it is one of the job's.
+        """
+        return self.options.workers_stop_timeout if self.options.is_set("workers_stop_timeout") else _RESTART_GRACE_S
 
     @property
     def run_id(self) -> str:

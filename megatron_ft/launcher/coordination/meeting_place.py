@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from megatron_ft.core.config.launcher_options import MIN_HEALTHY
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
@@ -23,6 +24,8 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination.endpoint import check_name, is_this_machine
 from megatron_ft.launcher.scheduler import environment
 
+_MAX_FAILED_STARTS = 2
+"""Starts in a row that may fail in the same way before a job has ever trained."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password")
@@ -206,10 +209,10 @@ def _rules(line: CommandLine) -> Rules:
     return Rules(
         min_nodes=1 if is_alone else line.min_nodes,
         max_nodes=1 if is_alone else line.max_nodes,
-        min_healthy=options.is_min_healthy,
+        min_healthy=options.restart_policy == MIN_HEALTHY,
         max_restarts=line.namespace.max_restarts,
         max_stalled=options.max_no_progress_cycles,
-        max_failed_starts=options.max_failed_starts,
+        max_failed_starts=_MAX_FAILED_STARTS if options.max_no_progress_cycles else 0,
         at_once=options.scale_up_at_once,
         last_call_s=_seconds(settings, "last_call_timeout"),
         try_again_code=TRY_AGAIN_CODE,

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
 from megatron_ft.core.agent.turn import AgentPhase, Options
+from megatron_ft.core.config.launcher_options import END, MIN_HEALTHY, OFF
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.mailbox import Inbox, Mailbox
@@ -103,7 +104,7 @@ class FaultTolerantAgent(TorchAgent):
         on_over: Callable[[effects.LauncherExit], None],
         **torch_arguments: Any,
     ) -> None:
-        super().__init__(grace_s=launcher.line.stop_timeout, **torch_arguments)
+        super().__init__(grace_s=launcher.line.options.workers_stop_timeout, **torch_arguments)
         report_unlisted(LAUNCHER.debug)
         self._on_over = on_over
         self._launcher = launcher
@@ -383,25 +384,24 @@ class FaultTolerantAgent(TorchAgent):
 
 def _options(line: CommandLine, *, checks_health: bool) -> Options:
     """The part of the command line that the launcher's machine decides by."""
-    given, config = line.options, line.options.config
-    configured = Configured.of(config.to_dict())
+    given = line.options
     return Options(
         max_nodes=line.max_nodes,
-        min_healthy=given.is_min_healthy,
+        min_healthy=given.restart_policy == MIN_HEALTHY,
         max_restarts=line.namespace.max_restarts,
-        term_timeout_s=line.term_timeout,
-        stop_timeout_s=line.stop_timeout,
+        term_timeout_s=given.term_timeout,
+        stop_timeout_s=given.workers_stop_timeout,
         restart_grace_s=line.restart_grace,
         startup_timeout_s=given.startup_timeout,
         exit_timeout_s=given.exit_timeout,
-        hang_signal=given.config.rank_termination_signal,
+        hang_signal=given.rank_termination_signal,
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         checks_health=checks_health,
-        watches_collectives=given.watches_collectives,
-        collectives_timeout_s=given.collectives_timeout_s,
-        ends_for_collectives=given.ends_for_collectives,
+        watches_collectives=given.watch_collectives.how != OFF,
+        collectives_timeout_s=given.watch_collectives.timeout_s,
+        ends_for_collectives=given.watch_collectives.how == END,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
-        learning=LearningOptions(config.learn, config.safety_factor, config.learned_floor, configured),
+        learning=LearningOptions(given.learn, given.safety_factor, given.learned_floor, Configured.of(given.to_dict())),
     )

@@ -12,6 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker as TorchWorker
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
+from megatron_ft.core.config.launcher_options import OFF
 from megatron_ft.core.rank_variables import WATCH_VARIABLE
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -70,7 +71,7 @@ def shared_environment(line: CommandLine) -> dict[str, str]:
     """Return the common environment of this node's ranks."""
     options = line.options
     is_served = options.reference_names == "on"
-    return rank_environment(os.environ, reference_names=is_served, watches=options.watches_collectives)
+    return rank_environment(os.environ, reference_names=is_served, watches=options.watch_collectives.how != OFF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class RankStarter:
         infra_rank = reference_names.infra_rank(self.line, os.environ)
         ours = reference_names.variables(cycle, time.time(), waiting_s, infra_rank)
         ours |= {"FT_LAUNCHER_IPC_SOCKET": self.control.path, "FT_CYCLE": str(cycle), **self.keeper.variables()}
-        ours[WATCH_VARIABLE] = "on" if self.line.options.watches_collectives else "off"
+        ours[WATCH_VARIABLE] = "on" if self.line.options.watch_collectives.how != OFF else "off"
         for local_rank, env in envs.items():
             env.update(ours)
             env["FT_RANK_MONITOR_IPC_SOCKET"] = self.monitors[local_rank].socket_path

@@ -9,10 +9,10 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.config.options import ResolvedOptions
 from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.ipc.linux.processes import read_stat, with_owner
@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.01
 _KEPT_BYTES = 4096
 
 
-def job_directories(options: ResolvedOptions, log_dir: str | None) -> list[str]:
+def job_directories(options: LauncherOptions, log_dir: str | None) -> list[str]:
     """Return the directories that this job is known to write to."""
     files = (options.checkpoint_iteration_file, os.environ.get(FINISHED_FLAG))
     found = [log_dir, *(os.path.dirname(os.path.abspath(file)) for file in files if file)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
+from megatron_ft.core.config.launcher_options import LauncherOptions, split_address
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.ipc.files.atomic_write import write_whole
@@ -54,9 +54,9 @@ class MetricsOutput:
             folder = os.path.dirname(os.path.abspath(self._path))
             if not bounded_call(lambda: os.path.isdir(folder), True):
                 raise ConfigError(f"--ft-metrics-textfile: {folder} is no directory")
-        if options.metrics_address is not None:
+        if options.metrics_port is not None:
             check_installed("--ft-metrics-port")
-            host, port = options.metrics_address
+            host, port = split_address(options.metrics_port)
             self._server = MetricsServer(host, port, self._collect)
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
         self._show(GaugeValues())

@@ -40,7 +40,7 @@ class Telemetry:
         self._metrics: MetricsOutput | None = None
         self._traces: Traces | None = None
         self._command: EventCommand | None = None
-        if options.metrics_address is not None or options.metrics_textfile is not None:
+        if options.metrics_port is not None or options.metrics_textfile is not None:
             self._metrics = MetricsOutput(options, node=node, say=say)
         if are_wanted(os.environ):
             problem = why_not(os.environ)

@@ -46,8 +46,8 @@ def test_check_config_prints_values_and_their_sources(tmp_path: Path, capsys: py
     assert told["rank_section_timeouts[step]"] == ["null", f"{path}:4"]
     assert told["safety_factor"] == ["0.5", "command line"]
     assert told["rank_heartbeat_timeout"] == ["2700", "default"]
-    assert told["--ft-exit-timeout"] == ["7", "command line"]
-    assert told["--ft-startup-timeout"] == ["(none)", "default"]
+    assert told["exit_timeout"] == ["7", "command line"]
+    assert told["startup_timeout"] == ["null", "default"]
     for name in FIELDS.keys() - {"rank_section_timeouts"}:
         assert name in told
     assert "warning: ignored: --ft-enable-nic-monitor (" in out
@@ -99,8 +99,8 @@ def test_torchrun_options_are_accepted_beside_ours(tmp_path: Path, capsys: pytes
     line = ["--nproc_per_node=8", "--standalone", "-r", "3", "--te", "1", "--signals-to-handle", "SIGTERM"]
     assert main.main(["check-config", write(tmp_path), *line, "--shutdown-timeout=7", "--ft-forward-signals=HUP"]) == 0
     told = table(capsys.readouterr().out)
-    assert told["--term-timeout"] == ["7", "--shutdown-timeout"]
-    assert told["--ft-forward-signals"] == ["SIGHUP", "command line"]
+    assert told["term_timeout"] == ["7", "--shutdown-timeout"]
+    assert told["forward_signals"] == ["SIGHUP", "command line"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_torchrun_options_are_accepted_beside_ours(tmp_path: Path, capsys: pytes
     [
         (["--ft-forward-signals=HUP"], "--ft-forward-signals: SIGHUP ends the job"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is no signal"),
-        (["--shutdown-timeout=soon"], "--shutdown-timeout: soon is no number"),
+        (["--shutdown-timeout=soon"], "--shutdown-timeout 'soon': must be a number of seconds from 0"),
         (["--ter=7"], "unrecognized arguments: --ter=7"),
     ],
 )

@@ -79,6 +79,6 @@ def test_command_lines_of_the_manifests_are_valid(monkeypatch: pytest.MonkeyPatc
         line = parse(words)
         assert line.stopped_code == STOPPED_CODE
         for grace in (grace for document in ALL for grace in found(document, "terminationGracePeriodSeconds")):
-            assert grace > line.term_timeout
+            assert grace > line.options.term_timeout
     name = jobset["metadata"]["name"]
     assert f"--rdzv-endpoint={name}-node-0-0.{name}:29500" in command

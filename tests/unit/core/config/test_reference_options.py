@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.core.config.config import OPTIONS
 from megatron_ft.core.config.reference import SERVED
-from megatron_ft.ipc.config.options import add_ft_options, read_ft_options
-from megatron_ft.ipc.config.torchrun_options import add_torchrun_options
+from megatron_ft.ipc.config.options import add_ft_options, add_torchrun_options, read_ft_options
+from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 
 WORKS = """
     --fault-tol-cfg-path --ft-cfg-path --ft-cfg_path --ft-checkpoint-iteration-file --ft-checkpoint_iteration_file
@@ -87,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()):
+    for each in OPTIONS.values():
         for name in each.variables:
             monkeypatch.delenv(name, raising=False)
 
@@ -98,7 +99,7 @@ def test_list_of_reference_options_is_complete() -> None:
 
 @pytest.mark.parametrize("word", sorted(set(WORKS.split()) - set(FLAGS)))
 def test_reference_option_with_a_counterpart_sets_it(word: str) -> None:
-    (option,) = [each for each in (*FIELDS.values(), *LAUNCHER_OPTIONS.values()) if word in each.spellings]
+    (option,) = [each for each in OPTIONS.values() if word in each.spellings]
     assert option.field in SERVED, "--ft-dry-run says what differs"
     value = VALUES.get(option.field, "7")
     namespace = parser().parse_args([word, value])
@@ -106,8 +107,7 @@ def test_reference_option_with_a_counterpart_sets_it(word: str) -> None:
     if option.field != "cfg_path":
         options = read_ft_options(namespace)
         assert options.warnings == []
-        found = options.config if option.field in FIELDS else options
-        assert getattr(found, option.field) == option.kind.check(option.kind.read(value))
+        assert getattr(options, option.field) == option.kind.check(option.kind.read(value))
 
 
 @pytest.mark.parametrize("word", FLAGS)
@@ -120,3 +120,13 @@ def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str
     (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings
     assert line.startswith(f"ignored: {word} (")
     assert len(line) > len(f"ignored: {word} (") + 20
+
+
+def test_configuration_from_arguments_has_options_of_the_launcher_and_ignored_ones(tmp_path: Path) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text("fault_tolerance:\n  max_no_progress_cycles: 7\n  min_progress_iterations: 9\n")
+    words = ["--ft-cfg-path", str(path), "--term-timeout=12", "--ft-attribution-export-url", "https://example.test/x"]
+    with pytest.warns(UserWarning, match="min_progress_iterations"):
+        config: Any = FaultToleranceConfig.from_args(parser().parse_args(words))
+    assert (config.max_no_progress_cycles, config.term_timeout) == (7, 12.0)
+    assert (config.min_progress_iterations, config.attribution_export_url) == (9, "https://example.test/x")

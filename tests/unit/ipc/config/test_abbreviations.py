@@ -9,8 +9,7 @@ import pytest
 from torch.distributed import run as torchrun
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import add_ft_options
-from megatron_ft.ipc.config.torchrun_options import add_torchrun_options
+from megatron_ft.ipc.config.options import add_ft_options, add_torchrun_options
 from megatron_ft.launcher import arguments
 
 
