@@ -173,9 +173,12 @@ def text(what: str, metavar: str) -> OptionKind:
 
 def path(of: str, metavar: str) -> OptionKind:
     """Kind of paths of a file or directory; an empty one is none."""
-    return OptionKind(
-        check=lambda value: None if value == "" else _text(value), allowed=f"the path {of}", metavar=metavar
-    )
+
+    def check(value: object) -> str | None:
+        value = value.__fspath__() if hasattr(value, "__fspath__") else value
+        return None if value == "" else _text(value)
+
+    return OptionKind(check=check, allowed=f"the path {of}", metavar=metavar)
 
 
 TIMEOUT = _amount(f"a positive number of seconds, at most {MAX_SECONDS:.0e}, or null for no limit", "s", none=True)
