@@ -44,9 +44,10 @@ def report_unlisted(report: Callable[[str], object]) -> None:
     unlisted = report
 
 
-def as_table(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:
-    """Return the lines of the table in the docs; the value of an event is its description."""
-    yield "| phase | what happens | next |"
-    yield "|---|---|---|"
+def as_list(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:
+    """Return the lines of the list in the docs; the value of an event is its description."""
+    by_event: dict[Event, dict[State, list[str]]] = {}
     for (before, event), after in transitions.items():
-        yield f"| {before.name} | {event.value} | {after.name} |"
+        by_event.setdefault(event, {}).setdefault(after, []).append(before.name)
+    for event, moves in by_event.items():
+        yield f"- {event.value}: " + "; ".join(f"{', '.join(names)} -> {after.name}" for after, names in moves.items())

@@ -59,7 +59,7 @@ def prose(docstring: str) -> str:
     for line in text.splitlines():
         if line.strip() in _SECTIONS:
             section = line.strip()
-            lines += ["", f"**{section}**", ""]
+            lines += ["", f"{section}" if section != "Args:" else "", ""]
         elif section and line.strip():
             begins = bool(re.match(r"\s+[\w, ]+: ", line)) or lines[-1] == ""
             text = re.sub(r"^([\w, ]+): ", r"`\1`: ", line.strip()) if begins else line.strip()
@@ -72,8 +72,7 @@ def prose(docstring: str) -> str:
 
 def _entry(node: _Node, level: int) -> Iterator[str]:
     kind = "class " if isinstance(node, ast.ClassDef) else ""
-    yield f"{'#' * level} {kind}{node.name}"
-    yield f"    {kind}{node.name}{_signature(node)}"
+    yield f"{'#' * level} `{kind}{node.name}{_signature(node).removesuffix(' -> None')}`"
     yield prose(ast.get_docstring(node) or "")
     if isinstance(node, ast.ClassDef):
         for each in node.body:
@@ -89,7 +88,7 @@ def _signature(node: _Node) -> str:
         returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
         return f"({shown}){returned}"
     makers = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-    return _signature(makers[0]).removesuffix(" -> None") if makers else ""
+    return _signature(makers[0]) if makers else ""
 
 
 def _find(module: str, name: str) -> _Node | None:

@@ -35,8 +35,8 @@ may read them, too, also while they are written.
 - A crash or a full disk may cut a line off: ignore what is no JSON object. A log above 200 MB goes on in a new file
   with the same header; the newest before it is kept as `.before.jsonl`.
 - `iteration` is the number of completed iterations. Cycles count from 0 on all nodes alike.
-- Fields in bold are always there; others may be null, or missing in older logs. A field without a type is text,
-  `rank` a global rank, `pid` a process id; names in `_ns` are nanoseconds like `t`, those in `_s` seconds.
+- Fields in bold are always there; others may be null, or missing in older logs. A field without a type is text or a
+  number; `rank` is a global rank, `pid` a process id; names in `_ns` are nanoseconds like `t`, those in `_s` seconds.
 - A row of `minute.ranks` is `[rank, from, to, lost events, [[iteration, began], ...], sections]`, with the first and
   the last iteration, times in seconds after `at_ns`. `sections` is an object by name, also `out_of_section` and
   `heartbeat`, of `[number, total, longest, first, open, sections around it, [[began, length], ...], {{bucket: count,
@@ -86,7 +86,7 @@ def _fields(kind: Any) -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
         name = f"**`{field.name}`**" if field.required else f"`{field.name}`"
         kind_of = "" if field.name in _KNOWN or field.name.endswith(("_ns", "_s")) else _type(field.type)
-        typed = name if kind_of in ("", "text") else f"{name} ({kind_of})"
+        typed = name if kind_of in ("", "text", "number", "count") else f"{name} ({kind_of})"
         meaning = meanings.get(field.name, "")
         (told if meaning else plain).append(f"- {typed}: {meaning}" if meaning else typed)
     if plain:
@@ -113,7 +113,7 @@ def _type(hint: Any) -> str:
         (inner,) = (each for each in arguments if each is not type(None))
         return _type(inner)
     if origin in (tuple, list) and arguments[0] is not Any:
-        return f"list of {_plural(_type(arguments[0]))}"
+        return _plural(_type(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
         return f"object, by name: {_type(arguments[1])}"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

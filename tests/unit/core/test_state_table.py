@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.core import state_table
 from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
 from megatron_ft.core.agent.turn import AgentPhase
-from megatron_ft.core.state_table import as_table, check, follow
+from megatron_ft.core.state_table import as_list, check, follow
 
 DOCS = Path(__file__).parents[3] / "docs" / "design"
 Table = Mapping[Any, Any]
@@ -21,9 +21,9 @@ def checked(table: Table) -> None:
     check(table, first=AgentPhase.JOINING, last=AgentPhase.OVER)
 
 
-def test_docs_have_the_table_of_the_code() -> None:
+def test_docs_have_the_transitions_of_the_code() -> None:
     checked(TRANSITIONS)
-    drawn = "\n".join(as_table(TRANSITIONS))
+    drawn = "\n".join(as_list(TRANSITIONS))
     assert any(drawn in page.read_text() for page in DOCS.rglob("*.md"))
 
 
