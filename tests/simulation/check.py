@@ -12,9 +12,8 @@ from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.coordinator import FOUNDING_S
 from megatron_ft.job.rules.etcd_keys import LEASE_S
-from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
 from megatron_ft.job.rules.liveness import lost_s
-from megatron_ft.job.rules.member import CUT_OFF_S
+from megatron_ft.job.rules.member import CUT_OFF_S, HOLDER_STAYS_S
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.job.rules.rotation import Rotation
 from tests.simulation.history import (

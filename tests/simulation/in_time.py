@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.job.rules.etcd_keys import LEASE_S
-from megatron_ft.job.rules.job_cycle import NEW_LEADER_S, RERUN_S
+from megatron_ft.job.rules.job_cycle import RERUN_S
 from megatron_ft.job.rules.liveness import FINISHED_S, STALLED_S, beat_s, lost_s
+from megatron_ft.job.rules.nodes import NEW_LEADER_S
 from tests.simulation.history import FOR_A_WHILE, RANK_FAULTS, STOPS, cycles, members
 
 if TYPE_CHECKING:

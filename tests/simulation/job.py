@@ -30,8 +30,7 @@ from megatron_ft.job.rules import actions, etcd_keys
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen
-from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.member import HOLDER_STAYS_S, Member
 from tests.simulation.leader import ENDPOINT, JOB, CoordinatorProcess, Etcd, Judged, Lock
 from tests.simulation.plan import Fault, Hurt, Plan
 from tests.simulation.world import Host, Link, Process, World

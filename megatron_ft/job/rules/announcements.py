@@ -7,23 +7,23 @@ others get it, too, for users who want all lines of all nodes. Times are seconds
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.actions import Send
-from megatron_ft.job.rules.decider import Plan
-from megatron_ft.job.rules.decisions import DecisionKind
-from megatron_ft.job.rules.job_cycle import JobCycle, printer
+from megatron_ft.job.rules.job_cycle import GONE, GOOD, JobCycle
 from megatron_ft.job.rules.messages import NodePhase, Rules, Tell
-from megatron_ft.job.rules.next_cycle import is_awaited, last_call_s
+from megatron_ft.job.rules.next_cycle import last_call_s
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import usable
 from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.job.rules.verdict import GOOD
 
+_T = TypeVar("_T")
 FEW = 100
 _LONG_S, _AGAIN_FACTOR = 3.0, 10.0
 """Time after which a round gets a line what it waits for; and a factor, for the next ones."""
@@ -47,11 +47,9 @@ class Announcements:
         self._spares_s = 0.0
         self._cycle: JobCycle | None = None
 
-    def due(self, rules: Rules, cycle: JobCycle | None, plan: Plan | None, *, now_s: float) -> list[Send]:
-        """Return the lines that are due. With a ``plan`` for the next decision a round waits for nobody."""
+    def due(self, rules: Rules, cycle: JobCycle | None, *, now_s: float, begins: bool) -> list[Send]:
+        """Return the lines that are due. If the next cycle ``begins`` a round waits for nobody."""
         self.alarm_s = None
-        if plan is not None and plan.decision.kind is DecisionKind.END:
-            return []
         if cycle is not self._cycle:
             self._cycle = cycle
             self._finished.clear()
@@ -70,7 +68,7 @@ class Announcements:
             if not cycle.restarts:
                 return lines
             lines += self._losses(rules, cycle)
-        return [*lines, *([] if plan is not None else self._waiting_to_begin(rules, cycle, now_s))]
+        return [*lines, *([] if begins else self._waiting_to_begin(rules, cycle, now_s))]
 
     def say(self, cycle: JobCycle | None, text: str, ready: Sequence[Node] = ()) -> list[Send]:
         """Send a line about the whole job to the nodes of its cycle, or to those that are ``ready``."""
@@ -86,7 +84,7 @@ class Announcements:
     def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> Iterable[Send]:
         """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
         bad = []
-        for place in cycle.take_changes():
+        for place in _taken(cycle.changes):
             if cycle.seats[place].state is NodeState.SUCCEEDED:
                 self._finished[place] = now_s + _SOON_S
             elif cycle.seats[place].state not in GOOD:
@@ -99,7 +97,7 @@ class Announcements:
             told=job_lines.joined(told),
             good=cycle.count(*GOOD),
             min_nodes=rules.min_nodes,
-            has_store=0 in bad and cycle.seats[0].state in (NodeState.LOST, NodeState.EXCLUDED),
+            has_store=0 in bad and cycle.seats[0].state in GONE,
         )
         yield from self.say(cycle, text)
 
@@ -110,7 +108,7 @@ class Announcements:
             del self._finished[place]
         if due:
             others = cycle.count(NodeState.HEALTHY)
-            seated = cycle.links(self._nodes.values())
+            seated = cycle.links()
             links = [seated[place] for place in due if place in seated]
             yield Send(links, Tell(job_lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
         for at_s in self._finished.values():
@@ -123,31 +121,29 @@ class Announcements:
             return
         self._spares_s = now_s + _SOON_S
         self._wake(self._spares_s)
-        spares = [
-            node
-            for node in self._nodes.values()
-            if node.phase is NodePhase.READY and node.link is not None and not cycle.is_seated(node)
-        ]
+        spares = [node for node in self._nodes.values() if node.is_ready and not cycle.is_seated(node)]
         new = [node for node in spares if node.instance not in self._spares]
         self._spares = {node.instance for node in spares}
         if not new:
             return
-        running = len(cycle.seats) - cycle.count(NodeState.LOST, NodeState.EXCLUDED)
+        running = len(cycle.seats) - cycle.count(*GONE)
         yield Send([node.link for node in new if node.link is not None], Tell(job_lines.standing_by(running)))
         names = sorted((node.name for node in new), key=natural)
         yield from self.say(cycle, job_lines.others_stand_by(names))
 
     def _departures(self, cycle: JobCycle) -> Iterable[Send]:
         """Nodes that have left, for the launcher that prints the lines of the job."""
-        first = printer(cycle, self._nodes.values()) if cycle.has_departures else None
+        first = printer(cycle, self._nodes.values()) if cycle.departures else None
         if first is not None and first.link is not None:
-            yield from (Send([first.link], each) for each in cycle.take_departures())
+            yield from (Send([first.link], each) for each in _taken(cycle.departures))
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 
     def _losses(self, rules: Rules, cycle: JobCycle) -> Iterable[Send]:
         """A line on nodes lost since the cycle ended, other than the one that ended it."""
-        gone = cycle.take_losses()
+        verdict = cycle.verdict
+        assert verdict is not None
+        gone = [(place, report) for place, report in _taken(cycle.losses) if place != verdict.node]
         if not gone:
             return
         unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
@@ -166,7 +162,7 @@ class Announcements:
     def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Iterable[Send]:
         """A round takes long: say which nodes are missing, after 3 s, 30 s, 300 s."""
         since_s, next_s = self._round or (now_s, now_s + _LONG_S)
-        ready = [node for node in self._nodes.values() if node.phase is NodePhase.READY and node.link is not None]
+        ready = [node for node in self._nodes.values() if node.is_ready]
         if not ready:
             self._round = None
             return
@@ -178,16 +174,14 @@ class Announcements:
 
     def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
         nodes = self._nodes.values()
-        missing = [node.name for node in nodes if is_awaited(node)]
+        missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
         lost: list[str] = []
         if cycle is not None:
             taken = {node.place for node in nodes if cycle.is_seated(node)}
             back = Counter(node.name for node in ready if not cycle.is_seated(node))
             for place, seat in enumerate(cycle.seats):
                 name = seat.name or job_lines.node(place, "")
-                if cycle.is_missing(place):
-                    missing.append(name)
-                elif place not in taken and back[name]:
+                if place not in taken and back[name]:
                     back[name] -= 1  # a new launcher on the same host
                 elif place not in taken:
                     lost.append(name)
@@ -206,3 +200,21 @@ class Announcements:
 
     def _wake(self, at_s: float) -> None:
         self.alarm_s = earliest(self.alarm_s, at_s)
+
+
+def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
+    """Return the launcher that prints the lines of the job; None if none is connected."""
+
+    def order(node: Node) -> tuple[bool, float, float, int]:
+        place, rank = node.place, node.rank
+        is_outside = cycle is None or not cycle.is_seated(node)
+        return is_outside, math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
+
+    here = (node for node in nodes if node.link is not None and node.phase is not NodePhase.EXCLUDED)
+    return min(here, key=order, default=None)
+
+
+def _taken(news: list[_T]) -> list[_T]:
+    taken = news[:]
+    news.clear()
+    return taken

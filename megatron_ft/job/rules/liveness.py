@@ -64,8 +64,6 @@ class OwnClock:
         self.now_s = 0.0
         self.slept_s = -1e9
         """The last time at which no launcher could be answered here: the process was paused, or not yet in charge."""
-        self.paused_s = -1e9
-        """Last time at which the process was paused."""
         self._callers_s = now_s
 
     def set(self, now_s: float) -> None:
@@ -73,7 +71,7 @@ class OwnClock:
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
         self.now_s += min(passed_s, _LONGEST_GAP_S)
         if passed_s > _LONGEST_GAP_S:
-            self.slept_s = self.paused_s = self.now_s
+            self.slept_s = self.now_s
 
     def mark_unanswered(self) -> None:
         """Until now others may have called here, and given up."""

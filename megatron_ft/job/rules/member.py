@@ -14,10 +14,11 @@ import random
 from msgspec.structs import replace
 
 from megatron_ft.core.codec import PartMessage
+from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
-from megatron_ft.job.rules import actions, give_up_policy
+from megatron_ft.job.rules import actions, job_lines
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.decisions import Assignment, DecisionKind
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
@@ -29,6 +30,12 @@ _ANSWER_S = 5.0
 """Seconds from a hello to its answer: the leader may just be starting."""
 _RETRY_S = (0.02, 0.2)
 _LONGEST_RETRY_S = 1.0
+HOLDER_STAYS_S = 60.0
+"""Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
+_REPORT_UNREACHED_S = (10.0, 60.0)
+"""Seconds after which a launcher that no leader has admitted tells the user why: in a job of few nodes or on the first
+two, and on the others, which may be thousands with the same thing to tell."""
+_FEW_NODES = 16
 
 
 class Member:
@@ -77,7 +84,7 @@ class Member:
         if self._is_open:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
-            times.append(self._unled_s + self._patience_s() if self._is_cut_off else self._cut_off_s)
+            times.append(self._unled_s + self._patience_s if self._is_cut_off else self._cut_off_s)
         return self._clock.callers_s(min(time for time in times if time is not None))
 
     @property
@@ -191,20 +198,45 @@ class Member:
                     self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
                 )
                 self._out.append(end)
-        is_new = give_up_policy.is_new(self.decided, self.standing)
-        if not self._has_said_unreached and is_new and unled_s >= give_up_policy.report_unreached_s(self.identity):
+        rules, timeout = self.identity.rules, f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
+        problem = f"{self.identity.endpoint}: {self._problem}"
+        is_soon = rules.max_nodes <= _FEW_NODES or self.identity.rank in (0, 1)
+        if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S[not is_soon]:
             self._has_said_unreached = True
-            self._out.append(actions.Say(give_up_policy.unreached(self.identity, self._problem)))
-        if unled_s >= self._patience_s() and self.standing.phase is not m.NodePhase.RUNNING:
-            gives_up = give_up_policy.give_up(
-                self.identity, self.decided, self.standing, self._problem, is_unowned=self._is_unowned
-            )
-            self.has_given_up = is_new
-            self._leave(gives_up.code, gives_up.text)
+            self._out.append(actions.Say(f"no coordinator reached ({problem}); trying for {timeout}"))
+        if unled_s >= self._patience_s and self.standing.phase is not m.NodePhase.RUNNING:
+            self._give_up(problem, timeout)
 
+    def _give_up(self, problem: str, timeout: str) -> None:
+        """Leave: the time is over. An endpoint that nobody has ever held is a mistake, unless a scheduler named it."""
+        verdict, self.has_given_up = self.standing.verdict, self._is_new
+        if verdict is not None and verdict.decision.action is not Action.RESTART:
+            self._leave(verdict.code, verdict.cause.text)
+        elif self.standing.phase is m.NodePhase.EXCLUDED:
+            # the other nodes may still train, and a scheduler may end their job at any other code
+            self._leave(0, "no coordinator is reachable any more")
+        elif self._is_new and self._is_unowned and not self.identity.has_known_host:
+            self._leave(MISTAKE_CODE, job_lines.nobody_owns(self.identity.endpoint, timeout, problem))
+        else:
+            text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
+            text = f"no coordinator reached for {timeout} ({problem})" if self._is_new else text
+            self._leave(self.identity.rules.try_again_code, text)
+
+    @property
+    def _is_new(self) -> bool:
+        """True if this launcher has had no part in a decision of the job yet."""
+        return self.decided is None and self.standing.phase is not m.NodePhase.EXCLUDED
+
+    @property
     def _patience_s(self) -> float:
-        is_new = give_up_policy.is_new(self.decided, self.standing)
-        return give_up_policy.patience_s(self.identity, is_new=is_new, cut_off_s=CUT_OFF_S)
+        """Seconds to look for a leader.
+
+        Where the scheduler starts no single launcher again, a leader that is lost with its host doesn't come back: the
+        job is to be started again as soon as the ranks have ended. With etcd another launcher leads.
+        """
+        rules = self.identity.rules
+        is_lost = rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd
+        return CUT_OFF_S if is_lost else rules.join_timeout_s
 
     def _unanswered(self) -> None:
         """No leader has answered the goodbye: whether the job goes on isn't known."""
@@ -286,7 +318,7 @@ class Member:
         self.decided = held
         if decision.kind is DecisionKind.END:
             self._prints(decision.printer)
-            end = give_up_policy.at_end(self.identity, decision, self.standing)
+            end = at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)
         elif self._leaving is not None:
             pass  # the decision crossed the goodbye
@@ -335,7 +367,7 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Goodbye():
                 self._leaving, self._opening = message, None
-                within_s = give_up_policy.HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
+                within_s = HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
                 self._leave_s = self._clock.now_s + within_s
             case PartMessage():
                 self._note(message)
@@ -368,3 +400,14 @@ class Member:
         taken = self._out[:]
         self._out.clear()
         return taken
+
+
+def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> actions.Leave:
+    """Return how to leave when the end of the job was decided.
+
+    A launcher that never trained mustn't say that its job has finished if that may have been another one.
+    """
+    has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
+    if decision.code == 0 and decision.world and not (has_part or identity.is_named):
+        return actions.Leave(MISTAKE_CODE, job_lines.not_proven(identity.job))
+    return actions.Leave(decision.code, decision.text, is_of_all=True)

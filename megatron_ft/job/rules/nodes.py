@@ -1,4 +1,4 @@
-"""The launchers that are connected to the coordinator, as it knows them. Pure."""
+"""The launchers of a job, as the leader knows them. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from megatron_ft.memory.rules.snapshots import Kept
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
+NEW_LEADER_S = 12.0
+"""Shortest wait of a new leader for the launchers of a cycle that another one has begun."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One launcher, connected or missing for a moment only. Times are those of the coordinator's own clock."""
+    """One launcher: connected, away for a while, or expected by a new leader since the cycle has a place for it.
+
+    Times are those of the leader's own clock.
+    """
 
     instance: str
     name: str
-    host: str
+    host: str = ""
     """Address of its host for other nodes."""
-    rank: int | None
-    owns: bool
-    arrived: int
+    rank: int | None = None
+    owns: bool = False
+    arrived: int = 0
     link: int | None = None
     session: int = -1
+    """Number of its connection; -1: it hasn't connected to this leader yet."""
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
@@ -50,25 +56,21 @@ class Node:
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
     @staticmethod
-    def of(hello: Hello, arrived: int) -> Node:
-        """A launcher that says hello for the first time."""
-        return Node(
-            hello.instance,
-            hello.name,
-            hello.host,
-            hello.rank,
-            hello.owns,
-            arrived,
-            before=hello.before,
-            domain=hello.domain,
-            bad=hello.bad,
-            since=hello.since,
-        )
+    def expected(instance: str, name: str, place: int, now_s: float) -> Node:
+        """Return the launcher at a place of a cycle that another leader has begun: it is silent so far."""
+        return Node(instance, name, place=place, heard_s=now_s, gone_s=now_s, silent=True)
 
-    def connected(self, link: int, hello: Hello, now_s: float) -> None:
-        """Take over a hello: connection, session, and everything the launcher remembers."""
-        self.link, self.session, self.heard_s, self.owns = link, hello.session, now_s, hello.owns
-        self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
+    def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
+        """Take over a hello: the connection, and everything the launcher remembers."""
+        self.instance, self.name, self.host, self.rank = hello.instance, hello.name, hello.host, hello.rank
+        self.before, self.domain, self.bad, self.since = hello.before, hello.domain, hello.bad, hello.since
+        self.arrived, self.link, self.session, self.owns = arrived, link, hello.session, hello.owns
+        self.decided, self.standing, self.phase, self.heard_s = (
+            hello.decided,
+            hello.standing,
+            hello.standing.phase,
+            now_s,
+        )
 
     def disconnected(self, now_s: float, *, silent: bool, reset: bool = False) -> None:
         """Its connection has ended. ``silent``: no end of it came; ``reset``: its launcher may have given it up."""
@@ -82,25 +84,17 @@ class Node:
         return f"{self.host}:{port}" if self.host else ""
 
     def seat(self, place: int | None) -> None:
-        """Note its place in the last cycle; None: it has none."""
         self.place = place
 
     def enter(self, phase: NodePhase) -> None:
         self.phase = phase
 
-    def ready(self, kept: Kept, store: str) -> None:
-        """Note that the node is ready, what its keeper can restore, and where its store is."""
-        self.phase = NodePhase.READY
-        self.standing = replace(self.standing, store=store)
-        self._keep(kept)
-
-    def stock_taken(self, kept: Kept) -> None:
-        """Note what its keeper can restore, as long as no cycle has begun."""
-        if self.phase is NodePhase.READY:
-            self._keep(kept)
-
-    def _keep(self, kept: Kept) -> None:
-        self.standing = replace(self.standing, snapshots=replace(self.standing.snapshots, kept=kept))
+    def ready(self, kept: Kept, store: str | None = None) -> None:
+        """Note what its keeper can restore and, if the node has become ready, where its store is."""
+        if store is not None:
+            self.phase, self.standing = NodePhase.READY, replace(self.standing, store=store)
+        if self.phase is NodePhase.READY:  # else the message has crossed a decision
+            self.standing = replace(self.standing, snapshots=replace(self.standing.snapshots, kept=kept))
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
@@ -112,8 +106,17 @@ class Node:
 
     def learn(self, decided: Assignment) -> None:
         """Note that the launcher is sent a decision."""
-        self.decided = decided
-        self.place = decided.place
+        self.decided, self.place = decided, decided.place
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase is NodePhase.READY and self.link is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if no cycle begins before this node is ready, or known to be lost."""
+        is_busy = self.phase in (NodePhase.BUSY, NodePhase.RUNNING)
+        return self.place is not None and (is_busy or (self.link is None and self.phase is NodePhase.READY))
 
     def awaited_until_s(self, *, limit_s: float, slept_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then.
@@ -123,6 +126,8 @@ class Node:
                 packets to the node were lost, while those from it came.
             slept_s: until when the leader itself didn't answer.
         """
+        if self.session < 0:
+            return self.gone_s + max(NEW_LEADER_S, limit_s)
         if self.silent:
             return max(self.gone_s, self.heard_s + limit_s)
         if self.has_exited(slept_s):
@@ -130,7 +135,7 @@ class Node:
         return max(self.gone_s, slept_s) + limit_s  # it couldn't connect here any sooner
 
     def has_exited(self, slept_s: float) -> bool:
-        """Whether that its connection has ended means that its process has.
+        """Return True if that its connection has ended means that its process has.
 
         If the leader itself was paused (until ``slept_s``), the launcher may have given up waiting for an answer.
         """

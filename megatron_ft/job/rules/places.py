@@ -9,25 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.job.rules.nodes import Node
 
 Segment = list[Node]
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The launcher that has or last had a place; an empty place is kept for a launcher that comes back."""
-
-    instance: str
-    name: str
-    rank: int | None = None
-
-    @staticmethod
-    def of(node: Node) -> Slot:
-        return Slot(node.instance, node.name, node.rank)
 
 
 def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
@@ -36,8 +22,8 @@ def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
 
 
 def choose(
-    slots: Sequence[Slot], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
-) -> tuple[list[Node], list[Slot]]:
+    slots: Sequence[Node], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
+) -> tuple[list[Node], list[Node]]:
     """Choose the nodes of the next cycle; returns them by place, and the slots after that.
 
     The first cycle goes by the ranks that were given; else the node that hosts the coordinator is the first, and the
@@ -49,7 +35,7 @@ def choose(
     if not slots:
         first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
         chosen = _in_order(first, is_first=True)
-        return chosen, [*map(Slot.of, chosen)]
+        return chosen, chosen
     free = {node.instance: node for node in nodes}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
     room = max_nodes - sum(node is not None for node in filled)
@@ -63,17 +49,17 @@ def choose(
         more += group.values()
     chosen = [node for node in filled if node is not None]
     more = more[: max(0, room)]
-    kept = [slot if node is None else Slot.of(node) for slot, node in zip(slots, filled, strict=True)]
-    return [*chosen, *more], [*kept, *map(Slot.of, more)][-2 * max_nodes :]
+    kept = [slot if node is None else node for slot, node in zip(slots, filled, strict=True)]
+    return [*chosen, *more], [*kept, *more][-2 * max_nodes :]
 
 
-def rotated_slots(slots: Sequence[Slot], chosen: Sequence[Node]) -> list[Slot]:
+def rotated_slots(slots: Sequence[Node], chosen: Sequence[Node]) -> list[Node]:
     """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
     mine, order = {node.instance for node in chosen}, iter(chosen)
-    return [Slot.of(next(order)) if slot.instance in mine else slot for slot in slots]
+    return [next(order) if slot.instance in mine else slot for slot in slots]
 
 
-def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
+def _fill(slots: Sequence[Node], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
     """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
     returning: dict[int | str | None, list[Node]] = {}
     for each in reversed(free.values()):
@@ -90,7 +76,7 @@ def _fill(slots: Sequence[Slot], filled: list[Node | None], free: dict[str, Node
     return room
 
 
-def _returned(slot: Slot, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
+def _returned(slot: Node, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
     """The first node that replaces the one that had the place: with the same rank, or host name if it has no rank."""
     nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
     while nodes:
@@ -123,7 +109,7 @@ def usable(ready: Collection[Node], size: int) -> int:
 
 
 def choose_segments(
-    slots: Sequence[Slot],
+    slots: Sequence[Node],
     ready: Iterable[Node],
     max_nodes: int,
     size: int,
@@ -163,7 +149,7 @@ def choose_segments(
 
 
 def _wanted(
-    nodes: Sequence[Node], slots: Sequence[Slot], most: int, size: int, *, bad: Collection[str], named: str
+    nodes: Sequence[Node], slots: Sequence[Node], most: int, size: int, *, bad: Collection[str], named: str
 ) -> list[Node]:
     """These nodes without the bad ones that ``most`` segments don't need and that had no place or were just named."""
     seated = {slot.instance for slot in slots} - {named}
@@ -194,7 +180,7 @@ def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
     return sum(node is not None and node.instance in bad for node in nodes)
 
 
-def _survivors(slots: Sequence[Slot], ready: dict[str, Node]) -> list[Node | None]:
+def _survivors(slots: Sequence[Node], ready: dict[str, Node]) -> list[Node | None]:
     """The nodes left of a segment, by place; without those of another domain, which a new coordinator may not know."""
     left = [ready.get(slot.instance) for slot in slots]
     domain = next((node.domain for node in left if node is not None), None)

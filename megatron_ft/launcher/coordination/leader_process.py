@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from megatron_ft.core.codec import decode, encode
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
-from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
+from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import Priority, Reactor, Timer

@@ -9,12 +9,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.job.rules.job_cycle import JobCycle
+from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
-from megatron_ft.job.rules.verdict import Seat
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
 from megatron_ft.memory.rules import lines

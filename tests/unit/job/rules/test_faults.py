@@ -12,7 +12,7 @@ from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.job.rules.lives import Life, Lives
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import Slot, choose
+from megatron_ft.job.rules.places import choose
 from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
 
@@ -135,7 +135,7 @@ def test_a_bad_node_is_the_spare_and_the_others_keep_their_order(ranks: bool) ->
 
 
 def test_a_good_spare_gets_a_gap_before_a_bad_node_that_had_it() -> None:
-    slots = [Slot("i-a", "a"), Slot("before", "b")]
+    slots = [Node("i-a", "a"), Node("before", "b")]
     back, spare = a_node("b", 5), a_node("s", 6)
     assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2)[0]] == ["a", "b"]
     assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2, bad={"i-b"})[0]] == ["a", "s"]
@@ -152,13 +152,13 @@ def test_a_good_spare_gets_a_gap_before_a_bad_node_that_had_it() -> None:
 def test_a_bad_node_that_is_named_again_makes_place_for_a_good_spare(
     bad: set[str], named: str, has_spare: bool, names: list[str]
 ) -> None:
-    slots = [Slot("i-a", "a"), Slot("i-b", "b")]
+    slots = [Node("i-a", "a"), Node("i-b", "b")]
     nodes = [a_node("a"), a_node("b"), *([a_node("s", 9)] if has_spare else [])]
     assert [node.name for node in choose(slots, nodes, 2, bad=bad, named=named)[0]] == names
 
 
 def test_a_bad_node_keeps_its_place_where_a_lost_one_needs_the_only_spare() -> None:
-    slots = [Slot("i-a", "a"), Slot("i-b", "b"), Slot("i-c", "c")]
+    slots = [Node("i-a", "a"), Node("i-b", "b"), Node("i-c", "c")]
     nodes = [a_node("a"), a_node("b"), a_node("s", 9)]
     chosen, _ = choose(slots, nodes, 3, bad={"i-b"}, named="i-b")
     assert [node.name for node in chosen] == ["a", "b", "s"]

@@ -17,13 +17,12 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
-from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict
+from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict, Seat, verdict_on
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
-from megatron_ft.job.rules.verdict import Seat, verdict_on
 from megatron_ft.memory.rules.snapshots import (
     Kept,
     KeptSnapshot,
@@ -140,7 +139,7 @@ def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:
     return [
         Seat(
             m.Report(0, state, Cause(text=f"text {place}", kind=CauseKind.CRASH, rank=place, follows=place == follows)),
-            f"host{place}",
+            Node(f"i{place}", f"host{place}"),
         )
         for place, state in enumerate(states)
     ]
@@ -157,7 +156,7 @@ def judged(
     advance: JobProgress = JobProgress(),  # noqa: B008 - frozen
     **facts: Any,
 ) -> m.Verdict:
-    cycle = JobCycle(rules, replace(decision(size=len(states)), restarts=restarts, advance=advance))
+    cycle = JobCycle(rules, replace(decision(size=len(states)), restarts=restarts, advance=advance), [])
     cycle.seats, cycle.outcome = seats(*states, follows=follows), outcome
     for name, fact in facts.items():
         setattr(cycle, name, fact)
@@ -300,12 +299,11 @@ HANG = hung(rank=3, local_rank=1, elapsed_s=3.0, timeout_s=3.0, at_ns=9)
 
 
 def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
-    cycle = JobCycle(RULES, decision(size=3))
-    cycle.missing(0, 0.0)
+    cycle = JobCycle(RULES, decision(size=3), map(node, "abc"))
     cycle.changed(2, m.Report(0, U, Cause(text="lost a peer", follows=True)))
     cycle.changed(1, m.Report(0, X, Cause(text="asked for it")))
-    assert cycle.conclude(1.0, joining=0)
-    assert cycle.judge(1.0, nodes_left=3) is None
+    assert cycle.conclude(1.0, joining=0, awaits=True)
+    assert cycle.judge(1.0, nodes_left=3, awaits=True) is None
     cycle.lose(0, "no packet from its host")
     verdict = cycle.judge(1.0, nodes_left=3)
     assert verdict is not None

@@ -16,10 +16,10 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import FOUNDING_S, Coordinator
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
-from megatron_ft.job.rules.give_up_policy import HOLDER_STAYS_S
-from megatron_ft.job.rules.job_cycle import NEW_LEADER_S, JobCycle
+from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.leader_part import ToNodes
-from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.member import HOLDER_STAYS_S
+from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from tests.support.agents import hung
 from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
@@ -285,8 +285,8 @@ def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_
 
 
 def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
-    part, node = HangsAtLeader(), Node.of(m.Hello("job", RULES, "i0", 1, "h0"), 0)
-    part.begin(JobCycle(RULES, decision(size=2)))
+    part, node = HangsAtLeader(), Node("i0", "h0")
+    part.begin(JobCycle(RULES, decision(size=2), [Node("a", "a"), Node("b", "b")]))
     hang = Hang(0, hung(rank=1, elapsed_s=3.0, timeout_s=2.0))
     assert [*part.hear(node, 1, hang, 0.0)] == [ToNodes(DiagnoseHang(0))]
     assert [*part.hear(node, 0, hang, 0.1)] == []

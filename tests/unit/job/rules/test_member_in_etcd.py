@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.job.rules.give_up_policy import patience_s
 from megatron_ft.job.rules.member import Member
 from tests.support.job_machines import member
 
@@ -94,13 +92,6 @@ def test_user_is_told_why_no_leader_was_found() -> None:
         said += [each.text for each in machine.tick(now_s) if isinstance(each, actions.Say)]
     (line,) = said
     assert "etcd at http://e:2379: Connection refused" in line
-
-
-def test_launcher_that_has_trained_waits_for_the_next_leader_where_slurm_starts_it_no_more() -> None:
-    who = member().identity
-    slurm = replace(who, rules=replace(who.rules, launchers=4, join_timeout_s=300.0))
-    assert patience_s(slurm, is_new=False, cut_off_s=20.0) == 20.0
-    assert patience_s(replace(slurm, is_in_etcd=True), is_new=False, cut_off_s=20.0) == 300.0
 
 
 def test_decision_of_a_leader_that_leads_no_more_is_not_heard_by_one_that_has_left_it() -> None:

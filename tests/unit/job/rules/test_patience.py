@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.rules import actions, give_up_policy
+from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
-from megatron_ft.job.rules.member import CUT_OFF_S, Member
+from megatron_ft.job.rules.member import CUT_OFF_S, Member, at_end
 from tests.support.job_machines import RULES, decision, led, member
 
 
@@ -35,14 +35,18 @@ def test_the_launcher_of_an_excluded_node_gives_up_after_the_join_timeout() -> N
     assert (left.code, left.text) == (0, "no coordinator is reachable any more")
 
 
-@pytest.mark.parametrize(("launchers", "waits_s"), [(0, RULES.join_timeout_s), (4, CUT_OFF_S - 1.0)])
+@pytest.mark.parametrize(
+    ("launchers", "in_etcd", "waits_s"),
+    [(0, False, RULES.join_timeout_s), (4, False, CUT_OFF_S - 1.0), (4, True, RULES.join_timeout_s)],
+)
 def test_launcher_whose_leader_is_lost_gives_up_at_once_only_where_none_is_started_again(
-    launchers: int, waits_s: float
+    launchers: int, in_etcd: bool, waits_s: float
 ) -> None:
     machine = member()
     machine.identity = replace(machine.identity, rules=replace(RULES, launchers=launchers))
     machine = led(machine)
     machine.heard(Assignment(decision(), 1), 1.0)
+    machine.identity = replace(machine.identity, is_in_etcd=in_etcd)
     machine.broken(1.0)
     at_s, left = _given_up(machine, 1.0)
     assert waits_s + 1.0 <= at_s < waits_s + 2.5
@@ -136,11 +140,11 @@ def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_
     standing = m.NodeStatus(cycle=0 if has_trained else -1)
     identity = replace(member().identity, is_named=is_named)
     finished = replace(decision(1, DecisionKind.END, size=2), code=0)
-    left = give_up_policy.at_end(identity, finished, standing)
+    left = at_end(identity, finished, standing)
     assert (left.code, left.is_of_all) == (code, code == 0)
     assert ("--rdzv-id" in left.text) is (code == 2)
-    assert give_up_policy.at_end(identity, replace(finished, code=1), standing).code == 1
+    assert at_end(identity, replace(finished, code=1), standing).code == 1
     excluded = replace(m.NodeStatus(), phase=m.NodePhase.EXCLUDED)
-    assert give_up_policy.at_end(identity, finished, excluded).code == 0
+    assert at_end(identity, finished, excluded).code == 0
     nobody_trained = replace(finished, world=0)
-    assert give_up_policy.at_end(identity, nobody_trained, standing).code == 0
+    assert at_end(identity, nobody_trained, standing).code == 0

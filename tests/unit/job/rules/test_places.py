@@ -7,7 +7,7 @@ import random
 import pytest
 
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import Slot, choose, choose_segments, usable
+from megatron_ft.job.rules.places import choose, choose_segments, usable
 
 
 class Drawn:
@@ -35,7 +35,7 @@ class Drawn:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_ready_nodes_all_take_part_and_keep_their_places(first: int) -> None:
     for seed in range(first, first + 500):
-        job, slots = Drawn(seed), list[Slot]()
+        job, slots = Drawn(seed), list[Node]()
         most = job.chance.randint(1, 5)
         for _ in range(4):
             words = [node.instance for node in job.ready]
@@ -58,7 +58,7 @@ def test_ready_nodes_all_take_part_and_keep_their_places(first: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
     for seed in range(500):
-        job, slots = Drawn(seed), list[Slot]()
+        job, slots = Drawn(seed), list[Node]()
         most = job.chance.randint(size, 8)
         for _ in range(4):
             words = [node.instance for node in job.ready]
@@ -70,5 +70,5 @@ def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
                 assert len({node.domain for node in nodes[at : at + size]}) == 1, seed
             after = [chosen[at : at + size] for at in range(0, len(chosen), size)]
             assert all(each in after for each in before if {*each} <= {*words}), seed
-            slots = [Slot.of(node) for node in nodes]
+            slots = nodes
             job.come_and_go()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import Slot, choose_segments, usable
+from megatron_ft.job.rules.places import choose_segments, usable
 from megatron_ft.job.rules.restart_policy import Reached
 from tests.support.machines import Job
 
@@ -24,14 +24,13 @@ def nodes(text: str) -> list[Node]:
 
 
 def chosen(before: str, ready: str, *, most: int = 4, size: int = 2) -> str:
-    found = choose_segments([Slot.of(each) for each in nodes(before)], nodes(ready), most, size)
+    found = choose_segments(nodes(before), nodes(ready), most, size)
     return " ".join(each.instance for each in found)
 
 
 def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int = 4, size: int = 2) -> str:
     """The same, where some nodes are bad."""
-    slots = [Slot.of(each) for each in nodes(before)]
-    found = choose_segments(slots, nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
+    found = choose_segments(nodes(before), nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
     return " ".join(each.instance for each in found)
 
 
@@ -85,7 +84,7 @@ def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> 
         before: list[Node] = []
         for _ in range(4):
             ready = [each for each in everybody if chance.random() < 0.8]
-            found = choose_segments([Slot.of(each) for each in before], ready, most, size)
+            found = choose_segments(before, ready, most, size)
             assert len(found) == min(most, usable(ready, size)) // size * size
             assert len({each.instance for each in found}) == len(found)
             assert {each.instance for each in found} <= {each.instance for each in ready}
@@ -161,7 +160,7 @@ def test_segments_use_as_few_bad_nodes_as_possible_without_losing_a_segment() ->
         before = choose_segments([], [each for each in ready if chance.random() < 0.7], most, size)
         bad = frozenset(each.instance for each in ready if chance.random() < 0.3)
         named = chance.choice([each.instance for each in before]) if before else ""
-        found = choose_segments([Slot.of(each) for each in before], ready, most, size, bad=bad, named=named)
+        found = choose_segments(before, ready, most, size, bad=bad, named=named)
         assert len(found) == min(most, usable(ready, size)) // size * size
         seated = {each.instance for each in before} - {named}
         doubtful = [each for each in ready if each.instance in bad - seated]

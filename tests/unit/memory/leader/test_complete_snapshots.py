@@ -11,9 +11,10 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Decision
+from megatron_ft.job.rules.job_cycle import Seat
 from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
-from megatron_ft.job.rules.verdict import Seat
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshots_part import failure_signature
 from megatron_ft.memory.rules.snapshots import (
@@ -312,7 +313,7 @@ def verdict(kind: CauseKind, text: str, rank: int | None, outcome: Outcome = Out
 
 
 def seat(state: NodeState, kind: CauseKind = CauseKind.MEMBERSHIP, text: str = "", *, follows: bool = False) -> Seat:
-    return Seat(Report(0, state, Cause(kind=kind, text=text, rank=0, follows=follows)))
+    return Seat(Report(0, state, Cause(kind=kind, text=text, rank=0, follows=follows)), Node("a", "a"))
 
 
 @pytest.mark.parametrize(
