@@ -210,7 +210,7 @@ def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
         is_outside = cycle is None or not cycle.is_seated(node)
         return is_outside, math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
 
-    here = (node for node in nodes if node.link is not None and node.phase is not NodePhase.EXCLUDED)
+    here = (node for node in nodes if node.link is not None and not node.is_excluded)
     return min(here, key=order, default=None)
 
 

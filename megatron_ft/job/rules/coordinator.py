@@ -96,7 +96,7 @@ class Coordinator:
         self._absent: dict[str, Node] = {}
         """Launchers that aren't connected, and may yet come back."""
         self._known: dict[str, Node] = {}
-        """All launchers that were ever here or expected, without those of excluded nodes."""
+        """All launchers that were ever here or expected."""
         self._arrivals = 0
         self._sweep_s = 0.0
         self._alarms: list[float] = []
@@ -191,8 +191,6 @@ class Coordinator:
             self._go_on_from(self._former, believed_by_all=hello.names_life)
         else:
             self._bring_up_to_date(node)
-        if (former := self._nodes.get(hello.former_instance)) is not None:
-            self._left_elsewhere(former, hello.standing.report)
 
     def _welcome(self, link: int, hello: m.Hello) -> Node:
         """Let a launcher in: one that has just been away, one that is expected, or a new one."""
@@ -201,14 +199,13 @@ class Coordinator:
             for nodes in (self._nodes, self._absent, self._known):
                 nodes.pop(node.instance, None)
         else:
-            node = self._known.get(instance) or self._nodes.get(instance) or Node(instance, hello.name)
+            node = self._known.get(instance) or Node(instance, hello.name)
         is_back = instance in self._nodes and node.session >= 0
         self._arrivals += not is_back
         node.connected(link, hello, node.arrived if is_back else self._arrivals, self._clock.now_s)
         self._absent.pop(instance, None)
         self._nodes[instance] = self._links[link] = node
-        if node.phase is not m.NodePhase.EXCLUDED:
-            self._known[instance] = node
+        self._known[instance] = node
         self._out.append(Send([link], m.Admitted(self._epoch)))
         if self.is_over:
             self._unacknowledged.add(instance)
@@ -228,8 +225,13 @@ class Coordinator:
         if decision is None or link is None:
             return
         seated = None if cycle is None else cycle.place_of(node)
-        place = seated if cycle is not None and cycle.is_seated(node) else None
+        if node.is_excluded and cycle is not None and seated is not None:
+            if seated not in cycle.gone:  # its goodbye went to an earlier leader
+                text = "" if node.standing.report is None else node.standing.report.cause.text
+                cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
+            seated = None
         node.seat(seated)
+        place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
                 node.begin(decision.cycle)
@@ -327,17 +329,6 @@ class Coordinator:
         self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None and cycle.restarts:  # the others, which meet for the next cycle, are too few
             cycle.asked_to_end(place, f"{goodbye.text}; {few}")
-
-    def _left_elsewhere(self, node: Node, report: m.Report | None) -> None:
-        """Take a node for excluded whose goodbye went to an earlier leader."""
-        cycle = self._cycle
-        if cycle is None or (place := cycle.place_of(node)) is None:
-            return
-        if node.link is not None:
-            self._drop(node, node.link)
-        text = "" if report is None else report.cause.text
-        cycle.farewell(place, m.Goodbye(text, excluded=True), self._clock.now_s)
-        self._forget(node)
 
     def _drop(self, node: Node, link: int) -> None:
         self._out.append(Drop(link))
@@ -558,8 +549,7 @@ class Coordinator:
         if self.is_over or (self._former is not None and not self._may_begin_life(self._former)):
             return False
         if self._founds_s is not None:
-            fresh = [node for node in self._links.values() if node.decided is None]
-            fresh = [node for node in fresh if node.phase is not m.NodePhase.EXCLUDED]
+            fresh = [node for node in self._links.values() if node.decided is None and not node.is_excluded]
             is_new = self._record is None and len(fresh) >= self._rules.max_nodes
             if not is_new and self._clock.now_s < self._founds_s:
                 self._alarms.append(self._founds_s)

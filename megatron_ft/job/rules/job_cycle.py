@@ -251,7 +251,7 @@ class JobCycle:
         return {
             place: seat.node.link
             for place, seat in enumerate(self.seats)
-            if seat.node.link is not None and seat.state is not NodeState.LOST
+            if seat.node.link is not None and seat.node.place == place and seat.state is not NodeState.LOST
         }
 
     def is_seated(self, node: Node) -> bool:

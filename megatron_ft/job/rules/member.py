@@ -246,8 +246,8 @@ class Member:
             self._leave(1 if self._leaving is None else self._leaving.code, "")
 
     def _stay(self) -> None:
-        """This node is excluded. Its launcher connects again under another instance, which never trains."""
-        self.identity, self.decided = self.identity.excluded(), None
+        """This node is excluded, and never trains again. Its launcher connects again, to hear of the end."""
+        self.decided = None
         self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s

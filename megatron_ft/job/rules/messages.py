@@ -34,10 +34,6 @@ _EXCLUDED_S = 30.0
 # -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
 
 
-_EXCLUDED = "-excluded"
-"""Ends the instance of a launcher whose node is excluded."""
-
-
 class NodePhase(enum.Enum):
     """Phase of a node."""
 
@@ -256,11 +252,6 @@ class Hello(Message, frozen=True):
     since: Int = 0
 
     @property
-    def former_instance(self) -> str:
-        """Instance of the launcher before its node was excluded; empty if it wasn't."""
-        return self.instance.removesuffix(_EXCLUDED) if self.standing.phase is NodePhase.EXCLUDED else ""
-
-    @property
     def definition(self) -> JobDefinition:
         """The launcher's job."""
         return JobDefinition(self.job, self.rules)
@@ -295,10 +286,6 @@ class Identity(Message, frozen=True):
     is_in_etcd: bool = False
     """The leader's address is in etcd, which is at ``endpoint``."""
     since: Int = 0
-
-    def excluded(self) -> Identity:
-        """Return the identity of this launcher once its node is excluded."""
-        return replace(self, instance=f"{self.instance}{_EXCLUDED}", rank=None)
 
     def hello(
         self,

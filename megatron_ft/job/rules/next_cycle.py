@@ -187,8 +187,8 @@ class NextCycle:
         if not rules.launchers:
             return ""
         back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
-        gone = [node for instance, node in self._known.items() if instance not in self._nodes]
-        until_s = [node.gone_s + back_s for node in gone if node.silent or node.was_reset]
+        gone = [node for node in self._known.values() if node.is_excluded or node.instance not in self._nodes]
+        until_s = [node.gone_s + back_s for node in gone if (node.silent or node.was_reset) and not node.is_excluded]
         unmet = 0
         if self._took_over_s is not None:
             unmet = max(0, rules.launchers - len(self._known))
@@ -236,12 +236,11 @@ def nodes_left(cycle: JobCycle | None, nodes: Mapping[str, Node], arrivals: int)
 
     ``arrivals``: number of launchers that ever came.
     """
-    here = sum(node.phase is not NodePhase.EXCLUDED for node in nodes.values())
+    here = sum(not node.is_excluded for node in nodes.values())
     if cycle is None:
         return here
-    leaving = sum(
-        seat.state is NodeState.EXCLUDED and seat.node.instance in nodes for seat in cycle.seats if cycle.gone
-    )
+    excluded = [seat.node for seat in cycle.seats if seat.state is NodeState.EXCLUDED]
+    leaving = sum(node.instance in nodes and not node.is_excluded for node in excluded)
     # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
     late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - max(arrivals, cycle.decision.world))
     return here - leaving + late

@@ -109,6 +109,10 @@ class Node:
         self.decided, self.place = decided, decided.place
 
     @property
+    def is_excluded(self) -> bool:
+        return self.phase is NodePhase.EXCLUDED
+
+    @property
     def is_ready(self) -> bool:
         return self.phase is NodePhase.READY and self.link is not None
 

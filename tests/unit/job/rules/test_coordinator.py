@@ -55,11 +55,11 @@ def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_sile
 def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
-    leaver = m.Identity("job", rules, "b", "b", "b", "").excluded()
+    leaver = m.Identity("job", rules, "b", "b", "b", "")
     machine.handle(actions.Broken(1, reset=True), 0.1)
     machine.handle(actions.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
     standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
-    hello = leaver.hello(1, owns=False, decided=None, standing=standing, now_s=0.1)
+    hello = leaver.hello(2, owns=False, decided=None, standing=standing, now_s=0.1)
     machine.handle(actions.Heard(7, hello), 0.1)
     (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, actions.Judged)]
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
@@ -72,7 +72,7 @@ def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard
     for message in (report, m.Goodbye("rank 1 asked for it", excluded=True)):
         machine.tell(message, 0.0)
     machine.heard(m.Stay(), 0.1)
-    assert (machine.identity.instance, machine.standing.report) == (member().identity.excluded().instance, report)
+    assert (machine.standing.phase, machine.standing.report) == (m.NodePhase.EXCLUDED, report)
 
 
 def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
