@@ -42,7 +42,7 @@ class Gathering:
 
     @property
     def is_idle(self) -> bool:
-        """True if no result can be due; always once the run is over, whatever a member still sends."""
+        """True if no result can be due; always once the run is over."""
         return self._is_over or (self.due_s is None and not self._ended)
 
     def hear(self, member: int, news: Intervals, now_s: float) -> None:
@@ -58,9 +58,10 @@ class Gathering:
 
     def is_first(self, kill: Killed) -> bool:
         """Return True for the first kill by this timeout in this cycle, of which all others are to hear."""
-        is_first = kill.cycle == self.cycle and kill.name not in self._killed and len(self._killed) < MOST_NAMES
-        self._killed |= {kill.name} if is_first else set()
-        return is_first
+        if kill.cycle != self.cycle or kill.name in self._killed or len(self._killed) >= MOST_NAMES:
+            return False
+        self._killed.add(kill.name)
+        return True
 
     def take(self, members: Collection[int], now_s: float) -> Intervals | None:
         """Return the maxima if they are due. ``members``: those whose run may go on."""

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.hang_detector import Gap, lost_between
 from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP
-from megatron_ft.core.board.layout import (
-    EVENT_END,
-    EVENT_HEARTBEAT,
-    EVENT_ITERATION,
-    EVENT_START,
-    KIND_SHIFT,
-    SECTION_SHIFT,
-    BoardSnapshot,
-)
+from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Intervals, Observed
@@ -69,8 +61,8 @@ class BoardIntervals:
             self._lost += first - self.read_to
             first_kinds: dict[int, int] = {}
             for code in words[1::2]:
-                first_kinds.setdefault(code >> SECTION_SHIFT & 0xFF, code >> KIND_SHIFT)
-            self._open = {index: 0 for index, kind in first_kinds.items() if kind == EVENT_END}
+                first_kinds.setdefault(code >> layout.SECTION_SHIFT & 0xFF, code >> layout.KIND_SHIFT)
+            self._open = {index: 0 for index, kind in first_kinds.items() if kind == layout.EVENT_END}
             self._open |= {index: since for index, since in _open_on(board).items() if index not in first_kinds}
             self._idle_since = self._heartbeat_ns = 0
         self.read_to = first + len(words) // 2
@@ -85,42 +77,62 @@ class BoardIntervals:
             if not self._open and self._idle_since:
                 self._add(_IDLE, self._idle_since, now_ns, gaps)
 
+    def _take_event(self, at: int, code: int, now_ns: int, gaps: Sequence[Gap]) -> None:
+        kind, index = code >> layout.KIND_SHIFT, code >> layout.SECTION_SHIFT & 0xFF
+        if not self._start_ns <= at <= now_ns:
+            self._open.clear()  # a stray write: which event it was isn't known
+            self._idle_since = self._heartbeat_ns = 0
+        elif kind == layout.EVENT_START:
+            if not self._open and self._idle_since:
+                self._add(_IDLE, self._idle_since, at, gaps)
+            self._opened += 1
+            self._open[index], self._idle_since = at, 0
+        elif kind == layout.EVENT_END:
+            if since := self._open.pop(index, 0):
+                self._add(index, since, at, gaps)
+            if not self._open:
+                self._idle_since = at
+        elif kind == layout.EVENT_ITERATION:
+            self._iterations[1:] = [(code & layout.VALUE_MASK, at)]
+        elif kind == layout.EVENT_HEARTBEAT:
+            if self._heartbeat_ns:
+                self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps)
+            self._heartbeat_ns = at
+
+    def _add(self, index: int, since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> None:
+        """Count an interval that has ended."""
+        length_ns = _length_ns(since_ns, at_ns, gaps)
+        self._counts[index] = self._counts.get(index, 0) + 1
+        self._longest_ns[index] = max(self._longest_ns.get(index, 0), length_ns)
+        is_first = index == _IDLE and self._opened < FIRST_INTERVALS
+        minute = self._minute.setdefault(index, SectionMinute())
+        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=len(self._open), is_first=is_first)
+
     def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Intervals:
         """Return the intervals of this cycle so far; open ones count with their age."""
         is_in_setup = any(each.name == SETUP and each.opened_at_ns for each in board.sections)
-        saved = FACT_SAVED if board.saves else 0
-        return Intervals(
-            board.cycle,
-            *reached_by(board),
-            ended=bool(board.learning_facts & layout.FACT_RUN_ENDS),
-            facts=board.learning_facts | saved | (FACT_SETUP_OPEN if is_in_setup else 0),
-            seen={
-                name: Observed(
-                    self._counts.get(index, 0),
-                    max(self._longest_ns.get(index, 0), self._open_ns(index, board, now_ns, gaps) or 0) / 1e9,
-                    board.rank,
-                )
-                for index, name in [*enumerate(each.name for each in board.sections), (_IDLE, OUT_OF_SECTION)]
-            },
-        )
+        facts = FACT_SAVED * (board.saves > 0) | FACT_SETUP_OPEN * is_in_setup
+        open_ns = self._open_ns(board, now_ns, gaps)
+        seen = {}
+        for index, name in _named(board).items():
+            longest_ns = max(self._longest_ns.get(index, 0), open_ns.get(index, 0))
+            seen[name] = Observed(self._counts.get(index, 0), longest_ns / 1e9, board.rank)
+        ended = bool(board.learning_facts & layout.FACT_RUN_ENDS)
+        return Intervals(board.cycle, *reached_by(board), ended, board.learning_facts | facts, seen)
 
     def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
         """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""
-        for index in range(len(board.sections)):
-            if (open_ns := self._open_ns(index, board, now_ns, gaps)) is not None:
+        for index, open_ns in self._open_ns(board, now_ns, gaps).items():
+            if index != _IDLE:
                 self._minute.setdefault(index, SectionMinute()).open_s = round(open_ns / 1e9, 4)
-        names = {**{at: each.name for at, each in enumerate(board.sections)}, _IDLE: OUT_OF_SECTION}
+        names = {**_named(board), _HEARTBEATS: HEARTBEAT}
         row = RankMinute(
             rank=board.rank,
             from_s=self._in_minute_s(self.minute_from_ns),
             to_s=self._in_minute_s(now_ns),
             lost=self._lost,
             iterations=tuple((number, self._in_minute_s(at_ns)) for number, at_ns in self._iterations),
-            sections={
-                name: self._minute[index]
-                for index, name in {**names, _HEARTBEATS: HEARTBEAT}.items()
-                if index in self._minute
-            },
+            sections={name: self._minute[index] for index, name in names.items() if index in self._minute},
         )
         minute = Minute(cycle=board.cycle, at_ns=self.minute_from_ns // MINUTE_NS * MINUTE_NS, ranks=(row,))
         self._minute, self._iterations, self._lost, self.minute_from_ns = {}, [], 0, now_ns
@@ -130,44 +142,12 @@ class BoardIntervals:
         """Return seconds from the zero of this minute's record."""
         return round((at_ns - self.minute_from_ns // MINUTE_NS * MINUTE_NS) / 1e9, 4)
 
-    def _take_event(self, at: int, code: int, now_ns: int, gaps: Sequence[Gap]) -> None:
-        kind, index = code >> KIND_SHIFT, code >> SECTION_SHIFT & 0xFF
-        if not self._start_ns <= at <= now_ns:
-            self._open.clear()  # a stray write: which event it was isn't known
-            self._idle_since = self._heartbeat_ns = 0
-        elif kind == EVENT_START:
-            if not self._open and self._idle_since:
-                self._add(_IDLE, self._idle_since, at, gaps)
-            self._opened += 1
-            self._open[index], self._idle_since = at, 0
-        elif kind == EVENT_END:
-            since = self._open.pop(index, 0)
-            if since:
-                self._add(index, since, at, gaps)
-            if not self._open:
-                self._idle_since = at
-        elif kind == EVENT_ITERATION:
-            self._iterations[1:] = [(code & layout.VALUE_MASK, at)]
-        elif kind == EVENT_HEARTBEAT:
-            if self._heartbeat_ns:
-                self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps)
-            self._heartbeat_ns = at
-
-    def _add(self, index: int, since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> None:
-        """Count an interval that has ended."""
-        length_ns = max(0, at_ns - since_ns - lost_between(gaps, since_ns, at_ns))
-        self._counts[index] = self._counts.get(index, 0) + 1
-        self._longest_ns[index] = max(self._longest_ns.get(index, 0), length_ns)
-        is_first = index == _IDLE and self._opened < FIRST_INTERVALS
-        minute = self._minute.setdefault(index, SectionMinute())
-        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=len(self._open), is_first=is_first)
-
-    def _open_ns(self, index: int, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> int | None:
-        """Return the age of the interval that is open, None without one."""
-        since_ns = board.sections[index].opened_at_ns if index >= 0 else 0 if self._open else self._idle_since
-        if board.closing or self._has_ended or since_ns <= 0:
-            return None
-        return max(0, now_ns - since_ns - lost_between(gaps, since_ns, now_ns))
+    def _open_ns(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> dict[int, int]:
+        """Return the ages of the intervals that are open, by index."""
+        since_ns = {**_open_on(board), _IDLE: 0 if self._open else self._idle_since}
+        if board.closing or self._has_ended:
+            return {}
+        return {index: _length_ns(since, now_ns, gaps) for index, since in since_ns.items() if since > 0}
 
 
 def reached_by(board: BoardSnapshot) -> tuple[int, int]:
@@ -177,6 +157,15 @@ def reached_by(board: BoardSnapshot) -> tuple[int, int]:
     if steps >= _DOUBLED_FROM:
         return board.saves, 1 << (steps.bit_length() - 1)
     return board.saves, _FIRST_STEPS if steps >= _FIRST_STEPS else 0
+
+
+def _length_ns(since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> int:
+    return max(0, at_ns - since_ns - lost_between(gaps, since_ns, at_ns))
+
+
+def _named(board: BoardSnapshot) -> dict[int, str]:
+    """Return the names of the sections and of the time in none, by index."""
+    return {**{index: each.name for index, each in enumerate(board.sections)}, _IDLE: OUT_OF_SECTION}
 
 
 def _open_on(board: BoardSnapshot) -> dict[int, int]:

@@ -5,7 +5,7 @@ All launchers keep what was learned, so that any of them can be at place 0 in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ UNOPENED_STEPS = 10
 _OPENED_LATE = {CHECKPOINTING, WARMUP, OUT_OF_SECTION}
 """A save may be an hour away, and "warmup" is never opened."""
 _MOST_UNOPENED = 16
-_WORTH_A_LINE = 0.01
 _KILLS_NOT = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
 _DETECTS_NOT = "no timeouts configured, learning is off: hangs are not detected by sections"
 _NO_HOOKS = (
@@ -90,7 +89,6 @@ class Ranks(Protocol):
     """The ranks of this node in one cycle, by local rank."""
 
     cycle: int
-    ranks: Sequence[int]
     hooked: set[int]
 
     @property
@@ -136,13 +134,6 @@ class LauncherLearning:
         due_s = self._gathering.due_s
         return None if due_s is None else int(due_s * 1e9) + 1
 
-    @property
-    def _enforces(self) -> bool:
-        """True if ranks may be terminated by what is learned: the script or the user asks for it."""
-        return self._script_learns or self._options.mode == "on"
-
-    # -- the life of a cycle ------------------------------------------------------------------------------------
-
     def begin(self, ranks: Ranks, *, place: int, world_size: int) -> None:
         """Start anew for the ranks of a cycle."""
         self._ranks, self._place, self._world_size = ranks, place, world_size
@@ -168,12 +159,10 @@ class LauncherLearning:
                     self._say_once(problem, turn.say)
                 if of.at_end:
                     turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
-            case _ if self._ranks is None or message.cycle != self._ranks.cycle:
-                pass
-            case Intervals():
+            case Intervals() if self._ranks is not None and message.cycle == self._ranks.cycle:
                 self._learn(message, turn)
-            case Killed():
-                self._heard_of_kill(message, turn)
+            case Killed() if self._ranks is not None and message.cycle == self._ranks.cycle:
+                self.killed(message, turn, is_own=False)
 
     def hear_monitor(self, local_rank: int, report: object, turn: Turn) -> None:
         """Take a monitor's report; others than those of learning, and those on other cycles, are ignored."""
@@ -184,7 +173,7 @@ class LauncherLearning:
             if report.state_path and not self._path:
                 self._path = report.state_path
                 turn.do(StateFile(self._path, sets_aside=self._place == 0 and self._enforces))
-            self._arm([local_rank], turn)
+            self._arm(turn, [local_rank])
         elif isinstance(report, Intervals):
             self._gathering.hear(local_rank, report, turn.now_s)
         else:
@@ -203,8 +192,7 @@ class LauncherLearning:
         if seen:
             state = self._state.learn(seen, self._options.factor)
             self._state = replace(state, configured_s=self._options.configured, world_size=self._world_size)
-            self._arm(self._armed, turn)
-        if seen and self._enforces:
+            self._arm(turn)
             self._say_changes(before, seen, turn)
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
         if self._place == 0 and result.ended and not is_written:
@@ -226,25 +214,17 @@ class LauncherLearning:
         names = [name for name, reason in reasons.items() if not reason and name not in killed]
         return {name: each for name in names if (each := result.seen.get(name, Observed())).count}
 
-    # -- kills --------------------------------------------------------------------------------------------------
+    def killed(self, kill: Killed, turn: Turn, *, is_own: bool = True) -> None:
+        """Note that a learned timeout has ended a rank; ``is_own``: one of this node, and the others are to hear of it.
 
-    def killed(self, kill: Killed, turn: Turn) -> None:
-        """Note that a learned timeout has ended a rank of this node, and tell the others."""
-        if self._ranks is not None and kill.name not in self._killed.get(kill.cycle, ()):
-            turn.do(kill)
-            self._heard_of_kill(kill, turn)
-
-    def reported(self, name: str, turn: Turn) -> None:
-        """Double a report-only timeout that was exceeded: a slower job is reported once."""
-        if timeout_s := self._in_force().get(name):
-            self._double(name, timeout_s, turn)
-
-    def _heard_of_kill(self, kill: Killed, turn: Turn) -> None:
-        """Double the timeout if it was wrong in all likelihood. A real hang doesn't come back after the restart."""
+        Double it if it was wrong in all likelihood. A real hang doesn't come back after the restart.
+        """
         name, known = kill.name, self._killed.setdefault(kill.cycle, set())
-        if name in known:
+        if self._ranks is None or name in known:
             return
         known.add(name)
+        if is_own:
+            turn.do(kill)
         if kill.moved or name in self._killed.get(kill.cycle - 1, ()):
             self._double(name, kill.timeout_s, turn)
             why = "although ranks made progress" if kill.moved else "again"
@@ -252,11 +232,14 @@ class LauncherLearning:
             turn.say_for_all(f"the timeout of '{name}' terminated a rank {why}: it is {now}")
             self._write(turn)
 
+    def reported(self, name: str, turn: Turn) -> None:
+        """Double a report-only timeout that was exceeded: a slower job is reported once."""
+        if timeout_s := self._in_force().get(name):
+            self._double(name, timeout_s, turn)
+
     def _double(self, name: str, timeout_s: float, turn: Turn) -> None:
         self._state = self._state.doubled(name, timeout_s, self._options.configured)
-        self._arm(self._armed, turn)
-
-    # -- the file -----------------------------------------------------------------------------------------------
+        self._arm(turn)
 
     def _was_read(self, event: StateFileDone, turn: Turn) -> None:
         self._is_read, self._may_write = True, event.may_write
@@ -276,7 +259,7 @@ class LauncherLearning:
                     differs = f"they were learned with {then}, and this run has {now}: the longest may be others now"
                     turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
         self._say_what_is_off(turn)
-        self._arm(self._armed, turn)
+        self._arm(turn)
 
     def _write(self, turn: Turn, *, at_end: bool = False) -> bool:
         """Write the file if this node is to, and may. Return False if it isn't."""
@@ -289,18 +272,18 @@ class LauncherLearning:
     # -- what is in force ---------------------------------------------------------------------------------------
 
     @property
-    def _armed(self) -> set[int]:
-        """Local ranks whose monitors are armed."""
-        return set() if self._ranks is None or self._last.ended else self._ranks.running & self._ranks.hooked
+    def _enforces(self) -> bool:
+        """True if ranks may be terminated by what is learned: the script or the user asks for it."""
+        return self._script_learns or self._options.mode == "on"
 
     def _in_force(self) -> dict[str, float]:
         return self._state.in_force(self._options.floor_s if self._enforces else REPORT_FLOOR_S)
 
-    def _arm(self, local_ranks: Collection[int], turn: Turn) -> None:
-        if self._ranks is not None and (timeouts := self._in_force()):
-            turn.order(local_ranks, Arm(self._ranks.cycle, timeouts, self._enforces))
-
-    # -- lines --------------------------------------------------------------------------------------------------
+    def _arm(self, turn: Turn, local_ranks: Collection[int] | None = None) -> None:
+        """Arm the monitors of these ranks, or of all; of none in a run that is over, which may do something else."""
+        ranks = self._ranks
+        if ranks is not None and (timeouts := self._in_force()) and (local_ranks or not self._last.ended):
+            turn.order(local_ranks or ranks.running & ranks.hooked, Arm(ranks.cycle, timeouts, self._enforces))
 
     def _say_once(self, text: str, say: Callable[[str], None]) -> None:
         if text not in self._said:
@@ -313,10 +296,11 @@ class LauncherLearning:
             self._say_once(_DETECTS_NOT if self._options.mode == "off" else _KILLS_NOT, turn.say_for_all)
 
     def _say_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
+        """Name enforced timeouts that differ by more than a hundredth."""
         now, changes = self._in_force(), list[str]()
-        for name, each in seen.items():
+        for name, each in seen.items() if self._enforces else ():
             now_s, was_s = now[name], before.get(name)
-            if was_s is None or abs(now_s - was_s) > _WORTH_A_LINE * was_s:
+            if was_s is None or abs(now_s - was_s) > 0.01 * was_s:
                 was = "" if was_s is None else f"was {was_s:.4g} s; "
                 longest = f"the longest took {each.longest_s:.4g} s, in rank {each.rank}"
                 changes.append(f"{name} {now_s:.4g} s ({was}{longest})")

@@ -61,23 +61,17 @@ class Intervals(PartMessage, frozen=True):
 
 def merge(cycle: int, all_of: Iterable[Intervals]) -> Intervals:
     """Return the maxima. Merging twice changes nothing."""
-    seen: dict[str, Observed] = {}
-    merged = Intervals(cycle, ended=True)
+    saves, steps, ended, facts, seen = 0, 0, True, 0, dict[str, Observed]()
     for each in all_of:
-        merged = Intervals(
-            cycle,
-            max(merged.saves, each.saves),
-            max(merged.steps, each.steps),
-            merged.ended and each.ended,
-            merged.facts | each.facts,
-        )
+        saves, steps = max(saves, each.saves), max(steps, each.steps)
+        ended, facts = ended and each.ended, facts | each.facts
         for name, one in each.seen.items():
             if len(name) > _MOST_CHARACTERS or (name not in seen and len(seen) >= MOST_NAMES):
                 continue  # a launcher of another version, or a bad one: the result goes to all
             other = seen.get(name, one)
             longest = max(other, one, key=lambda found: (found.longest_s, -found.rank))
             seen[name] = replace(longest, count=max(one.count, other.count))
-    return replace(merged, seen=seen)
+    return Intervals(cycle, saves, steps, ended, facts, seen)
 
 
 class Killed(PartMessage, frozen=True):

@@ -37,14 +37,11 @@ class ProgressSample:
         iterations: number of iterations begun in this cycle.
         events: number of section events, heartbeats and iterations; None if the board couldn't be read.
         entered, completed: "backend/group" -> number of the last collective; None if the rank didn't answer.
-        stacks: sampled places of the main thread: the calls, innermost first, each with its instruction; empty if
-        unknown.
+        stacks: sampled calls of the main thread, innermost first, each with its instruction; empty if unknown.
         frame: innermost call of the last sample, for people.
         cpu_ns: lifetime of its main thread on a CPU or waiting for one; starved_ns: only waiting.
-        transferred: process of the rank (data-loader workers included) -> bytes read and written in its life; None if
-        unreadable.
-        file_waits: thread -> kernel function in which it waits for a file system, for all threads of the rank and its
-        descendants.
+        transferred: process (also of data-loader workers) -> bytes read and written; None if unreadable.
+        file_waits: thread of the rank or a descendant -> kernel function in which it waits for a file system.
     """
 
     at_ns: int
@@ -73,9 +70,11 @@ def progress_between(before: ProgressSample, after: ProgressSample) -> str:
         return f"has entered {counted(entered, 'collective')}"
     if (transferred := _more(before.transferred, after.transferred)) >= LEAST_BYTES:
         return f"has read or written {transferred / 1e6:.1f} MB"
-    if _was_busy(before, after) and before.stacks and after.stacks and len(before.stacks | after.stacks) > 1:
+    passed_ns = after.at_ns - before.at_ns
+    is_busy = after.cpu_ns - before.cpu_ns >= _BUSY_SHARE * passed_ns  # a busy machine is no reason to call it idle
+    if is_busy and before.stacks and after.stacks and len(before.stacks | after.stacks) > 1:
         return f"computes in {after.frame}"
-    if after.starved_ns - before.starved_ns >= _STARVED_SHARE * (after.at_ns - before.at_ns):
+    if after.starved_ns - before.starved_ns >= _STARVED_SHARE * passed_ns:
         return "is kept waiting for a CPU"
     if waits := sorted(set(before.file_waits) & set(after.file_waits)):
         return f"waits for its file system (in {after.file_waits[waits[0]]})"
@@ -92,8 +91,3 @@ def _more(before: Mapping[Any, int] | None, after: Mapping[Any, int] | None) -> 
     if before is None or after is None:
         return 0
     return sum(max(0, count - before.get(name, 0)) for name, count in after.items())
-
-
-def _was_busy(before: ProgressSample, after: ProgressSample) -> bool:
-    """Return True if the main thread ran, or waited for a CPU: a busy machine is no reason to call it idle."""
-    return after.cpu_ns - before.cpu_ns >= _BUSY_SHARE * (after.at_ns - before.at_ns)

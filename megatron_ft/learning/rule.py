@@ -27,9 +27,8 @@ def calculate(longest_s: float, previous_s: float | None, factor: float) -> floa
 
 def facts_of(*, loaded: bool, setup_open: bool, enough_steps: bool, saved: bool, async_saves: bool) -> int:
     """Return the FACT_ bits of a run that learns by its own collectives."""
-    bits = (FACT_LOADED, FACT_SETUP_OPEN, FACT_ENOUGH_STEPS, FACT_SAVED, FACT_ASYNC_SAVES)
-    given = (loaded, setup_open, enough_steps, saved, async_saves)
-    return sum(bit for bit, is_set in zip(bits, given, strict=True) if is_set)
+    facts = FACT_LOADED * loaded | FACT_SETUP_OPEN * setup_open | FACT_ENOUGH_STEPS * enough_steps
+    return facts | FACT_SAVED * saved | FACT_ASYNC_SAVES * async_saves
 
 
 def reasons_against(facts: int, *, is_closing: bool) -> dict[str, str]:
@@ -76,17 +75,16 @@ def calculate_over_ranks(
 ) -> tuple[dict[str, float], list[str]]:
     """Return new timeouts by name, or those that no rank has observed an interval for yet: then there is no timeout.
 
-    A collective: values that are equal on all ranks decide if there is enough data. Only an interval that has ended
-    makes a timeout ready. What goes on now counts in the value: a timeout below its age would end the rank the moment
-    it takes force.
+    Values that are equal on all ranks decide if there is enough data. Only an interval that has ended makes a timeout
+    ready. What goes on now counts in the value: a timeout below its age would end the rank the moment it takes force.
 
     Args:
-        names: what to calculate; OUT_OF_SECTION is the time in no section.
-        ended: this rank's longest interval that has ended, or NO_OBSERVATION.
-        going_on: the age of what this rank has open now.
-        previous: values that were calculated before; None or missing: there is none.
+        names: sections, and OUT_OF_SECTION.
+        ended: longest interval of this rank that has ended, or NO_OBSERVATION.
+        going_on: age of what this rank has open now.
+        previous: calculated timeouts to average with.
         factor: see ``calculate``.
-        max_over_ranks: the collective.
+        max_over_ranks: collective of all ranks.
         leaves_out_open: a section that no rank has closed, and that some rank has open, keeps its timeout.
     """
     names = list(names)

@@ -74,11 +74,6 @@ class LastLook:
     def clear(self) -> None:
         self._verdict = self._answer_by_ns = None
 
-    def forget(self) -> None:
-        """Drop everything about a rank that has ended."""
-        self.clear()
-        self.first = None
-
     def obey(self, watched: WatchedRank, order: ExtendTimeout | ConfirmHang) -> bool:
         """Follow an order of the launcher. Return True if the board is to be checked now."""
         if self._verdict is None:

@@ -414,7 +414,8 @@ class MonitorService:
             self._watched.close()
         self._watched = None
         self._termination = None
-        self._last_look.forget()
+        self._last_look.clear()
+        self._last_look.first = None
         self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:
