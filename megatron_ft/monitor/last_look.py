@@ -79,7 +79,7 @@ class LastLook:
         if self._verdict is None:
             return False
         if isinstance(order, ExtendTimeout):
-            watched.extend_timeout(self._verdict, order.timeout_s)
+            watched.detector.extend_timeout(self._verdict, round(order.timeout_s * 1e9))
             self.clear()
         else:
             self._answer_by_ns = None  # the next check of the board decides: the rank may have moved on

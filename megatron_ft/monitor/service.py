@@ -148,8 +148,8 @@ class MonitorService:
                 paused_at_ns, self._paused_at_ns = self._paused_at_ns, None
                 self._last_look.clear()
                 if self._watched is not None:
-                    self._watched.excuse_since(paused_at_ns)
                     self._next_look_ns = time.monotonic_ns()
+                    self._watched.detector.excuse(paused_at_ns, self._next_look_ns)
 
     def _obey_of_rank(self, watched: WatchedRank, order: RankOrder) -> None:
         match order:
@@ -352,7 +352,7 @@ class MonitorService:
         except Exception as error:  # noqa: BLE001 - a rank is terminated whether or not evidence can be collected
             self._reports.warn(f"the evidence on rank {attached.rank} can't be collected: {error!r}")
         if only_reports:
-            watched.dismiss(verdict)
+            watched.detector.dismiss(verdict)
             self._next_look_ns = time.monotonic_ns()
 
     def _examine(

@@ -5,21 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.consistency import contradiction
-from megatron_ft.core.board.hang_detector import (
-    Check,
-    CheckAction,
-    Gap,
-    MonitorState,
-    Overdue,
-    check_board,
-    dismiss,
-    excuse,
-    extend_timeout,
-)
+from megatron_ft.core.board.hang_detector import Check, CheckAction, HangDetector, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.core.facts import monitor as records
@@ -52,7 +42,7 @@ class WatchedRank:
         self.attached = attached
         self.board = Board(attached.board_fd)
         self._check_interval_ns = round(config.workload_check_interval * 1e9)
-        self.state = MonitorState(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
+        self.detector = HangDetector(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
         self._was_stopped = False
         self._shown_timeouts: tuple[int, Arm | None] = 0, None
         self._arm: Arm | None = None
@@ -119,11 +109,11 @@ class WatchedRank:
         watched = cls(attached, config, start_ns=time.monotonic_ns())
         words = watched.board.words
         now = time.monotonic_ns()
-        # if a due check is missing, the node may have been stopped; check_board allows for it
+        # if a due check is missing, the node may have been stopped; the detector allows for it
         if 0 < words[layout.W_LAST_LOOK] <= now:
             next_look_ns = words[layout.W_NEXT_LOOK]
-            asked_ns = None if next_look_ns == layout.NO_TIMEOUT else next_look_ns
-            watched.state.take_over(words[layout.W_LAST_LOOK], asked_ns)
+            watched.detector.last_look_ns = words[layout.W_LAST_LOOK]
+            watched.detector.asked_ns = None if next_look_ns == layout.NO_TIMEOUT else next_look_ns
         return watched
 
     def read(self) -> tuple[BoardSnapshot, Check]:
@@ -143,15 +133,15 @@ class WatchedRank:
                 self.is_damaged, self.board.words[layout.W_MAGIC] = True, layout.DAMAGED
                 self.rest()
                 raise
-        self.state.check_each(min(self._check_interval_ns, _first_step_interval_ns(snapshot, now)))
-        outcome = check_board(self.state, snapshot, now, was_stopped=self._was_stopped)
+        self.detector.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
+        outcome = self.detector.check(snapshot, now, was_stopped=self._was_stopped)
         self._was_stopped = False
         self.last_good = snapshot
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
         resting = outcome.action in (CheckAction.REST, CheckAction.END_RANK)
         words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
-        self._feed(snapshot, now, self.state.gaps)
+        self._feed(snapshot, now)
         return snapshot, outcome
 
     def take_news(self, snapshot: BoardSnapshot) -> Iterator[records.Record | Intervals]:
@@ -160,8 +150,8 @@ class WatchedRank:
         reached = *reached_by(snapshot), bool(snapshot.learning_facts & layout.FACT_RUN_ENDS)
         if reached != self._reached and not snapshot.watch_only:
             self._reached = reached
-            now_ns, gaps = time.monotonic_ns(), self.state.gaps
-            yield self._feed(snapshot, now_ns, gaps).observed(snapshot, now_ns, gaps)
+            now_ns = time.monotonic_ns()
+            yield self._feed(snapshot, now_ns).observed(snapshot, now_ns, self.detector.gaps)
         timeouts = snapshot.timeouts_version, self._arm
         if timeouts != self._shown_timeouts:
             self._shown_timeouts = timeouts
@@ -198,17 +188,9 @@ class WatchedRank:
         """Exclude the time in which this monitor, and maybe the whole node, was stopped."""
         self._was_stopped = True
 
-    def dismiss(self, verdict: Overdue) -> None:
-        """Let a rank that was found hung go on."""
-        dismiss(self.state, verdict)
-
-    def extend_timeout(self, verdict: Overdue, timeout_s: float) -> None:
-        """Extend the overdue interval to ``timeout_s`` seconds in all, because ranks make progress."""
-        extend_timeout(self.state, verdict, round(timeout_s * 1e9))
-
     def put_off(self, verdict: Overdue) -> None:
         """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
-        extend_timeout(self.state, verdict, verdict.elapsed_ns + verdict.timeout_ns)
+        self.detector.extend_timeout(verdict, verdict.elapsed_ns + verdict.timeout_ns)
 
     def arm(self, order: Arm) -> None:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
@@ -227,11 +209,7 @@ class WatchedRank:
             return None
         self._has_last_minute = is_last
         # with what has ended since the last look
-        return self._feed(board, now_ns, self.state.gaps).take_minute(board, now_ns, self.state.gaps)
-
-    def excuse_since(self, since_ns: int) -> None:
-        """Exclude the time since ``since_ns``, in which hang detection was suspended."""
-        excuse(self.state, since_ns, time.monotonic_ns())
+        return self._feed(board, now_ns).take_minute(board, now_ns, self.detector.gaps)
 
     @property
     def is_watch_only(self) -> bool:
@@ -289,7 +267,7 @@ class WatchedRank:
         self.board.put_armed(snapshot)
         return snapshot, now
 
-    def _feed(self, snapshot: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> BoardIntervals:
+    def _feed(self, snapshot: BoardSnapshot, now_ns: int) -> BoardIntervals:
         intervals = self._intervals
         if intervals is None:  # the previous monitor has counted the events so far
             intervals = self._intervals = BoardIntervals(snapshot, from_ring_head=snapshot.ring_head)
@@ -297,7 +275,7 @@ class WatchedRank:
             first, words = self.board.ring_words(intervals.read_to, snapshot.ring_head)
         else:
             first, words = intervals.read_to, []
-        intervals.feed(first, words, snapshot, now_ns, gaps)
+        intervals.feed(first, words, snapshot, now_ns, self.detector.gaps)
         return intervals
 
 

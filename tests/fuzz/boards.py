@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, HangDetector
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.core.codec import to_builtins
@@ -113,9 +113,9 @@ def _read_all(raw: bytes, rng: random.Random) -> str:
 
 def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
     """Whatever it says, the judgement holds by its own words."""
-    state = MonitorState(check_interval_ns=rng.choice((1, 10**9, 5 * 10**9)), last_look_ns=now - 1)
+    state = HangDetector(check_interval_ns=rng.choice((1, 10**9, 5 * 10**9)), last_look_ns=now - 1)
     for later in (0, 20_000_000):
-        found = check_board(state, snapshot, now + later)
+        found = state.check(snapshot, now + later)
         assert found.next_look_ns is None or found.next_look_ns > now
     facts, note = board_facts(snapshot, now), with_board(RankSnapshot(rank=0), snapshot, now)
     json.dumps(to_builtins([facts, note]), allow_nan=False)

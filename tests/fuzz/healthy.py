@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, HangDetector
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 
 __all__ = ["BOARD", "SimulatedNode", "live"]
@@ -80,7 +80,7 @@ def live(events: int, *, says_sigcont: bool) -> None:
         AssertionError: the rank was ended.
     """
     node = SimulatedNode(7 if says_sigcont else 8)
-    watching = MonitorState(check_interval_ns=5 * _S, last_look_ns=_START)
+    watching = HangDetector(check_interval_ns=5 * _S, last_look_ns=_START)
     wake = _START
     while node.steps < events:
         jitter = node.random.randrange(20_000_000)
@@ -94,7 +94,7 @@ def live(events: int, *, says_sigcont: bool) -> None:
             # the sleep is a deadline on the clock: what is left of it passes while the node stands still
             moment = node.now if says_sigcont else max(moment, node.now)
         node.run(moment)
-        outcome = check_board(watching, node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
+        outcome = watching.check(node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
         assert outcome.action is not CheckAction.END_RANK, (node.steps, outcome.verdict)
         assert outcome.next_look_ns is not None
         wake = outcome.next_look_ns

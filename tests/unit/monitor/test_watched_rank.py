@@ -152,7 +152,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
         if put_off:
             watched.put_off(verdict)
         else:
-            watched.extend_timeout(verdict, 5.0)
+            watched.detector.extend_timeout(verdict, 5 * S)
         assert watched.read()[1].action is CheckAction.WATCH
         recorder.end("step")
         recorder.saved()

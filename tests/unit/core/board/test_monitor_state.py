@@ -10,12 +10,8 @@ from megatron_ft.core.board.hang_detector import (
     CONFIRM_AFTER_NS,
     Check,
     CheckAction,
-    MonitorState,
+    HangDetector,
     Overdue,
-    check_board,
-    dismiss,
-    excuse,
-    extend_timeout,
 )
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, CollectiveCounts, SectionView
@@ -35,8 +31,8 @@ def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0
     return SectionView(name, opened_at, count, None if timeout is None else round(timeout * S))
 
 
-def state(check_interval: float = 5.0, at: int = START) -> MonitorState:
-    return MonitorState(check_interval_ns=round(check_interval * S), last_look_ns=at)
+def state(check_interval: float = 5.0, at: int = START) -> HangDetector:
+    return HangDetector(check_interval_ns=round(check_interval * S), last_look_ns=at)
 
 
 def verdict_of(found: Check) -> Overdue:
@@ -47,12 +43,12 @@ def verdict_of(found: Check) -> Overdue:
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
-    first = check_board(watching, snapshot, START + 10 * S)
+    first = watching.check(snapshot, START + 10 * S)
     assert first.action is CheckAction.CONFIRM
     assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
-    too_soon = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
+    too_soon = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
     assert too_soon.action is CheckAction.CONFIRM
-    second = check_board(watching, snapshot, START + 10 * S + CONFIRM_AFTER_NS)
+    second = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS)
     assert second.action is CheckAction.END_RANK
     assert second.verdict is not None
     assert second.verdict.kind is HangKind.SECTION
@@ -64,9 +60,9 @@ def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
 def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
     now = START + 20 * S
     idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
-    assert check_board(state(at=now), idle, now).action is CheckAction.CONFIRM
+    assert state(at=now).check(idle, now).action is CheckAction.CONFIRM
     busy = board(own_out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
-    assert check_board(state(at=now), busy, now).action is CheckAction.WATCH
+    assert state(at=now).check(busy, now).action is CheckAction.WATCH
 
 
 @pytest.mark.parametrize(
@@ -89,24 +85,24 @@ def test_time_out_of_section_may_last_as_setup_until_the_first_step_is_over(
         first_step_at_ns=first_step_at,
     )
     watching = state()
-    assert check_board(watching, shown, START + bound * S - 1).action is CheckAction.WATCH
-    assert check_board(watching, shown, START + bound * S).action is CheckAction.CONFIRM
+    assert watching.check(shown, START + bound * S - 1).action is CheckAction.WATCH
+    assert watching.check(shown, START + bound * S).action is CheckAction.CONFIRM
 
 
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
-    outcome = check_board(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
+    outcome = state(at=START + 10**9 * S).check(snapshot, START + 10**9 * S)
     assert outcome.action is CheckAction.WATCH
 
 
 def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
     open_late = board(sections=(section("a", START, 100.0), section("b", 0, 3.0)))
-    assert check_board(state(), open_late, START).next_look_ns == START + 3 * S
-    assert check_board(state(check_interval=2.0), open_late, START).next_look_ns == START + 2 * S
+    assert state().check(open_late, START).next_look_ns == START + 3 * S
+    assert state(check_interval=2.0).check(open_late, START).next_look_ns == START + 2 * S
     near = board(sections=(section("a", START, 100.0), section("b", START - 2 * S, 3.0)), start_ns=START - 3 * S)
-    assert check_board(state(), near, START).next_look_ns == START + 1 * S
+    assert state().check(near, START).next_look_ns == START + 1 * S
     nothing = board(sections=(section(timeout=None),))
-    assert check_board(state(), nothing, START).next_look_ns == START + 5 * S
+    assert state().check(nothing, START).next_look_ns == START + 5 * S
 
 
 def test_the_two_mechanisms_are_independent() -> None:
@@ -117,14 +113,14 @@ def test_the_two_mechanisms_are_independent() -> None:
         own_heartbeat_timeout_ns=100 * S,
         sections=(section(opened_at=START, timeout=7.0),),
     )
-    assert verdict_of(check_board(state(at=now), beating_but_stuck, now)).kind is HangKind.SECTION
+    assert verdict_of(state(at=now).check(beating_but_stuck, now)).kind is HangKind.SECTION
     moving_but_silent = board(
         heartbeats=1,
         last_heartbeat_ns=START,
         own_heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=now - 1, timeout=7.0),),
     )
-    assert verdict_of(check_board(state(at=now), moving_but_silent, now)).kind is HangKind.HEARTBEAT
+    assert verdict_of(state(at=now).check(moving_but_silent, now)).kind is HangKind.HEARTBEAT
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ def test_time_out_of_section_is_not_judged_during_the_warm_up(
         own_out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
-    assert (check_board(state(at=now), snapshot, now).action is CheckAction.CONFIRM) == judged
+    assert (state(at=now).check(snapshot, now).action is CheckAction.CONFIRM) == judged
 
 
 @pytest.mark.parametrize("opened_at", [0, START])
@@ -171,7 +167,7 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     )
     for seconds in (9, 59, 3600):
         at = START + seconds * S
-        is_late = check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM
+        is_late = state(at=at).check(snapshot, at).action is CheckAction.CONFIRM
         assert is_late == (bound is not None and seconds >= bound)
 
 
@@ -187,28 +183,28 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
     )
     for seconds in (9, 11, 99, 101):
         at = START + seconds * S
-        assert (check_board(state(at=at), snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
+        assert (state(at=at).check(snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
     watching = state(check_interval=100.0)
-    assert check_board(watching, snapshot, START + 4 * S).next_look_ns == START + 10 * S
+    assert watching.check(snapshot, START + 4 * S).next_look_ns == START + 10 * S
     # the node stood still; the monitor can't know since when, at most since its last look
-    outcome = check_board(watching, snapshot, START + 3600 * S)
+    outcome = watching.check(snapshot, START + 3600 * S)
     assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 3600 * S + 6 * S
-    overdue = check_board(watching, snapshot, START + 3606 * S)
+    overdue = watching.check(snapshot, START + 3606 * S)
     assert overdue.action is CheckAction.CONFIRM
-    verdict = verdict_of(check_board(watching, snapshot, START + 3606 * S + CONFIRM_AFTER_NS))
+    verdict = verdict_of(watching.check(snapshot, START + 3606 * S + CONFIRM_AFTER_NS))
     assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
 
 
-def found_after(watching: MonitorState, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
+def found_after(watching: HangDetector, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
     """Seconds from ``since`` to the verdict, where one of ``every`` wake-ups is late."""
     now, number = since, 0
     while now < since + 100_000 * S:
-        outcome = check_board(watching, snapshot, now)
+        outcome = watching.check(snapshot, now)
         if outcome.action is CheckAction.END_RANK:
             return (now - since) / S
         assert outcome.next_look_ns is not None
@@ -234,7 +230,7 @@ def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -
     watching = state()
     now = START
     while now < began:
-        now = (check_board(watching, before, now).next_look_ns or 0) + 150_000_000
+        now = (watching.check(before, now).next_look_ns or 0) + 150_000_000
     assert len(watching.gaps) <= 64
     hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
     assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
@@ -245,12 +241,12 @@ def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
     watching = state(check_interval=1.0)
     now = START
     for _ in range(200):
-        check_board(watching, snapshot, now)
-        check_board(watching, snapshot, now + S // 2)
+        watching.check(snapshot, now)
+        watching.check(snapshot, now + S // 2)
         now += S // 2 + 3 * S
-        check_board(watching, snapshot, now, was_stopped=True)
+        watching.check(snapshot, now, was_stopped=True)
     assert len(watching.gaps) <= 64
-    outcome = check_board(watching, snapshot, now)
+    outcome = watching.check(snapshot, now)
     assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
     assert outcome.action is CheckAction.WATCH
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
@@ -267,20 +263,20 @@ def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
     shown = board(sections=(slow,))
 
     def found(at_s: float) -> CheckAction:
-        check_board(watching, shown, START + round(at_s * S))
-        return check_board(watching, shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
+        watching.check(shown, START + round(at_s * S))
+        return watching.check(shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
 
     assert found(10.0) is CheckAction.END_RANK
-    verdict = verdict_of(check_board(watching, shown, START + 10 * S + 2 * CONFIRM_AFTER_NS))
+    verdict = verdict_of(watching.check(shown, START + 10 * S + 2 * CONFIRM_AFTER_NS))
     assert verdict.is_learned
     # whoever was asked takes his time: that is no stand-still of the node
-    extend_timeout(watching, verdict, 13 * S)
+    watching.extend_timeout(verdict, 13 * S)
     assert found(12.9) is CheckAction.WATCH
     assert found(13.0) is CheckAction.END_RANK
-    again = verdict_of(check_board(watching, shown, START + 13 * S + 2 * CONFIRM_AFTER_NS))
+    again = verdict_of(watching.check(shown, START + 13 * S + 2 * CONFIRM_AFTER_NS))
     assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
     # the next one of the same section has its own time
-    extend_timeout(watching, again, 16 * S)
+    watching.extend_timeout(again, 16 * S)
     shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
     assert found(24.0) is CheckAction.END_RANK
 
@@ -288,9 +284,9 @@ def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     watching = state(check_interval=100.0)
     stuck = board(sections=(section(opened_at=START),))
-    check_board(watching, stuck, START + 4 * S)
-    excuse(watching, START + 5 * S, START + 505 * S)
-    outcome = check_board(watching, stuck, START + 505 * S)
+    watching.check(stuck, START + 4 * S)
+    watching.excuse(START + 5 * S, START + 505 * S)
+    outcome = watching.check(stuck, START + 505 * S)
     assert outcome.action is CheckAction.WATCH
     assert outcome.next_look_ns == START + 510 * S
 
@@ -333,25 +329,25 @@ def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look(
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_calculated=learned)
-    found = verdict_of(check_board(state(), board(sections=(mine,)), START + 10 * S))
+    found = verdict_of(state().check(board(sections=(mine,)), START + 10 * S))
     assert found.is_learned is learned
     idle = board(own_out_of_section_timeout_ns=10 * S, is_out_of_section_calculated=learned)
-    found = verdict_of(check_board(state(), idle, START + 10 * S))
+    found = verdict_of(state().check(idle, START + 10 * S))
     assert found.is_learned is learned
     watching = state()
-    check_board(watching, board(sections=(mine,)), START + 10 * S)
-    verdict = verdict_of(check_board(watching, board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS))
-    dismiss(watching, verdict)
-    assert check_board(watching, board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
+    watching.check(board(sections=(mine,)), START + 10 * S)
+    verdict = verdict_of(watching.check(board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS))
+    watching.dismiss(verdict)
+    assert watching.check(board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
 
 
 # -- armed timeouts -----------------------------------------------------------------------------------------------
 
 
-def judged(watching: MonitorState, shown: BoardSnapshot, at_ns: int) -> Check:
+def judged(watching: HangDetector, shown: BoardSnapshot, at_ns: int) -> Check:
     """The second of two readings."""
-    check_board(watching, shown, at_ns)
-    return check_board(watching, shown, at_ns + CONFIRM_AFTER_NS)
+    watching.check(shown, at_ns)
+    return watching.check(shown, at_ns + CONFIRM_AFTER_NS)
 
 
 def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, **more: Any) -> SectionView:
@@ -362,7 +358,7 @@ def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, *
 def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
     shown = board(sections=(armed(own=3.0, enforced=False),))
     watching = state(check_interval=100.0)
-    assert check_board(watching, shown, START + 10 * S - 1).action is CheckAction.WATCH
+    assert watching.check(shown, START + 10 * S - 1).action is CheckAction.WATCH
     verdict = verdict_of(judged(watching, shown, START + 10 * S))
     assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
 
@@ -374,7 +370,7 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
         own_initial_heartbeat_timeout_ns=60 * S,
         sections=(armed(count=0),),
     )
-    assert check_board(state(), shown, START + 60 * S - 1).action is CheckAction.WATCH
+    assert state().check(shown, START + 60 * S - 1).action is CheckAction.WATCH
     verdict = verdict_of(judged(state(at=START + 59 * S), shown, START + 60 * S))
     assert verdict.timeout_ns == 60 * S
 
@@ -382,7 +378,7 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
     watching = state(check_interval=100.0)
     verdict = verdict_of(judged(watching, board(sections=(armed(),)), START + 10 * S))
-    extend_timeout(watching, verdict, 15 * S)
+    watching.extend_timeout(verdict, 15 * S)
     for timeout_s, at_s, action in (
         (5, 14.9, CheckAction.WATCH),
         (18, 16.9, CheckAction.WATCH),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import CheckAction, MonitorState, check_board
+from megatron_ft.core.board.hang_detector import CheckAction, HangDetector
 from megatron_ft.core.board.layout import BoardSnapshot, SectionView
 from megatron_ft.core.messages.control_messages import ANSWERS
 from megatron_ft.core.status.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
@@ -54,7 +54,7 @@ def test_the_share_is_one_when_the_monitor_finds_it_hung(elapsed_s: int) -> None
     board = snapshot(sections=(SectionView("step", NOW - elapsed_s * S, 3, 10 * S),))
     row = row_of(board)
     assert row.timeout is not None
-    judged = check_board(MonitorState(check_interval_ns=S, last_look_ns=NOW), board, NOW)
+    judged = HangDetector(check_interval_ns=S, last_look_ns=NOW).check(board, NOW)
     assert (row.timeout.share >= 1) == (judged.action is CheckAction.CONFIRM)
 
 
