@@ -36,7 +36,7 @@ def page() -> str:
         parts.append(f"## {module}\n\n{prose(ast.get_docstring(_tree(module)) or '')}")
         for name in public_names(module):
             node = _find(module, name)
-            if node is not None:
+            if node is not None and not (module.endswith("megatron_lm") and name.startswith("on_")):
                 parts += _entry(node, 3)
     return re.sub(r"\n{3,}", "\n\n", "\n\n".join(part.strip("\n") for part in parts)) + "\n"
 
@@ -77,7 +77,7 @@ def _entry(node: _Node, level: int) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
         for each in node.body:
             is_public = isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
-            if is_public and ast.get_docstring(each):
+            if is_public and ast.get_docstring(each) and not node.name.endswith("Timeouts"):
                 yield from _entry(each, level + 1)
 
 

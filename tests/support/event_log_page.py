@@ -71,15 +71,16 @@ def kinds(of: Any) -> tuple[Any, ...]:
 
 
 def _part(title: str, of: Any) -> Iterator[str]:
+    described: set[str] = set()
     yield f"## {title}\n"
     for kind in kinds(of):
         yield f"### `{name_of(kind)}`\n"
         yield f"{_summary(kind)}\n"
-        lines = list(_fields(kind))
+        lines = list(_fields(kind, described))
         yield from [*lines, ""] if lines else []
 
 
-def _fields(kind: Any) -> Iterator[str]:
+def _fields(kind: Any, described: set[str]) -> Iterator[str]:
     """Yield the fields without a comment in one line, then a line for each of the others and for each inner class."""
     hints, meanings = typing.get_type_hints(kind, include_extras=True), _meanings(kind)
     plain, told = [], []
@@ -95,8 +96,12 @@ def _fields(kind: Any) -> Iterator[str]:
     for name, hint in hints.items():
         inner = _inner(hint)
         if _is_struct(inner) and not inner.__struct_config__.array_like:
+            if inner.__name__ in described:
+                yield f"- in `{name}`: as above"
+                continue
+            described.add(inner.__name__)
             yield f"- in `{name}`: {_summary(inner)[0].lower()}{_summary(inner)[1:]}"
-            yield from (f"  {line}" for line in _fields(inner))
+            yield from (f"  {line}" for line in _fields(inner, described))
 
 
 def _inner(hint: Any) -> Any:
