@@ -8,6 +8,7 @@ hears of them.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -19,15 +20,17 @@ from megatron_ft.core.codec import decode, encode
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.core.state_table import report_unlisted
+from megatron_ft.ipc.linux.process_setup import raise_file_limit
 from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
-from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.job import etcd_leader
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import LeaderStart
-from megatron_ft.job.service import Service, prepare_process
+from megatron_ft.job.service import Service
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import read_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.owner != os.getppid():
             return 0  # the launcher has ended at once
         start = decode(LeaderStart, sys.stdin.buffer.read())
-        ledger = etcd = None
+        ledger = None
         if start.etcd is not None and start.held is not None:
             from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
 
@@ -56,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             ledger = Ledger(call, start.defined.job, start.held, new_name=new_name)
             if not etcd_leader.enter(ledger, is_needed=lambda: options.owner == os.getppid()):
                 return 0
-            etcd = etcd_leader.LeaderInEtcd(ledger)
     except ProcessLookupError:
         return 0
     except (OSError, FaultToleranceError, ValueError) as error:
@@ -79,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the launcher has ended, and with it the lock
             sys.exit(0)
 
-    name = f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     machine = Coordinator(
-        name,
+        f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}",
         start.defined,
         record=start.record if start.held is None else None,
         epoch=0 if start.held is None else start.held.epoch,
@@ -89,8 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         now_s=time.monotonic(),
         parts=LEADER_PARTS,
     )
-    Service(listener, machine, secret=secret, owner=owner, keep=keep, say=_say, etcd=etcd).run()
+    reactor = Reactor()
+    service = Service(reactor, machine, listener=listener, secret=secret, keep=keep, say=_say, ledger=ledger)
+
+    def orphaned() -> None:
+        reactor.unwatch(owner)
+        service.orphaned()
+
+    reactor.watch(owner, orphaned)
+    reactor.run_until(lambda: service.is_over)
     return 0
+
+
+def prepare_process() -> None:
+    """Make room for thousands of launchers: open files, and memory that isn't searched for garbage all the time.
+
+    What messages leave behind is free at once; a search for cycles takes the longer the more launchers there are.
+    """
+    raise_file_limit()
+    gc.set_threshold(100_000)
 
 
 def _say(text: str) -> None:

@@ -1,11 +1,8 @@
-"""A leader's lock and decisions in etcd: asked for by the leader's loop, done in a thread of their own."""
+"""A leader's lock and decisions in etcd: what follows from a decision waits until etcd has it."""
 
 from __future__ import annotations
 
 import functools
-import os
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,7 +14,8 @@ from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules
 
-_AGAIN_S = 0.3
+AGAIN_S = 0.3
+"""Seconds until etcd is asked again after it hasn't answered."""
 
 
 class LockLost(Exception):
@@ -37,57 +35,35 @@ def enter(ledger: Ledger, *, is_needed: Callable[[], bool]) -> bool:
         try:
             return ledger.enter()
         except (EtcdAway, ConfigError):
-            time.sleep(_AGAIN_S)
+            time.sleep(AGAIN_S)
     return False
 
 
 class LeaderInEtcd:
-    """One leader's. ``fileno`` is readable when something has been done: call ``take`` then.
-
-    The leader's loop asks for each renewal: a leader that hangs or is paused loses the lock. What follows from a
-    decision waits until etcd has it.
+    """One leader's. Its loop asks for each renewal: a leader that hangs or is paused loses the lock.
 
     Args:
-        submit: does the work elsewhere, by ``tried``, in place of the thread, and calls ``take``.
+        submit: has work ``tried`` elsewhere, and then calls ``take``.
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        submit: Callable[[Work], None] | None = None,
+        self, ledger: Ledger, *, submit: Callable[[Work], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.problem = ""
         """Why etcd doesn't answer; empty if it does."""
         self._away_since_s = 0.0
-        self._ledger, self._clock = ledger, clock
+        self._ledger, self._submit, self._clock = ledger, submit, clock
         self._waiting: deque[CoordinatorEffect] = deque()
         """A change is being made, the first of these; what follows from it waits. Empty: none is."""
         self._done: deque[bool] = deque()
         """For each piece of work whether it was a change."""
         self._is_lost = False
-        self._renews_s: float | None = 0.0
-        """When to renew the lease next; None: it is being renewed."""
-        self._fd = -1
-        if submit is None:
-            work: queue.SimpleQueue[Work] = queue.SimpleQueue()
-            submit = work.put
-            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            threading.Thread(target=lambda: self._run(work), name="etcd", daemon=True).start()
-        self._submit = submit
-
-    def fileno(self) -> int:
-        return self._fd
-
-    @property
-    def due_s(self) -> float:
-        """When to call ``renew`` next, by the clock."""
-        return float("inf") if self._renews_s is None else self._renews_s
+        self.due_s = 0.0
+        """When to call ``renew`` next, by the clock; infinite while the lease is being renewed."""
 
     def renew(self, now_s: float) -> None:
         if now_s >= self.due_s:
-            self._renews_s = None
+            self.due_s = float("inf")
             self._submit(Work(self._ledger.renew, is_change=False))
 
     def admit(self, effects: Iterable[CoordinatorEffect]) -> list[CoordinatorEffect]:
@@ -112,8 +88,6 @@ class LeaderInEtcd:
         Raises:
             LockLost: this leader is to end at once.
         """
-        if self._fd >= 0:
-            os.eventfd_read(self._fd)
         if self._is_lost:
             raise LockLost
         made: list[CoordinatorEffect] = []
@@ -123,7 +97,7 @@ class LeaderInEtcd:
                 following, self._waiting = self._waiting, deque()
                 made += self.admit(following)
             else:
-                self._renews_s = self._clock() + RENEW_S
+                self.due_s = self._clock() + RENEW_S
         return made
 
     def gives_up(self, rules: Rules, now_s: float) -> Dismiss | None:
@@ -136,7 +110,7 @@ class LeaderInEtcd:
         return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {self.problem}")
 
     def tried(self, work: Work) -> bool:
-        """Ask etcd; return False if it doesn't answer, and is to be asked again."""
+        """Ask etcd; return False if a change isn't made, and is to be asked for again."""
         has_answered = True
         try:
             self._is_lost = not work.ask() or self._is_lost
@@ -148,11 +122,3 @@ class LeaderInEtcd:
         if has_answered or not work.is_change:
             self._done.append(work.is_change)
         return has_answered or not work.is_change
-
-    def _run(self, work: queue.SimpleQueue[Work]) -> None:
-        while not self._is_lost:
-            next_one = work.get()
-            while not self.tried(next_one):
-                os.eventfd_write(self._fd, 1)  # the leader is to know that etcd is away
-                time.sleep(_AGAIN_S)
-            os.eventfd_write(self._fd, 1)

@@ -21,6 +21,7 @@ from megatron_ft.core.wording import printable
 from megatron_ft.ipc.config.options import settings, summary
 from megatron_ft.ipc.linux import process_setup
 from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
+from megatron_ft.job.coordination import Coordination, CoordinatorDecision
 from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.messages import Verdict
@@ -28,7 +29,6 @@ from megatron_ft.launcher import lost_batch_host, outcome
 from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.node import LauncherNode

@@ -17,10 +17,10 @@ from megatron_ft.core.exit_codes import MISTAKE_CODE
 from megatron_ft.ipc.files.standard_error import put
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
-from megatron_ft.ipc.net.resolver import ask_again_soon
 from megatron_ft.launcher.base import launcher_lines, output_copying
 from megatron_ft.launcher.early_command_line import find_script, why_fresh
 from megatron_ft.link.reactor import THREAD_PREFIX
+from megatron_ft.link.resolver import ask_again_soon
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import become_subreaper
 from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
@@ -42,6 +41,7 @@ from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.secret import read_secret
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import os
 import queue
-import selectors
+import select
 import threading
 import time
 from collections import deque
@@ -49,7 +50,8 @@ class Reactor:
     """Waits for descriptors and timers and calls back. Times are ``time.monotonic`` seconds."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[Priority, Callable[[], object]]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._number = itertools.count()
         self._posted: deque[Callable[[], object]] = deque()
@@ -60,19 +62,18 @@ class Reactor:
 
     def watch(self, fd: int, callback: Callable[[], object], priority: Priority = Priority.MESSAGE) -> None:
         """Call back each time ``fd`` is readable, until ``unwatch``."""
-        self._selector.register(fd, selectors.EVENT_READ, (priority, callback))
+        self._epoll.register(fd, select.EPOLLIN)
+        self._watched[fd] = (priority, callback)
 
     def watch_room(self, fd: int, wanted: bool) -> None:
         """Start or stop calling back also when the watched ``fd`` accepts bytes, or has failed to connect."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-        self._selector.modify(fd, events, self._selector.get_key(fd).data)
+        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def unwatch(self, fd: int) -> None:
         """Stop watching ``fd``; call it before the descriptor is closed. Unknown ones are ignored."""
-        try:
-            self._selector.unregister(fd)
-        except (KeyError, ValueError):
-            pass  # not watched, or closed by an error: either way no callback is left
+        if self._watched.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):  # it was closed by an error
+                self._epoll.unregister(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call back once, ``delay_s`` seconds from now, at the earliest when events are served next.
@@ -99,12 +100,13 @@ class Reactor:
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until something happens, at most ``timeout_s`` seconds (None: for ever), and serve it."""
         # a wait that a signal has interrupted may return nothing although its wake-up descriptor is ready
-        ready = self._selector.select(self._bounded(timeout_s)) or self._selector.select(0)
-        for key, _ in sorted(ready, key=lambda item: item[0].data[0]):
-            current = self._selector.get_map().get(key.fd)
+        most = len(self._watched)
+        ready = self._epoll.poll(self._bounded(timeout_s), most) or self._epoll.poll(0, most)
+        found = [(fd, self._watched[fd]) for fd, _ in ready if fd in self._watched]
+        for fd, watched in sorted(found, key=lambda each: each[1][0]):
             # an earlier callback may have closed it; its number may even be reused by now
-            if current is not None and current.data is key.data:
-                key.data[1]()
+            if self._watched.get(fd) is watched:
+                watched[1]()
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
@@ -164,7 +166,8 @@ class Reactor:
     def close(self) -> None:
         """Drop all timers and descriptors, and what threads have handed over."""
         self._timers.clear()
-        self._selector.close()
+        self._watched.clear()
+        self._epoll.close()
         with self._closing:
             os.close(self._posted_fd)
             self._posted_fd = -1

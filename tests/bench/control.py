@@ -22,14 +22,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.ipc.linux.process_setup import raise_file_limit
-from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import read_secret
 from megatron_ft.ipc.wire import encode
 from megatron_ft.job import service as service_module
+from megatron_ft.job.__main__ import prepare_process
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.service import Service, prepare_process
+from megatron_ft.job.service import Service
+from megatron_ft.link import tcp
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import read_secret
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import StandIns
 
@@ -75,17 +77,18 @@ def _coordinator(fd: int, path: str, total: int) -> None:
     rules = m.Rules(min_nodes=total - 1, max_nodes=total - 1, max_restarts=10)  # one is a spare
     machine = Coordinator("bench", m.JobDefinition("bench", rules), now_s=time.monotonic(), parts=LEADER_PARTS)
     nowhere = open(os.devnull, "wb")  # noqa: SIM115 - as long as the process
+    reactor = Reactor()
     service = Service(
-        socket.socket(fileno=fd),
+        reactor,
         machine,
+        listener=socket.socket(fileno=fd),
         secret=read_secret(os.environ),
-        owner=os.pidfd_open(os.getppid()),
         keep=lambda record: nowhere.write(encode(record)) and None,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
         while True:
-            service.run_once()
+            reactor.run_once(None)
             shared[:8] = service.bytes_sent.to_bytes(8, "little")
 
 

@@ -14,15 +14,14 @@ from collections import deque
 from collections.abc import Iterator
 
 from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.messages.secret_messages import HANDSHAKE
-from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import LauncherHandshake
-from megatron_ft.ipc.net.secure_channel import Role, SecureChannel
 from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.liveness import beat_s
+from megatron_ft.link import tcp
+from megatron_ft.link.secret import Handshake
+from megatron_ft.link.secure_channel import Role
 
 __all__ = ["TO_MEMBER", "StandIns"]
 
@@ -41,8 +40,7 @@ class StandIn:
         self.hello = hello
         self.sock: socket.socket | None = None
         self._decoder = Decoder()
-        self._handshake = LauncherHandshake(secret)
-        self._channel: SecureChannel | None = None
+        self._handshake = Handshake(secret, Role.CONNECTS)
 
     def connected(self) -> bool:
         """Send what comes first; True if that is the hello."""
@@ -52,8 +50,8 @@ class StandIn:
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
         """Messages of the coordinator that are whole now."""
-        bodies = self._decoder.bodies(data)
-        return bodies if self._channel is None else map(self._channel.open, bodies)
+        bodies, channel = self._decoder.bodies(data), self._handshake.channel
+        return bodies if channel is None else map(channel.open, bodies)
 
     @property
     def shakes_hands(self) -> bool:
@@ -62,20 +60,19 @@ class StandIn:
 
     def shake_hands(self, body: bytes) -> bool:
         """Answer a message of the handshake; True if the hello was sent after it."""
-        answer = self._handshake.answer(HANDSHAKE.parse(decode(body)))
+        answer = self._handshake.answer(decode(body))
         if answer is not None:
             self.send(encode(answer))
-        if self._handshake.session is not None:
-            self._channel = self._handshake.session.channel(Role.CONNECTS)
+        if self._handshake.is_done:
             self.send(self.hello)
-        return self._channel is not None
+        return self._handshake.is_done
 
     def send(self, data: bytes) -> None:
         """All of it, at once."""
         assert self.sock is not None
-        if self._channel is not None:
+        if (channel := self._handshake.channel) is not None:
             body = data[LENGTH_BYTES:]
-            data = self._channel.seal(body) + body
+            data = channel.seal(body) + body
         sent = self.sock.send(data)
         assert sent == len(data), "so few bytes always fit"
 

@@ -21,13 +21,13 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.linux.processes import read_stat, wait_gone
-from megatron_ft.ipc.net import tcp
+from megatron_ft.job import endpoint, leader_process
+from megatron_ft.job.endpoint import take_endpoint
+from megatron_ft.job.leader_process import LeaderProcess
+from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.launcher.coordination import endpoint, leader_process
-from megatron_ft.launcher.coordination.endpoint import take_endpoint
-from megatron_ft.launcher.coordination.leader_process import LeaderProcess
-from megatron_ft.launcher.coordination.locks import EndpointLock
+from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor
@@ -147,8 +147,8 @@ def test_launcher_takes_the_lock_once_its_holder_has_ended(reactor: Reactor) -> 
 LAUNCHER = """
 import os
 from megatron_ft.job.rules import messages as m
-from megatron_ft.ipc.net import tcp
-from megatron_ft.launcher.coordination.leader_process import LeaderProcess
+from megatron_ft.link import tcp
+from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.link.reactor import Reactor
 reactor = Reactor()
 leader = LeaderProcess(reactor, m.JobDefinition("job", m.Rules(1, 1)), secret=None, environ=os.environ, say=print)

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, os, threading
-from megatron_ft.ipc.net.resolver import ask_again_soon
+from megatron_ft.link.resolver import ask_again_soon
 ask_again_soon()
 def show():
     state = ctypes.create_string_buffer(4096)

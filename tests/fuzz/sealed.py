@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from megatron_ft.core.codec import Message
 from megatron_ft.core.codec import encode as encode_start
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Denied, Proof, Welcome
-from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import LauncherHandshake
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
-from megatron_ft.ipc.wire import Decoder, decode, encode
+from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode, encode
 from megatron_ft.job.rules import messages as m
+from megatron_ft.link import tcp
+from megatron_ft.link.secret import Ask, Challenge, Denied, Handshake, Proof, Welcome
+from megatron_ft.link.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
 
@@ -144,27 +144,29 @@ class Honest:
 
     def _shake_hands(self, address: tuple[str, int]) -> None:
         self._sock = socket.create_connection(address, _BOUND_S)
-        self._peer = tcp.Peer(self._sock)
         self._sock.settimeout(_BOUND_S)
-        handshake = LauncherHandshake(_SECRET.encode())
+        self._decoder = Decoder()
+        self._handshake = Handshake(_SECRET.encode(), Role.CONNECTS)
         self._sock.sendall(encode(Ask()))
         for body in self._bodies():
-            answer = handshake.answer(HANDSHAKE.parse(decode(body)))
+            answer = self._handshake.answer(decode(body))
             if answer is not None:
                 self._sock.sendall(encode(answer))
-            if handshake.session is not None:
-                self._peer.secure(handshake.session.channel(Role.CONNECTS))
+            if self._handshake.is_done:
                 return
 
     def _bodies(self) -> Iterator[bytes]:
-        while self._peer.is_open:
-            yield from self._peer.read_bodies()
+        while data := self._sock.recv(1 << 16):
+            for body in self._decoder.bodies(data):
+                channel = self._handshake.channel
+                yield body if channel is None else channel.open(body)
         raise ConnectionError("closed")
 
-    def ask(self, message: object) -> None:
+    def ask(self, message: Message) -> None:
         """Send a message, and wait for the next answer."""
-        self._peer.write(encode(message))
-        assert self._peer.flush()
+        assert self._handshake.channel is not None
+        body = encode(message)[LENGTH_BYTES:]
+        self._sock.sendall(self._handshake.channel.seal(body) + body)
         next(self._bodies())
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_ft.ipc.net import tcp
+from megatron_ft.link import tcp
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Offer, Want
 from megatron_ft.memory.keeper import copies

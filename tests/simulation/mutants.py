@@ -196,7 +196,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("if self._waiting and not", "if False and not"),
         ("isinstance(effect.message, Admitted | Beat)", "False", "job/test_etcd_leader.py"),
         ("        if self._is_lost:\n            raise LockLost\n", "", "job/test_etcd_leader.py"),
-        ("self._renews_s = self._clock() + RENEW_S", "pass"),
+        ("self.due_s = self._clock() + RENEW_S", "pass"),
         ("if has_answered or not work.is_change:\n", "if True:\n"),
     ],
 }

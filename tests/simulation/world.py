@@ -15,7 +15,7 @@ from typing import Any
 ETCD = -1
 """Number of etcd's host in pairs of hosts between which nothing gets through."""
 _SILENCE_S = (4.0, 6.0)
-"""After that the kernel ends a connection (``ipc.net.tcp``): 5 s after the last answer, or the first packet without."""
+"""After that the kernel ends a connection (``link.tcp``): 5 s after the last answer, or the first packet without."""
 _USER_TIMEOUT_S = 5.0
 _RETRANSMIT_S = 0.2
 """TCP sends a lost packet again after this time, then after twice as long, and so on."""

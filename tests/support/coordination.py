@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from megatron_ft.core.codec import Raw
+from megatron_ft.ipc.wire import Decoder, decode
+from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.rules import messages as m
-from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
-from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor
 
-__all__ = ["BOUND_S", "Ear", "connect", "sockets", "until"]
+__all__ = ["BOUND_S", "Ear", "Peer", "connect", "sockets", "until"]
 
 BOUND_S = 20.0
 
@@ -45,6 +47,36 @@ class Ear:
         self.heard_messages.append(message)
 
 
+class Peer:
+    """The other end of a connection, as a test plays it: its frames have no seal."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock, self._decoder = sock, Decoder()
+        self.is_open = True
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame that is small enough to fit."""
+        assert self._sock.send(frame) == len(frame)
+
+    def read(self) -> list[Raw]:
+        """Return the messages that are complete now."""
+        try:
+            data = self._sock.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.is_open = bool(data)
+        return [decode(body) for body in self._decoder.bodies(data)]
+
+    def close(self) -> None:
+        self._sock.close()
+
+
 @contextlib.contextmanager
 def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[CoordinatorConnection, Ear]]:
     ear = Ear()
@@ -60,7 +92,7 @@ def until(reactor: Reactor, condition: Any) -> None:
     assert reactor.run_until(condition, time.monotonic() + BOUND_S)
 
 
-def connect(transport: CoordinatorConnection | InProcess, ear: Ear, address: str) -> None:
+def connect(transport: CoordinatorConnection, ear: Ear, address: str) -> None:
     """And see that it says nothing meanwhile."""
     ear.is_inside = True
     transport.connect(address)

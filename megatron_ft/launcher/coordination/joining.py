@@ -16,23 +16,25 @@ from torch.distributed.launcher.api import LaunchConfig
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import age_s
-from megatron_ft.ipc.net.secret import read_secret
-from megatron_ft.ipc.net.tcp import format_address, parse_address
+from megatron_ft.job.coordination import Coordination, CoordinatorDecision
+from megatron_ft.job.coordinator_connection import CoordinatorConnection
+from megatron_ft.job.endpoint import own_host, take_endpoint
 from megatron_ft.job.etcd_client import EtcdClient
+from megatron_ft.job.leader_process import LeaderProcess
+from megatron_ft.job.lock import EndpointLock, EtcdLock, Lock
+from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.messages import Identity, JobDefinition
 from megatron_ft.job.rules.restart_policy import JobProgress
+from megatron_ft.job.service import Service
 from megatron_ft.launcher.base.signals import StopRequests
 from megatron_ft.launcher.coordination import rendezvous
-from megatron_ft.launcher.coordination.coordination import Coordination, CoordinatorDecision
-from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection
-from megatron_ft.launcher.coordination.endpoint import own_host, take_endpoint
-from megatron_ft.launcher.coordination.in_process import InProcess
-from megatron_ft.launcher.coordination.leader_process import LeaderProcess
-from megatron_ft.launcher.coordination.locks import EndpointLock, EtcdLock
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import read_secret
+from megatron_ft.link.tcp import connect, format_address, parse_address
 
 
 class AlreadyFinishedError(FaultToleranceError):
@@ -100,10 +102,14 @@ def joined(
         if listener is not None:
             listener.close()
         raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-    connection = functools.partial(CoordinatorConnection, reactor, secret, say=launcher.say)
+    within: Service | None = None
+    if place.is_alone:
+        machine = Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS)
+        within = Service(reactor, machine)
+    dial = connect if within is None else within.dial
     coordination = Coordination(
         _identity(place, here, format_address(name, port) if name else "this process", past),
-        transport=lambda each: InProcess(reactor, each, defined) if place.is_alone else connection(each),
+        transport=lambda each: CoordinatorConnection(reactor, secret, each, say=launcher.say, dial=dial),
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,
@@ -115,7 +121,7 @@ def joined(
     rendezvous.register(config, orders=coordination.orders, store=store)
     leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=launcher.say)
     launcher.children.add(leader.pids)
-    lock: EndpointLock | EtcdLock | None = None
+    lock: Lock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
@@ -132,6 +138,8 @@ def joined(
     finally:
         store.close()
         coordination.close()
+        if within is not None:
+            within.close()
         if lock is not None:
             lock.close(is_in_a_hurry=stop.is_in_a_hurry)
 

@@ -18,11 +18,11 @@ from megatron_ft.core.config.launcher_options import MIN_HEALTHY
 from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.job.endpoint import check_name, is_this_machine
 from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.coordination.endpoint import check_name, is_this_machine
 from megatron_ft.launcher.scheduler import environment
+from megatron_ft.link.tcp import format_address
 
 _MAX_FAILED_STARTS = 2
 """Starts in a row that may fail in the same way before a job has ever trained."""

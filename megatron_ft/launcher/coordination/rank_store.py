@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.net.tcp import format_address, parse_address
+from megatron_ft.link.tcp import format_address, parse_address
 
 _HERE = "127.0.0.1"
 CONNECT_S = 30.0

@@ -29,13 +29,13 @@ from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
+from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
-from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus

@@ -25,12 +25,12 @@ from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARI
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
-from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.link import tcp
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
+from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     DropSegment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.ipc.net import secure_channel
+from megatron_ft.link import secure_channel
 from megatron_ft.memory.base import segment
 from tests.memory.flips import plant, plant_in_files, plant_in_flight
 

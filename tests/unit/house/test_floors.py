@@ -38,7 +38,7 @@ FLOORS = {
     "core": Floor(inside=("learning", "diagnosis", "memory/rules", "records/rules", "job/rules"), pure=True),
     "learning": Floor(inside=("core", "job/rules"), pure=True),
     "diagnosis": Floor(inside=("core", "job/rules"), pure=True),
-    "link": Floor(),  # the bottom of the house
+    "link": Floor(inside=("core",)),  # the bottom of the house
     "ipc": Floor(
         inside=("core", "diagnosis", "learning", "link", "job/rules", "memory/rules"),
         outside_in_functions=("pynvml",),
@@ -53,7 +53,7 @@ FLOORS = {
     "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc", "records/event_log")),
     "job/rules": Floor(inside=("core", "memory/rules"), pure=True),
     # with the list of a leader's parts
-    "job": Floor(inside=("core", "ipc", "diagnosis", "learning", "memory/leader", "job/rules")),
+    "job": Floor(inside=("core", "link", "ipc", "diagnosis", "learning", "memory/leader", "job/rules")),
     # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
     "memory/rules": Floor(inside=("core",), pure=True),
     "memory/leader": Floor(inside=("core", "job/rules", "memory/rules"), pure=True),

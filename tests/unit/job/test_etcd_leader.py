@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import select
-import time
-
 import pytest
 
 from megatron_ft.job import etcd_leader
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost, Work
 from megatron_ft.job.rules import etcd_keys
-from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
+from megatron_ft.job.rules.actions import BeginLife, Decided, Send
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules, Stay
@@ -123,25 +120,8 @@ def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(change: De
     assert leader.etcd.gives_up(RULES, 65.0) == Dismiss(code, text)
 
 
-def test_thread_makes_a_decision_once_etcd_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
-    model = EtcdModel()
-    ledger = ledger_of(model)
-    assert ledger.enter()
-    leader, until_s = LeaderInEtcd(ledger), time.monotonic() + BOUND_S
-    made: list[CoordinatorEffect] = []
-    model.is_away = True
-    assert leader.admit([decided(0)]) == []
-    while not made:
-        assert time.monotonic() < until_s
-        assert select.select([leader], [], [], BOUND_S)[0]
-        made = leader.take()
-        model.is_away = len(model.calls) < 20
-    assert made == [decided(0)]
-
-
 def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(etcd_leader, "AGAIN_S", 0.01)
     etcd = EtcdModel()
     ledger = ledger_of(etcd)
     etcd.is_away = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import struct
 import time
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
 from megatron_ft.job import service as service_module
 from megatron_ft.job.parts import LEADER_PARTS
@@ -22,6 +20,11 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
+from megatron_ft.link import tcp
+from megatron_ft.link.reactor import Reactor
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
 
 BOUND_S = 20.0
 
@@ -44,35 +47,35 @@ DEFINED = m.JobDefinition("job", m.Rules(min_nodes=1, max_nodes=4))
 HELLO = m.Hello("job", DEFINED.rules, "i0", 1, "host")
 
 
-def turns_until(service: Service, condition: Callable[[], bool]) -> int:
-    """How often the service has waited, and served."""
+def turns_until(reactor: Reactor, condition: Callable[[], bool]) -> int:
+    """How often the loop has waited, and served."""
     turns, until_s = 0, time.monotonic() + BOUND_S
     while not condition():
         assert time.monotonic() < until_s
-        service.run_once()
+        reactor.run_once(BOUND_S)
         turns += 1
     return turns
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_connections_that_can_not_be_taken_wait_and_cost_nothing(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     monkeypatch.setattr(service_module, "FULL_PAUSE_S", 0.2)
     listener = Full(fileno=tcp.listen("127.0.0.1", 0).detach())
     listener.setblocking(False)
     listener.code = code
     said: list[str] = []
     machine = Coordinator("c", DEFINED, parts=LEADER_PARTS)
-    service = Service(
-        listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None, say=said.append
-    )
+    service = Service(reactor, machine, listener=listener, say=said.append)
     late = socket.create_connection(listener.getsockname(), timeout=BOUND_S)
     try:
-        turns = turns_until(service, lambda: listener.tries >= 3)
+        turns = turns_until(reactor, lambda: listener.tries >= 3)
         assert turns < 30
         (line,) = said
         assert line.startswith("no more launchers can be let in beside 0 connections (Too many open files)")
         listener.code = 0
-        turns_until(service, lambda: bool(service.links))
+        turns_until(reactor, lambda: bool(service.links))
         assert len(said) == 1
     finally:
         late.close()
@@ -81,6 +84,7 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(monkeypatch: py
 
 @contextlib.contextmanager
 def served(
+    reactor: Reactor,
     handle: Callable[[CoordinatorEvent, float], list[CoordinatorEffect]] | None = None,
 ) -> Iterator[tuple[Service, Any, list[CoordinatorEvent]]]:
     """A service, its address, and the events of its machine, which ``handle`` may handle in the machine's place."""
@@ -93,34 +97,39 @@ def served(
 
     machine.handle = noted  # type: ignore[method-assign]
     listener = tcp.listen("127.0.0.1", 0)
-    service = Service(listener, machine, secret=None, owner=os.pidfd_open(os.getpid()), keep=lambda _record: None)
+    service = Service(reactor, machine, listener=listener)
     try:
         yield service, listener.getsockname(), events
     finally:
         service.close()
 
 
-def test_message_behind_one_that_drops_the_connection_is_not_heard() -> None:
+def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reactor) -> None:
     other = m.Hello("another", DEFINED.rules, "i0", 1, "host")
-    with served() as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as client:
+    with served(reactor) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as client:
         client.sendall(encode(other) + encode(m.Beat()))
-        turns_until(service, lambda: bool(events) and not service.links)
+        turns_until(reactor, lambda: bool(events) and not service.links)
         assert [event.message for event in events if isinstance(event, Heard)] == [other]
 
 
-def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher() -> None:
+def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher(reactor: Reactor) -> None:
     def fail(event: CoordinatorEvent, _now_s: float) -> list[CoordinatorEffect]:
         if isinstance(event, Heard):
             raise ProtocolError("ours")
         return []
 
-    with served(fail) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as launcher:
+    with (
+        served(reactor, fail) as (_, address, events),
+        socket.create_connection(address, timeout=BOUND_S) as launcher,
+    ):
         launcher.sendall(encode(HELLO))
         with pytest.raises(ProtocolError, match="ours"):
-            turns_until(service, lambda: bool(events))
+            turns_until(reactor, lambda: bool(events))
 
 
-def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here() -> None:
+def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here(
+    reactor: Reactor,
+) -> None:
     def closes(client: socket.socket) -> None:
         client.shutdown(socket.SHUT_WR)
 
@@ -131,13 +140,13 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
     def breaks_the_protocol(client: socket.socket) -> None:
         client.sendall(encode(HELLO))
 
-    with served() as (service, address, events):
+    with served(reactor) as (_, address, events):
         for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
             with socket.create_connection(address, timeout=BOUND_S) as client:
                 client.sendall(encode(HELLO))
-                turns_until(service, lambda: any(link.greeted for link in service.links.values()))
+                turns_until(reactor, lambda: any(isinstance(event, Heard) for event in events[-1:]))
                 end(client)
-                turns_until(service, lambda number=number: len(broken(events)) == number)  # type: ignore[misc]
+                turns_until(reactor, lambda number=number: len(broken(events)) == number)  # type: ignore[misc]
         assert [end.reset for end in broken(events)] == [False, True, True]
         assert not any(end.silent for end in broken(events))
 

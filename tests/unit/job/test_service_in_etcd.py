@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,17 +9,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from megatron_ft.core.codec import Vocabulary
-from megatron_ft.ipc.net import tcp
 from megatron_ft.ipc.wire import encode
-from megatron_ft.job import etcd_leader
-from megatron_ft.job.etcd_leader import LeaderInEtcd
+from megatron_ft.job import service
 from megatron_ft.job.parts import LEADER_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.service import Service
+from megatron_ft.link import tcp
+from megatron_ft.link.reactor import Reactor
+from tests.support.coordination import Peer
 from tests.support.etcd_model import EtcdModel
+from tests.support.reactors import reactor
+
+__all__ = ["reactor"]
 
 BOUND_S = 20.0
 TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
@@ -29,7 +32,8 @@ TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 class Launcher:
     """A launcher's end of a connection to a leader, which can't reach etcd yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, reactor: Reactor) -> None:
+        self.reactor = reactor
         self.model = EtcdModel()
         held = etcd_keys.take(self.model, "job", "a:1")
         assert held is not None
@@ -40,29 +44,21 @@ class Launcher:
         listener, rules = tcp.listen("127.0.0.1", 0), m.Rules(1, 1, join_timeout_s=1.0)
         machine = Coordinator("c", m.JobDefinition("job", rules), epoch=5, now_s=time.monotonic(), parts=LEADER_PARTS)
         self.recorded: list[DecisionRecord] = []
-        self.service = Service(
-            listener,
-            machine,
-            secret=None,
-            owner=os.pidfd_open(os.getpid()),
-            keep=self.recorded.append,
-            etcd=LeaderInEtcd(ledger),
-        )
-        self.peer = tcp.Peer(socket.create_connection(listener.getsockname(), timeout=BOUND_S))
+        self.service = Service(reactor, machine, listener=listener, keep=self.recorded.append, ledger=ledger)
+        self.peer = Peer(socket.create_connection(listener.getsockname(), timeout=BOUND_S))
         self.heard: list[m.ToMember] = []
         self.say(m.Hello("job", rules, "i0", 1, "host", since=9))
         self.say(m.Ready(store="s:1"))
 
     def say(self, message: m.FromMember) -> None:
         self.peer.write(encode(message))
-        self.peer.flush()
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Serve both ends, and answer the leader's questions, until that holds."""
         until_s = time.monotonic() + BOUND_S
         while not condition():
             assert time.monotonic() < until_s
-            self.service.run_once()
+            self.reactor.run_once(0.01)
             for message in map(TO_MEMBER.parse, self.peer.read()):
                 self.heard.append(message)
                 if isinstance(message, m.Beat) and message.number:
@@ -73,9 +69,9 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
-    monkeypatch.setattr(etcd_leader, "_AGAIN_S", 0.01)
-    joined = Launcher()
+def launcher(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    monkeypatch.setattr(service, "AGAIN_S", 0.01)
+    joined = Launcher(reactor)
     yield joined
     joined.peer.close()
 
@@ -101,7 +97,7 @@ def test_leader_that_has_lost_the_lock_or_gives_up_says_nothing_of_its_decision(
     if is_lost:
         launcher.model.pass_time(etcd_keys.LEASE_S)
         launcher.model.is_away = False
-    launcher.service.run()
+    launcher.until(lambda: launcher.service.is_over)
     heard = [*launcher.heard, *map(TO_MEMBER.parse, launcher.peer.read())]
     assert not any(isinstance(each, Assignment) for each in heard)
     assert [each.code for each in heard if isinstance(each, m.Dismiss)] == ([] if is_lost else [94])

@@ -16,10 +16,10 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
+from megatron_ft.job import endpoint as endpoint_names
+from megatron_ft.job.endpoint import own_host
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.launcher.coordination import endpoint as endpoint_names
 from megatron_ft.launcher.coordination import rank_store
-from megatron_ft.launcher.coordination.endpoint import own_host
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 from megatron_ft.launcher.coordination.rendezvous import register
 
@@ -226,7 +226,7 @@ def test_own_host_is_the_name_that_others_can_reach(
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
     monkeypatch.setattr(endpoint_names.tcp, "look_up", lambda host, port: [(0, 0, 0, "", (host, port))])
-    monkeypatch.setattr(endpoint_names, "own_end", lambda *_: towards)
+    monkeypatch.setattr(endpoint_names, "_own_end", lambda *_: towards)
     assert own_host(local_addr, endpoint) == host
 
 

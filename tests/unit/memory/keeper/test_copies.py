@@ -11,7 +11,7 @@ import time
 import pytest
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.net.secure_channel import NONCE_BYTES
+from megatron_ft.link.secure_channel import NONCE_BYTES
 from megatron_ft.memory.base.keeper_messages import Offer
 from megatron_ft.memory.keeper import copies, link
 from megatron_ft.memory.keeper.copies import Copying, Offered

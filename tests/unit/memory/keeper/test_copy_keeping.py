@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from megatron_ft.ipc.net import tcp
+from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies

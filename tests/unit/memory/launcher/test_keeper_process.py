@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.net.secret import memory_pickle_key
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import memory_pickle_key
 from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,

@@ -1,4 +1,4 @@
-"""Connection of this launcher to the coordinator: the member's machine with its clock, its connection, its effects.
+"""This launcher's part in the control plane of its job: the member's machine with its clock, connection and effects.
 
 The agent's machine ``tell``s how the node stands. Everything happens on the launcher's loop; nothing here waits.
 """
@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable
 
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.core.mailbox import Mailbox
+from megatron_ft.job.coordinator_connection import CoordinatorConnection, Listener
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.member import Member
-from megatron_ft.launcher.coordination.coordinator_connection import CoordinatorConnection, Listener
-from megatron_ft.launcher.coordination.in_process import InProcess
 from megatron_ft.link.reactor import Reactor, Timer
 
 CoordinatorDecision = (
@@ -40,7 +39,7 @@ class Coordination:
         self,
         identity: m.Identity,
         *,
-        transport: Callable[[Listener], CoordinatorConnection | InProcess],
+        transport: Callable[[Listener], CoordinatorConnection],
         open_store: Callable[[], str],
         close_store: Callable[[], None] = lambda: None,
         reactor: Reactor,
@@ -53,13 +52,9 @@ class Coordination:
         self.orders = CoordinatorView()
         self.left: actions.Leave | None = None
         """This launcher's job is over."""
-        self._on_decision = on_decision
-        self._open_store = open_store
-        self._close_store = close_store
+        self._on_decision, self._say, self._says_all, self._progress = on_decision, say, says_all, progress
+        self._open_store, self._close_store = open_store, close_store
         self._reactor = reactor
-        self._say = say
-        self._says_all = says_all
-        self._progress = progress
         self._timer: Timer | None = None
         self._stores_wanted = 0
         """Number of stores that are to be opened, the one that is being opened included."""
@@ -80,8 +75,6 @@ class Coordination:
         decided = self.member.decided
         return 0 if decided is None else decided.decision.cycle + 1
 
-    # -- what the agent says ----------------------------------------------------------------------------------
-
     def tell(self, message: m.NodeMessage) -> None:
         """Tell the coordinator; after a `Goodbye` ``left`` is set within its ``within_s``."""
         self._do(self.member.tell(message, time.monotonic()))
@@ -101,10 +94,6 @@ class Coordination:
         self._do(self.member.heard(message, time.monotonic()))
 
     # -- what etcd says ---------------------------------------------------------------------------------------
-
-    @property
-    def is_led(self) -> bool:
-        return self.member.is_led
 
     @property
     def may_lead(self) -> bool:

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from megatron_ft.core.codec import decode, encode
+from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
-from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 _QUICK_S = 10.0
@@ -52,10 +52,9 @@ class LeaderProcess:
         if secret is not None:
             self._environment["FT_SECRET"] = os.fsdecode(secret)
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = self._records = -1
-        """Process, and pipe from which its records are read; -1: none."""
+        self._pidfd = -1
         self._record: DecisionRecord | None = None
-        self._written = bytearray()
+        self._written = b""
         """What the process has written of its next record."""
         self._deaths: deque[float] = deque(maxlen=_MOST_QUICK)
         self._timer: Timer | None = None
@@ -85,12 +84,17 @@ class LeaderProcess:
         """Close the socket. If the job has ended, first wait until the leader has told all launchers, or a minute."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._record is not None and self._record.decision.kind is DecisionKind.END:
+        if self._has_ended:
             until_s = time.monotonic() + HOLDER_STAYS_S + 1.0
             self._reactor.run_until(lambda: self._process is None or is_in_a_hurry(), until_s)
         self._kill()
         if self._listener is not None:
             self._listener.close()
+
+    @property
+    def _has_ended(self) -> bool:
+        """True if the job has: its end is decided."""
+        return self._record is not None and self._record.decision.kind is DecisionKind.END
 
     def _start(self) -> None:
         assert self._listener is not None
@@ -113,23 +117,24 @@ class LeaderProcess:
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may have died
             pipe.write(encode(LeaderStart(self._defined, self._record, *self._etcd)))
-        self._records = process.stdout.fileno()
-        os.set_blocking(self._records, False)
-        self._reactor.watch(self._records, self._read)
+        os.set_blocking(process.stdout.fileno(), False)
+        self._reactor.watch(process.stdout.fileno(), self._read)
         self._reactor.watch(self._pidfd, self._exited, Priority.DEATH)
 
     def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        records = self._process.stdout.fileno()
         try:
-            while data := os.read(self._records, _CHUNK):
+            while data := os.read(records, _CHUNK):
                 self._written += data
         except BlockingIOError:
             pass
         else:
-            self._reactor.unwatch(self._records)  # its end is heard of by the pidfd
-        *whole, rest = self._written.split(b"\n")
-        self._written = bytearray(rest)
+            self._reactor.unwatch(records)  # its end is heard of by the pidfd
+        *whole, self._written = self._written.split(b"\n")
         if whole:
-            self._record = decode(DecisionRecord, bytes(whole[-1]))
+            self._record = decode(DecisionRecord, whole[-1])
 
     def _exited(self) -> None:
         assert self._process is not None
@@ -138,8 +143,8 @@ class LeaderProcess:
         self._kill()
         if not code and self._etcd[0] is not None:
             self._ended()
-        elif code or self._record is None or self._record.decision.kind is not DecisionKind.END:
-            self._died(f"exited ({launcher_lines.exit_code(code)})")
+        elif code or not self._has_ended:
+            self._died(f"exited ({f'code {code}' if code >= 0 else signal_name(-code)})")
 
     def _died(self, how: str) -> None:
         now_s = time.monotonic()
@@ -152,16 +157,17 @@ class LeaderProcess:
 
     def _kill(self) -> None:
         """Kill and forget the process, if there is one."""
-        process, self._process = self._process, None
+        process, self._process, self._written = self._process, None, b""
         if process is None:
             return
         process.kill()
         process.wait()
-        for fd in (self._records, self._pidfd):
-            self._reactor.unwatch(fd)
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._reactor.unwatch(process.stdout.fileno())
+        process.stdin.close()
+        process.stdout.close()
         if self._pidfd >= 0:
+            self._reactor.unwatch(self._pidfd)
             os.close(self._pidfd)
-        self._records, self._pidfd, self._written = -1, -1, bytearray()
+            self._pidfd = -1

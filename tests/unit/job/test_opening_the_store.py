@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
+from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.launcher.coordination.coordination import Coordination
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, until

@@ -1,8 +1,8 @@
-"""Handshake by which both ends of a control connection prove the job's secret without sending it.
+"""The job's secret, and the handshake by which both ends of a control connection prove it without sending it.
 
-A coordinator with a secret first sends ``challenge``, and reads nothing but the answer, ``proof``. A launcher with one
-sends ``ask``, which only a coordinator without a secret answers, with ``open``: then the launcher stops. After
-``proof`` and ``welcome`` every message travels in a sealed frame (`ipc.net.secure_channel`).
+A leader with a secret first sends ``challenge``, and reads nothing but the answer, ``proof``. A launcher with one sends
+``ask``, which only a leader without a secret answers, with ``open``: then the launcher stops. After ``proof`` and
+``welcome`` every message travels in a sealed frame (`link.secure_channel`).
 
 Messages of an unproven peer affect nothing but this connection. (One exception: a launcher that was never let in
 anywhere takes ``open``, ``denied`` and another protocol version for its user's mistake.)
@@ -13,78 +13,110 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Mapping
+from typing import Annotated
 
+from msgspec import Meta
+
+from megatron_ft.core.codec import Message, Raw, Vocabulary
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.messages.secret_messages import Ask, Challenge, Denied, Handshake, Open, Proof, Welcome
-from megatron_ft.ipc.net.secure_channel import FrameError, Role, Session, new_nonce
+from megatron_ft.link.secure_channel import FrameError, Role, SecureChannel, Session, new_nonce
 
 HANDSHAKE_BYTES = 4096
 """Bytes that an end may send in all before its proof."""
 _PURPOSE = "control"
 _LEAST_BYTES, _MOST_BYTES = 16, 4096
+_Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Ask(Message, frozen=True):
+    """From a launcher with a secret: prove that you know it."""
+
+
+class Open(Message, frozen=True):
+    """From a leader that has no secret, to ``Ask``."""
+
+
+class Challenge(Message, frozen=True):
+    """From a leader that has a secret, first of all: show that you know it."""
+
+    nonce: _Nonce
+
+
+class Proof(Message, frozen=True):
+    """The launcher's answer to ``Challenge``: its proof, and ``nonce`` as its own challenge."""
+
+    nonce: _Nonce
+    mac: _Mac
+
+
+class Welcome(Message, frozen=True):
+    """The leader's answer to ``Proof``: its own proof."""
+
+    mac: _Mac
+
+
+class Denied(Message, frozen=True):
+    """From a leader, to anything else: the other end doesn't know the secret."""
+
+
+HandshakeMessage = Ask | Open | Challenge | Proof | Welcome | Denied
+HANDSHAKE: Vocabulary[HandshakeMessage] = Vocabulary(HandshakeMessage)
 
 
 class SecretError(ProtocolError):
     """Raised if the two ends don't have the same secret. The message says what a launcher's user can do."""
 
 
-class CoordinatorHandshake:
-    """The coordinator's end, which asks first. ``secret`` None: the job has none, and every launcher is let in."""
+class Handshake:
+    """One end's part: the leader (`Role.LISTENS`) or a launcher. Without a secret there is nothing to prove."""
 
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
+    def __init__(self, secret: bytes | None, role: Role) -> None:
+        self._secret, self._role = secret, role
         self._nonce = b"" if secret is None else new_nonce()
-        self.is_done = secret is None
-        self.session: Session | None = None
-        """Set once the launcher has proved that it knows the secret."""
+        self._offered: Session | None = None
+        """A launcher's session before the leader has proved that it knows the secret."""
+        self.channel: SecureChannel | None = None
+        """Set once the other end has proved that it knows the secret."""
 
-    def first(self) -> Challenge | None:
+    @property
+    def is_done(self) -> bool:
+        return self._secret is None or self.channel is not None
+
+    def first(self) -> Ask | Challenge | None:
         """Return the first message of a new connection."""
-        return None if self._secret is None else Challenge(self._nonce.hex())
+        if self._secret is None:
+            return None
+        return Ask() if self._role is Role.CONNECTS else Challenge(self._nonce.hex())
 
-    def answer(self, message: Handshake) -> Welcome | None:
-        """Return the answer to a message, while not ``is_done``; afterwards the other end is let in.
+    def answer(self, raw: Raw) -> Proof | Welcome | None:
+        """Return the answer to a message, while not ``is_done``.
 
         Raises:
-            SecretError: the launcher doesn't know the secret; answer with `Denied`.
+            SecretError: the other end has another secret, or none.
+            ProtocolError: the message is one that no leader sends here.
         """
+        if self._role is Role.CONNECTS:
+            return self._answer_leader(HANDSHAKE.parse(raw))
+        try:
+            return self._answer_launcher(HANDSHAKE.parse(raw))
+        except ProtocolError as error:  # the hello of a launcher without a secret, say: it is told
+            raise SecretError(str(error)) from None
+
+    def _answer_launcher(self, message: HandshakeMessage) -> Welcome | None:
         assert self._secret is not None
         if isinstance(message, Ask):
             return None  # the challenge is on its way
         if not isinstance(message, Proof):
-            raise SecretError("no proof of the job's secret (FT_SECRET)")
+            raise ProtocolError("no proof of the job's secret (FT_SECRET)")
         session = Session(self._secret, _PURPOSE, connects=bytes.fromhex(message.nonce), listens=self._nonce)
         if not session.is_proof(bytes.fromhex(message.mac), Role.CONNECTS):
-            raise SecretError("doesn't know the job's secret (FT_SECRET)")
-        self.session, self.is_done = session, True
+            raise ProtocolError("doesn't know the job's secret (FT_SECRET)")
+        self.channel = session.channel(Role.LISTENS)
         return Welcome(session.proof(Role.LISTENS).hex())
 
-
-class LauncherHandshake:
-    """The launcher's end."""
-
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
-        self._nonce = b"" if secret is None else new_nonce()
-        self._offered: Session | None = None
-        """Session before the coordinator has proved that it knows the secret."""
-        self.is_done = secret is None
-        self.session: Session | None = None
-        """Set once the coordinator has proved that it knows the secret."""
-
-    def first(self) -> Ask | None:
-        """Return the first message of a new connection."""
-        return None if self._secret is None else Ask()
-
-    def answer(self, message: Handshake) -> Proof | None:
-        """Return the answer to a message, while not ``is_done``, and to any ``challenge``.
-
-        Raises:
-            SecretError: the coordinator has another secret, none, or one where this launcher has none.
-            ProtocolError: the message is one that no coordinator sends here.
-        """
-        if self._secret is None:
-            raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
+    def _answer_leader(self, message: HandshakeMessage) -> Proof | None:
+        assert self._secret is not None
         if isinstance(message, Open):
             raise SecretError("has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none")
         if isinstance(message, Denied):
@@ -94,10 +126,10 @@ class LauncherHandshake:
             self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=theirs)
             return Proof(self._nonce.hex(), self._offered.proof(Role.CONNECTS).hex())
         if isinstance(message, Welcome) and self._offered is not None:
-            # a coordinator with another secret would have denied the proof
+            # a leader with another secret would have denied the proof
             if not self._offered.is_proof(bytes.fromhex(message.mac), Role.LISTENS):
                 raise FrameError("the coordinator's proof of the job's secret isn't authentic")
-            self.session, self.is_done = self._offered, True
+            self.channel = self._offered.channel(Role.CONNECTS)
             return None
         raise ProtocolError(f"sends {type(message).__name__} where it has to show that it knows the job's secret")
 

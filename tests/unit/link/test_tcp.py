@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from megatron_ft.ipc.net import tcp
+from megatron_ft.link import tcp
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.ipc import wire
-from megatron_ft.ipc.net import tcp
+from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -27,9 +27,9 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
-from megatron_ft.launcher.coordination.in_process import InProcess
+from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
+from tests.support.coordination import BOUND_S, Ear, Peer, connect, sockets, until
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -57,25 +57,22 @@ class Served:
 
         self.machine.handle = noted  # type: ignore[method-assign]
         self.said: list[str] = []
-        owner = os.pidfd_open(os.getpid())
-        self.service = Service(
-            self.listener, self.machine, secret=secret, owner=owner, keep=lambda _record: None, say=self.said.append
-        )
+        self._reactor = Reactor()
+        self.service = Service(self._reactor, self.machine, listener=self.listener, secret=secret, say=self.said.append)
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._is_over:
-            self.service.run_once()
+        self._reactor.run_until(lambda: self._is_over or self.service.is_over)
         self.service.close()
 
     def close(self) -> None:
         self._is_over = True
-        with contextlib.suppress(OSError):  # it may see by itself that it is over
-            socket.create_connection(self.listener.getsockname(), timeout=5).close()
+        self._reactor.post(lambda: None)
         self._thread.join(BOUND_S)
         assert not self._thread.is_alive()
+        self._reactor.close()
 
 
 @contextlib.contextmanager
@@ -129,13 +126,12 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
-        other = tcp.Peer(listener.accept()[0])
+        other = Peer(listener.accept()[0])
         heard: list[Any] = []
         reactor.watch(other.fileno(), lambda: heard.extend(other.read()))
         until(reactor, lambda: heard)
         assert [message.name for message in heard] == ["ask"]
         other.write(wire.encode({"type": "welcome", "mac": "00"}))
-        other.flush()
         until(reactor, lambda: ear.told or not other.is_open)
         assert ear.told == ["broken"]
         reactor.unwatch(other.fileno())
@@ -395,7 +391,7 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
         until(reactor, lambda: not transport.connecting)
         reactor.run_once(0.05)
         assert ear.told == []
-        assert transport.peer is None
+        assert transport.connection is None
         go.clear()  # no other answer is needed
         connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
         until(reactor, lambda: ear.told == ["opened"])
@@ -431,7 +427,7 @@ def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Re
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
-        other = tcp.Peer(listener.accept()[0])
+        other = Peer(listener.accept()[0])
         big = m.NodeUnfit("x" * 900_000)
         for _ in range(7):
             transport.transmit(big)
@@ -473,9 +469,9 @@ def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
         until(reactor, lambda: ear.told == ["opened"])
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
-        for peer in (transport.peer, next(iter(service.service.links.values())).peer):
-            assert peer is not None
-            peer.sock = Unanswered(peer.sock)
+        for end in (transport.connection, next(iter(service.service.links.values())).connection):
+            assert end is not None
+            end.sock = Unanswered(end.sock)
         transport.transmit(m.Beat())  # whose answer would be read
         until(reactor, lambda: ear.told[-1] == "broken")
         until(reactor, lambda: service.broken)
@@ -494,14 +490,26 @@ class Unanswered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
+    def __enter__(self) -> socket.socket:
+        return self._sock
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+
+def within(reactor: Reactor, listener: Any) -> CoordinatorConnection:
+    """A connection to a coordinator on the same loop."""
+    service = Service(reactor, Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS))
+    return CoordinatorConnection(reactor, None, listener, dial=service.dial)
+
 
 class Node:
     """The member machine of a launcher, with ranks that finish as soon as they begin."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
-        self.transport = InProcess(reactor, self, DEFINED)
-        who = m.Identity("job", RULES, "i0", "host", "in-process", ("in-process",), 0)
+        self.transport = within(reactor, self)
+        who = m.Identity("job", RULES, "i0", "host", "", "this process", 0)
         self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
         self.member.owns = True
         self.begun: list[int] = []
@@ -543,7 +551,7 @@ class Node:
             self.reactor.call_later(max(0.0, self.member.alarm_s - time.monotonic()), self.tick)
 
 
-def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -> None:
+def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: Reactor) -> None:
     node = Node(reactor)
     node.tick()
     node.do(node.member.tell(m.Ready(), time.monotonic()))
@@ -561,7 +569,7 @@ def test_a_job_of_one_node_is_coordinated_in_its_own_process(reactor: Reactor) -
 
 def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:
     ear = Ear()
-    transport = InProcess(reactor, ear, DEFINED)
+    transport = within(reactor, ear)
     connect(transport, ear, "anywhere")
     connect(transport, ear, "anywhere")
     until(reactor, lambda: ear.told)

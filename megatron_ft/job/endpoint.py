@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import select
 import socket
 import time
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.messages.secret_messages import HANDSHAKE, Ask, Challenge, Open
 from megatron_ft.core.wording import listed
 from megatron_ft.ipc.linux.listeners import holders
-from megatron_ft.ipc.net import tcp
-from megatron_ft.ipc.net.secret import HANDSHAKE_BYTES
-from megatron_ft.ipc.wire import VersionError, encode
+from megatron_ft.ipc.wire import Decoder, VersionError, decode, encode
+from megatron_ft.link import tcp
+from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Ask, Challenge, Open
 
 ANSWER_S = 15.0
 """Seconds in which a coordinator answers: it may just be starting, on a machine that has much to do."""
@@ -27,12 +25,15 @@ _ALIVE_S = 1.0
 _HERE = "127.0.0.1"
 
 
-def take_again(host: str, port: int) -> socket.socket | None:
-    """Listen at the endpoint, which is this machine, if no other process does now."""
-    try:
-        return tcp.listen(_bind_host(host), port)
-    except OSError:
-        return None
+def listen_at(host: str, port: int) -> socket.socket:
+    """Listen on this machine for launchers that connect to ``host``: on loopback if none comes from elsewhere.
+
+    Raises:
+        OSError: another process does, say.
+    """
+    if not is_loopback(host):
+        return tcp.listen("", port)
+    return tcp.listen(_HERE if host == "localhost" else host, port)
 
 
 def take_endpoint(host: str, port: int) -> socket.socket | None:
@@ -45,7 +46,7 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
     until_s = time.monotonic() + CERTAIN_S
     while True:
         try:
-            return tcp.listen(_bind_host(host), port)
+            return listen_at(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"the rendezvous endpoint {host}:{port} can't be used: {error.strerror}") from None
@@ -62,16 +63,17 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
 
 def _is_coordinator(host: str, port: int) -> bool:
     """Return True if a coordinator answers where launchers look for it."""
-    until_s = time.monotonic() + ANSWER_S
+    until_s, decoder = time.monotonic() + ANSWER_S, Decoder(HANDSHAKE_BYTES)
     try:
         with tcp.connect(host, port) as sock:
-            peer = tcp.Peer(sock, allowance=HANDSHAKE_BYTES)
-            peer.write(encode(Ask()))
-            peer.flush()
-            while peer.is_open and (left_s := until_s - time.monotonic()) > 0:
-                select.select([sock], [], [], left_s)
-                for message in map(HANDSHAKE.parse, peer.read()):
-                    return isinstance(message, Open | Challenge)
+            sock.sendall(encode(Ask()))
+            while (left_s := until_s - time.monotonic()) > 0:
+                sock.settimeout(left_s)
+                data = sock.recv(HANDSHAKE_BYTES)
+                for body in decoder.bodies(data):
+                    return isinstance(HANDSHAKE.parse(decode(body)), Open | Challenge)
+                if not data:
+                    return False
     except VersionError:
         return True  # a launcher that connects to it is refused
     except (OSError, ProtocolError):
@@ -131,17 +133,7 @@ def is_this_machine(host: str, *, unknown: bool) -> bool:
 
 def is_own_address(family: int, address: tuple[Any, ...]) -> bool:
     """Return True if the kernel reaches this address from the same address, as it does its own."""
-    return is_loopback(address[0]) or own_end(family, (address[0], 9, *address[2:])) == address[0]
-
-
-def own_end(family: int, address: tuple[Any, ...]) -> str | None:
-    """Return the address from which this machine reaches that one; None if there is no way. Nothing is sent."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)
-            return str(sock.getsockname()[0])
-    except OSError:
-        return None
+    return is_loopback(address[0]) or _own_end(family, (address[0], 9, *address[2:])) == address[0]
 
 
 def own_host(local_addr: str | None, endpoint: str) -> str:
@@ -163,7 +155,7 @@ def own_host(local_addr: str | None, endpoint: str) -> str:
         family, *_, target = tcp.look_up(host, port)[0]
     except OSError:
         return socket.getfqdn()
-    address = own_end(family, target)
+    address = _own_end(family, target)
     # %: an address that only means something together with an interface of this machine
     return socket.getfqdn() if address is None or is_loopback(address) or "%" in address else address
 
@@ -176,8 +168,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _bind_host(host: str) -> str:
-    """Return the host to listen on for launchers that connect to ``host``: loopback if none comes from elsewhere."""
-    if not is_loopback(host):
-        return ""
-    return _HERE if host == "localhost" else host
+def _own_end(family: int, address: tuple[Any, ...]) -> str | None:
+    """Return the address from which this machine reaches that one; None if there is no way. Nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except OSError:
+        return None

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.net.tcp import format_address
+from megatron_ft.job.coordination import Coordination
+from megatron_ft.job.endpoint import listen_at
+from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.rules.etcd_keys import Call, EtcdAway, Seen, look, release, take
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaseHeld
-from megatron_ft.launcher.coordination.coordination import Coordination
-from megatron_ft.launcher.coordination.endpoint import take_again
-from megatron_ft.launcher.coordination.leader_process import LeaderProcess
 from megatron_ft.link.reactor import Reactor, Timer
+from megatron_ft.link.tcp import format_address
 
 _TAKE_AGAIN_S = 0.5
 """Seconds between two tries to take the endpoint's port, while another process has it."""
@@ -28,18 +28,29 @@ _NODES_AT_ONCE = 1000
 """Launchers in a job of more nodes look less often, so that etcd isn't asked more often."""
 
 
-class _Found(NamedTuple):
-    """The result of a look into etcd: the leader, and the lock if this launcher has taken it."""
+class Lock:
+    """What both locks have in common: a time to try again, and the leader's process of the holder."""
 
-    seen: Seen
-    listener: socket.socket | None = None
-    held: LeaseHeld | None = None
+    def __init__(self, reactor: Reactor, leader: LeaderProcess) -> None:
+        self._reactor, self._leader = reactor, leader
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Take the lock as soon as no other launcher holds it."""
+        raise NotImplementedError
+
+    def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
+        """End the leader's process once all launchers know the job's end, and let another launcher have the lock."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._leader.close(is_in_a_hurry=is_in_a_hurry)
 
 
-class EndpointLock:
+class EndpointLock(Lock):
     """The endpoint's port, which one launcher of that host holds until the job's end. The others try to take it.
 
     Args:
+        listener: the port, if this launcher has got it already.
         held: called once this launcher holds the lock.
     """
 
@@ -53,26 +64,28 @@ class EndpointLock:
         listener: socket.socket | None,
         held: Callable[[], None],
     ) -> None:
-        self._reactor, self._leader, self._name, self._port = reactor, leader, name, port
-        self._listener, self._held = listener, held
-        self._timer: Timer | None = None
+        super().__init__(reactor, leader)
+        self._name, self._port, self._listener, self._held = name, port, listener, held
 
     def start(self) -> None:
-        self._listener = self._listener or take_again(self._name, self._port)
-        if self._listener is None:
+        try:
+            listener = self._listener or listen_at(self._name, self._port)
+        except OSError:
             self._timer = self._reactor.call_later(_TAKE_AGAIN_S, self.start)
         else:
             self._held()
-            self._leader.begin(format_address(self._name, self._port), self._listener)
-
-    def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
-        """End the leader's process once all launchers know the job's end, and give the port back."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._leader.close(is_in_a_hurry=is_in_a_hurry)
+            self._leader.begin(format_address(self._name, self._port), listener)
 
 
-class EtcdLock:
+class _Found(NamedTuple):
+    """The result of a look into etcd: the leader, and the lock if this launcher has taken it."""
+
+    seen: Seen
+    listener: socket.socket | None = None
+    held: LeaseHeld | None = None
+
+
+class EtcdLock(Lock):
     """The leader's key in etcd, which any launcher takes where nobody leads.
 
     Args:
@@ -91,24 +104,20 @@ class EtcdLock:
         *,
         host: str,
     ) -> None:
-        self._reactor, self._leader, self._settings, self._call = reactor, leader, settings, call
-        self._defined, self._coordination, self._host = defined, coordination, host
+        super().__init__(reactor, leader)
+        self._settings, self._call, self._job, self._host = settings, call, defined.job, host
+        self._coordination = coordination
         self._slower = max(1.0, defined.rules.max_nodes / _NODES_AT_ONCE)
         self._looked_s, self._chance = 0.0, random.Random()
         self._held: LeaseHeld | None = None
-        self._timer: Timer | None = None
         self._is_closed = False
 
     def start(self) -> None:
-        """Look for the leader, at any time within a second, or more in a large job: one launcher is the first."""
-        self._look_in(0.0, 1.0)
+        self._look_in(0.0, 1.0)  # one launcher is the first
 
     def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
-        """End the leader's process, and let another launcher lead at once."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._leader.close(is_in_a_hurry=is_in_a_hurry)
+        super().close(is_in_a_hurry=is_in_a_hurry)
         if self._held is not None:
             with contextlib.suppress(EtcdAway, ConfigError):  # it expires
                 release(self._call, self._held.lease)
@@ -117,24 +126,26 @@ class EtcdLock:
         self._timer = self._reactor.call_later(self._chance.uniform(least_s, most_s) * self._slower, self._look)
 
     def _look(self) -> None:
-        if self._coordination.is_led and time.monotonic() < self._looked_s + _LED_S * self._slower:
+        if self._coordination.member.is_led and time.monotonic() < self._looked_s + _LED_S * self._slower:
             self._look_in(*_LOOKS_S)
             return
         self._looked_s = time.monotonic()
         may_lead = self._held is None and self._coordination.may_lead
 
         def ask() -> _Found:
-            seen = look(self._call, self._defined.job)
-            listener = take_again(self._host, 0) if may_lead and not seen.epoch else None
-            if listener is None:
+            seen = look(self._call, self._job)
+            if seen.epoch or not may_lead:
                 return _Found(seen)
-            held, address = None, format_address(self._host, listener.getsockname()[1])
-            try:
-                held = take(self._call, self._defined.job, address)
-            finally:
-                if held is None:
-                    listener.close()
-            return _Found(seen) if held is None else _Found(Seen(address, held.epoch, seen.revision), listener, held)
+            with contextlib.ExitStack() as unless_taken:
+                try:
+                    listener = unless_taken.enter_context(listen_at(self._host, 0))
+                except OSError:
+                    return _Found(seen)
+                address = format_address(self._host, listener.getsockname()[1])
+                if (held := take(self._call, self._job, address)) is None:
+                    return _Found(seen)
+                unless_taken.pop_all()
+                return _Found(Seen(address, held.epoch, seen.revision), listener, held)
 
         try:
             self._reactor.call_in_thread(ask, self._looked)

@@ -1,0 +1,212 @@
+"""One end of a connection between a launcher and the leader, on an event loop.
+
+Its frames are sealed once both ends have proved the secret. It never blocks, and calls its owner from the loop only.
+Bytes that the other end doesn't take at once are kept, up to a limit; a slower one is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from megatron_ft.core.codec import Vocabulary
+from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode, encode
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import HANDSHAKE_BYTES, Ask, Challenge, Handshake, SecretError
+from megatron_ft.link.secure_channel import SEAL_BYTES, FrameError, Role
+
+_T = TypeVar("_T")
+_CHUNK = 1 << 16
+_MOST_UNSENT = 8 << 20
+_RESET = struct.pack("ii", 1, 0)
+_SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""Errors of a host that answers no packet; the last two if the network has reported it as unreachable meanwhile."""
+_FIRST: Vocabulary[Ask | Challenge] = Vocabulary(Ask | Challenge)
+
+
+def parse(vocabulary: Vocabulary[_T], body: bytes) -> _T:
+    """Return the message in the body of a frame, at an end that has nothing to prove, or has proved it.
+
+    Raises:
+        SecretError: the other end has a secret, and this one has none.
+        ProtocolError: it is none of these messages.
+    """
+    raw = decode(body)
+    if raw.name in _FIRST.kinds:
+        raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
+    return vocabulary.parse(raw)
+
+
+class Connection(Generic[_T]):
+    """Of the other end's bytes at most one frame and one read are kept.
+
+    Args:
+        parse: returns the message in the body of a frame, or raises `ProtocolError`.
+        proven: is called once both ends have proved the secret; never where there is none.
+        heard: gets each message.
+        ended: is called when no message will come any more, before the connection is closed, with what was wrong with
+            the other end, if it is that.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        *,
+        secret: bytes | None,
+        role: Role,
+        parse: Callable[[bytes], _T],
+        heard: Callable[[_T], object],
+        ended: Callable[[ProtocolError | None], object],
+        proven: Callable[[], object] = lambda: None,
+    ) -> None:
+        sock.setblocking(False)
+        self.sock, self._reactor = sock, reactor
+        self._parse, self._proven, self._heard, self._ended = parse, proven, heard, ended
+        self.is_silent = False
+        """The connection ended because its host answers no packet."""
+        self.is_reset = False
+        """The connection was reset on the way, or the other end is too slow: that hasn't closed it."""
+        self._is_over = self._is_closed = self._waits_for_room = False
+        """No further message is read; the owner hears nothing any more; the loop watches for room."""
+        self._problem: ProtocolError | None = None
+        self._unsent = bytearray()
+        self._decoder = Decoder(MAX_MESSAGE_BYTES + SEAL_BYTES)
+        self._handshake = Handshake(secret, role)
+        self._allowance = HANDSHAKE_BYTES
+        """Bytes that the other end may still send before its proof."""
+        reactor.watch(sock.fileno(), self._served)
+        if (first := self._handshake.first()) is not None:
+            self.send(encode(first))
+
+    @property
+    def is_proven(self) -> bool:
+        return self._handshake.is_done
+
+    def send(self, frame: bytes) -> int:
+        """Send a frame of `ipc.wire.encode`, or what there is room for now. Return the number of bytes on the wire."""
+        if self._is_closed:
+            return 0
+        if (channel := self._handshake.channel) is not None:
+            body = memoryview(frame)[LENGTH_BYTES:]
+            frame = channel.seal(body) + body
+        self._unsent += frame
+        if len(self._unsent) > _MOST_UNSENT:
+            self._fail(is_reset=True)
+        self._flush()
+        return len(frame)
+
+    def close(self, *, resets: bool = False, within_s: float = 0.0) -> None:
+        """Close it; the owner hears nothing any more.
+
+        Args:
+            resets: the other end isn't to take this process for one that has exited.
+            within_s: seconds that unsent bytes have to go.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._reactor.unwatch(self.sock.fileno())
+        with self.sock, contextlib.suppress(OSError):
+            if within_s:
+                self._send_within(within_s)
+            if resets:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+    def _send_within(self, within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        poller = select.poll()
+        poller.register(self.sock, select.POLLOUT)
+        while self._unsent and (left_s := until_s - time.monotonic()) > 0:
+            poller.poll(left_s * 1000)
+            del self._unsent[: self.sock.send(self._unsent)]
+        self.sock.shutdown(socket.SHUT_WR)
+        while self.sock.recv(_CHUNK):
+            pass  # to close with something unread would drop what the other end hasn't got yet
+
+    def _served(self) -> None:
+        """The socket can be read, or has room."""
+        if self._unsent:
+            self._flush()
+        for call in self._calls():
+            call()
+            if self._is_closed:
+                return
+        if self._is_over:
+            self._end()
+
+    def _calls(self) -> Iterator[Callable[[], object]]:
+        """Yield calls of the owner, one by one. An error that the owner raises isn't the other end's."""
+        try:
+            yield from map(self._understood, self._bodies())
+        except ProtocolError as error:
+            self._problem, self._is_over = error, True
+
+    def _understood(self, body: bytes) -> Callable[[], object]:
+        if self.is_proven:
+            return functools.partial(self._heard, self._parse(body))
+        answer = self._handshake.answer(decode(body))
+        if answer is not None:
+            self._unsent += encode(answer)  # without a seal, although this end may have a channel now
+            self._flush()
+        return self._proven if self._handshake.channel is not None else lambda: None
+
+    def _bodies(self) -> Iterator[bytes]:
+        try:
+            data = self.sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        channel = self._handshake.channel
+        if not data:
+            self._is_over = True
+            if channel is not None and self._decoder.buffered_bytes:
+                raise FrameError("the connection ended within a frame")
+        if not self.is_proven:
+            self._allowance -= len(data)
+            if self._allowance < 0:
+                raise ProtocolError("too many bytes before the proof of the secret")
+        try:
+            for body in self._decoder.bodies(data):
+                channel = self._handshake.channel
+                yield body if channel is None else channel.open(body)
+        except ProtocolError as error:
+            raise error if channel is None else FrameError(str(error)) from None
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: self.sock.send(self._unsent)]
+        except BlockingIOError:
+            pass  # the loop reports when there is room again
+        except OSError as error:
+            self._fail(error)
+        waits = bool(self._unsent)
+        if waits is not self._waits_for_room:
+            self._waits_for_room = waits
+            self._reactor.watch_room(self.sock.fileno(), waits)
+
+    def _fail(self, error: OSError | None = None, *, is_reset: bool = False) -> None:
+        """The connection has ended, or is given up: the owner hears that from the loop."""
+        self._unsent.clear()
+        if error is not None:
+            self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
+            is_reset = error.errno == errno.ECONNRESET
+        self.is_reset |= is_reset
+        if not self._is_over:
+            self._is_over = True
+            self._reactor.call_later(0.0, self._end)
+
+    def _end(self) -> None:
+        if not self._is_closed:
+            self._ended(self._problem)
+            self.close()
