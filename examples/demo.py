@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
+from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render.report_tables import print_run
+from megatron_ft.cli.logs.runs import Run, split_runs
+from megatron_ft.cli.render.report_tables import print_report
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.rank import FaultInjected, not_fired
 from megatron_ft.core.fault_plan import PlannedFault, resolve
@@ -103,10 +103,10 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
     code = run_job(out / "disturbed", ranks, [f"--fault-plan={os.path.relpath(FAULT_PLAN)}", *training_args])
     headline(f"what happened in these {time.monotonic() - started:.0f} s")
     logs = read_directory(out / "disturbed" / "logs")
-    runs = list(map(summarize_run, split_runs(logs)))
+    runs = split_runs(logs)
     if len(runs) != 1:
         return [f"the event logs tell of {len(runs)} runs, not of 1"]
-    print_run(runs[0])
+    print_report(analyze(runs[0]))
     weights = [read_hash(out / name / "weights.sha256") for name in ("undisturbed", "disturbed")]
     verdict = "equal" if weights[0] == weights[1] and weights[0] is not None else "DIFFERENT"
     print(f"final weights, sha256: {verdict}\n  without a fault   {weights[0]}\n  with the faults   {weights[1]}")
@@ -118,7 +118,7 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
     return problems
 
 
-def find_problems(run: RunSummary, faults: Sequence[PlannedFault], logs: Sequence[EventLogFile]) -> list[str]:
+def find_problems(run: Run, faults: Sequence[PlannedFault], logs: Sequence[EventLogFile]) -> list[str]:
     """Whether each fault happened, ended its cycle, and was put down to its rank."""
     fired = [entry.record for log in logs for entry in log.entries if isinstance(entry.record, FaultInjected)]
     problems = [f"this fault never happened: {fault.describe()}" for fault in not_fired(faults, fired)]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.tensorboard import TensorBoardFiles
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
-from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.monitor import Timeouts
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 
 if TYPE_CHECKING:
-    from megatron_ft.cli.logs.runs import RunLogs
+    from megatron_ft.cli.logs.runs import Run
 
 _READ_S, _SELDOM = 15.0, 4.0
 """Least seconds between two readings, and the same as a multiple of what the last one took."""
@@ -79,14 +78,9 @@ def _read(directory: str, board: TensorBoardFiles | None) -> Sequence[Series]:
         ConfigError: the directory can't be read.
     """
     from megatron_ft.cli.analysis.analysis import analyze
-    from megatron_ft.cli.logs.read import read_directory
-    from megatron_ft.cli.logs.runs import log_directory, split_runs
+    from megatron_ft.cli.logs.runs import runs_in
 
-    directory = log_directory(directory)
-    try:
-        runs = split_runs(read_directory(directory))
-    except OSError as error:
-        raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
+    runs = runs_in([directory])
     if not runs:
         return ()
     if board is not None:
@@ -94,8 +88,7 @@ def _read(directory: str, board: TensorBoardFiles | None) -> Sequence[Series]:
     return _of_run(directory, runs[-1])
 
 
-def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
-    from megatron_ft.cli.analysis.run_summary import summarize_run
+def _of_run(directory: str, run: Run) -> Sequence[Series]:
     from megatron_ft.cli.status.job_directory import life_of
     from megatron_ft.cli.status.job_view import State, view
 
@@ -118,10 +111,9 @@ def _of_run(directory: str, run: RunLogs) -> Sequence[Series]:
             timeouts = each.record
         elif each.record is not None:
             metrics.hear(each.record, each.host)
-    summary = summarize_run(run)
-    job = view(run, summary, life_of(directory, run), time.time_ns())
+    job = view(run, life_of(directory, run), time.time_ns())
     readings = GaugeValues(
-        accounting=summary.accounting,
+        accounting=run.accounting,
         iteration=job.iteration,
         timeouts={} if timeouts is None else _by_section(timeouts),
         nodes={row.name: activities[row.state] for row in job.nodes},

@@ -9,19 +9,25 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import check_extra, progress_bar
+from megatron_ft.cli.terminal import check_extra, track
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
-    from megatron_ft.cli.logs.runs import RunLogs
 
 _NOTHING_FOUND = 1
+_MOST_PROCESSES = 8
+_INTERVAL = (
+    *("name", "timeout_s", "count", "longest_s", "longest_rank", "longest_cycle", "hangs", "known", "left_out_s"),
+    *("margin", "suggested_s"),
+)
+"""Fields of an element of ``timeouts`` in the JSON."""
 _DESCRIPTION = """\
 Say what happened in each run whose event logs are in a directory: its cycles and why they ended, how soon that was
 detected and the job trained again, where the time went, and the timeouts beside the intervals they time.
@@ -63,71 +69,65 @@ def add_command(commands: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from megatron_ft.cli.logs.runs import log_directory, runs_in
+    from megatron_ft.cli.analysis.analysis import analyze
+    from megatron_ft.cli.analysis.interval_lengths import suggestion
+    from megatron_ft.cli.logs.runs import runs_in
 
     if args.png is not None:  # before minutes are spent on reading
         check_extra("matplotlib", "--png")
-    args.log_dirs = [log_directory(each) for each in args.log_dirs]
     gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
     try:
-        runs = runs_in(args.log_dirs, progress_bar)
+        runs = runs_in(args.log_dirs, processes=min(_MOST_PROCESSES, os.cpu_count() or 1), shows_progress=True)
         if not runs:
+            where = "give the directory that ft_launcher names as 'logs:'"
+            print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}; {where}", file=sys.stderr)
             return _NOTHING_FOUND
-        chosen = _chosen(runs, args.run_number)
-        return _suggest(chosen) if args.suggest_timeouts else _write_all(args, chosen)
+        if args.run_number is not None:
+            if not 1 <= args.run_number <= len(runs):
+                there = "is 1 run" if len(runs) == 1 else f"are {len(runs)} runs"
+                raise ConfigError(f"--run {args.run_number}: there {there}, from 1")
+            runs = runs[args.run_number - 1 : args.run_number]
+        analyses = [analyze(run) for run in track(runs, "analysing", len(runs))]
+        if args.suggest_timeouts:
+            lines, has_timeouts = suggestion([each.timeline for each in analyses])
+            print("\n".join(lines))
+            return 0 if has_timeouts else _NOTHING_FOUND
+        written = _write(args, analyses[-1])  # before anything is printed: `| head` ends this process
     finally:
         gc.enable()
+    if args.json:
+        print(json.dumps([summary_document(each) for each in analyses], indent=2))
+    else:
+        from megatron_ft.cli.render.report_tables import print_report
 
-
-def _chosen(runs: Sequence[RunLogs], number: int | None) -> Sequence[RunLogs]:
-    if number is None:
-        return runs
-    if not 1 <= number <= len(runs):
-        raise ConfigError(f"--run {number}: there {'is 1 run' if len(runs) == 1 else f'are {len(runs)} runs'}, from 1")
-    return runs[number - 1 : number]
-
-
-def _suggest(runs: Sequence[RunLogs]) -> int:
-    from megatron_ft.cli.analysis.analysis import analyze
-    from megatron_ft.cli.analysis.suggestion import suggestion
-
-    lines, has_timeouts = suggestion([analyze(run).timeline for run in runs])
-    print("\n".join(lines))
-    return 0 if has_timeouts else _NOTHING_FOUND
-
-
-def _write_all(args: argparse.Namespace, runs: Sequence[RunLogs]) -> int:
-    from megatron_ft.cli.analysis.analysis import analyze
-
-    outputs = [(option, getattr(args, option)) for option in ("html", "png", "trace") if getattr(args, option)]
-    written = []  # before anything is printed: `| head` ends this process
-    with progress_bar("analysing and drawing", len(runs) + len(outputs)) as advance:
-        analyses = []
-        for run in runs:
-            analyses.append(analyze(run))
-            advance(1)
-        for option, path in outputs:
-            try:
-                note = _write(option, path, analyses[-1], args.log_dirs)
-            except OSError as error:
-                raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-            written.append(f"wrote {path}{note}")
-            advance(1)
-    _print(analyses, as_json=args.json)
+        for each in analyses:
+            print_report(each)
     for line in written:
         print(line, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
     return 0
 
 
-def _print(analyses: Sequence[Analysis], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([summary_document(each) for each in analyses], indent=2))
-        return
-    from megatron_ft.cli.render.report_tables import print_analysis, print_run
+def _write(args: argparse.Namespace, analysis: Analysis) -> list[str]:
+    """Write the files that are asked for. Return a line for each."""
+    from megatron_ft.cli.logs.runs import log_directory
+    from megatron_ft.cli.render.html_page import write_page
+    from megatron_ft.cli.render.png import draw_png
+    from megatron_ft.cli.render.trace import write_trace
 
-    for each in analyses:
-        print_run(each.summary)
-        print_analysis(each)
+    directories = [log_directory(each) for each in args.log_dirs]
+    wanted: list[tuple[str | None, Callable[[str], str | None]]] = [
+        (args.html, lambda path: write_page(analysis, directories, path)),
+        (args.png, lambda path: draw_png(analysis, path)),
+        (args.trace, lambda path: write_trace(analysis, path)),
+    ]
+    written = []
+    chosen = [(path, write) for path, write in wanted if path is not None]
+    for path, write in track(chosen, "drawing", len(chosen)):
+        try:
+            written.append(f"wrote {path}{write(path) or ''}")
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+    return written
 
 
 def summary_document(analysis: Analysis) -> dict[str, Any]:
@@ -136,64 +136,48 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
     Times are seconds (``_s``) or wall ns since the epoch (``_ns``); null is unknown. Fields may be added; existing ones
     keep their meaning.
     """
-    run = dataclasses.asdict(analysis.summary)
-    accounting = run.pop("accounting")
-    for cycle, of in zip(accounting["cycles"], analysis.summary.cycles, strict=True):
+    run, timeline, accounting = analysis.run, analysis.timeline, analysis.run.accounting
+    goodput = accounting.goodput
+    cycles = []
+    for of in run.cycles:
+        cycle = dataclasses.asdict(of)
         cycle["phases_s"] = cycle.pop("phases")
-        cause = cycle.pop("cause") and of.cause
-        told = ("kind", "text", "detail", "rank")
-        cycle.update(dict.fromkeys(told) if cause is None else {name: to_builtins(cause)[name] for name in told})
-        cycle["findings"] = [
-            mark.text for mark in analysis.timeline.marks if mark.kind == "finding" and mark.cycle == cycle["cycle"]
-        ]
-        cycle["evidence"] = [
-            {"rank": each.rank, "file": each.file, "summary": each.summary}
-            for each in analysis.timeline.evidence
-            if each.cycle == cycle["cycle"]
-        ]
+        cause = cycle.pop("cause") and to_builtins(of.cause)
+        cycle.update({name: cause and cause[name] for name in ("kind", "text", "detail", "rank")})
+        cycle["findings"] = [mark.text for mark in timeline.marks_of(of.cycle) if mark.kind == "finding"]
+        evidence = [each.record for each in timeline.evidence if each.record.cycle == of.cycle]
+        cycle["evidence"] = [{"rank": each.rank, "file": each.file, "summary": each.summary} for each in evidence]
+        cycles.append(cycle)
     return {
-        **run,
-        "restarts": analysis.summary.restarts,
-        "begin_ns": analysis.timeline.begin_ns,
-        "end_ns": analysis.timeline.end_ns,
-        "lost_events": analysis.timeline.lost,
-        "goodput": _goodput(analysis),
-        "cycles": accounting["cycles"],
-        "reported_hangs": [to_builtins(each) for each in analysis.summary.accounting.hangs],
+        "run_id": run.run_id,
+        "hosts": run.hosts,
+        "world_size": run.world_size,
+        "exit_code": run.exit_code,
+        "passed_over": run.passed_over,
+        "missing_ranks": run.missing_ranks,
+        "max_restarts": run.max_restarts,
+        "restarts": run.restarts,
+        "begin_ns": timeline.begin_ns,
+        "end_ns": timeline.end_ns,
+        "lost_events": timeline.lost,
+        "goodput": None
+        if goodput is None
+        else {
+            "share": goodput.share,
+            "total_s": goodput.total_s,
+            "seconds": {each.value: seconds for each, seconds in goodput.seconds.items()},
+            "iterations": goodput.iterations,
+            "redone": goodput.redone,
+        },
+        "cycles": cycles,
+        "reported_hangs": [to_builtins(each) for each in accounting.hangs],
         "slow_ranks": [dataclasses.asdict(each) for each in analysis.slow_ranks],
-        "timeouts": [{**dataclasses.asdict(each), "margin": each.margin} for each in analysis.intervals],
+        "timeouts": [
+            {
+                **{name: getattr(each, name) for name in _INTERVAL},
+                "median_s": each.quantile(0.5),
+                "p99_s": each.quantile(0.99),
+            }
+            for each in analysis.intervals
+        ],
     }
-
-
-def _goodput(analysis: Analysis) -> dict[str, Any] | None:
-    found = analysis.summary.accounting.goodput
-    if found is None:
-        return None
-    return {
-        "share": found.share,
-        "total_s": found.total_s,
-        "seconds": {each.value: seconds for each, seconds in found.seconds.items()},
-        "iterations": found.iterations,
-        "redone": found.redone,
-    }
-
-
-def _write(option: str, path: str, analysis: Analysis, log_dirs: Sequence[str]) -> str:
-    """Write one file. Return what was left out, in words.
-
-    Raises:
-        OSError: the file can't be written.
-    """
-    if option == "html":
-        from megatron_ft.cli.render.html_page import write_page
-
-        return write_page(analysis, log_dirs, path)
-    if option == "trace":
-        from megatron_ft.cli.render.trace import write_trace
-
-        write_trace(analysis.timeline, path)
-        return ""
-    from megatron_ft.cli.render.png import draw_png
-
-    draw_png(analysis, path)
-    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.render.terminal import check_extra
+from megatron_ft.cli.terminal import check_extra
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
@@ -33,7 +33,7 @@ class TensorBoardFiles:
 
         from megatron_ft.cli.analysis.steps import step_times
 
-        timeline, accounting = analysis.timeline, analysis.summary.accounting
+        timeline, accounting = analysis.timeline, analysis.run.accounting
         begin_s, end_s = timeline.begin_ns / 1e9, timeline.end_ns / 1e9
         iteration = max((each.last_iteration or 0 for each in accounting.cycles), default=0)
         if accounting.goodput is not None:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from megatron_ft.cli.analysis.run_summary import summarize_run
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from tests.support.launching import Launcher, launcher
@@ -51,6 +50,6 @@ def test_every_phase_of_a_restart_is_told(launcher: Launcher, forked: bool) -> N
     assert abs(sum(event["seconds"].values()) - float(line[0])) < 0.01
 
     (run,) = split_runs(read_directory(launched.log_dir))
-    failed = summarize_run(run).cycles[0]
+    failed = run.cycles[0]
     assert failed.phases == event["seconds"]
     assert failed.training_again_after_s == sum(event["seconds"].values())

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.cli.analysis.failures import Failure, Window, failures_of, windows_of
-from megatron_ft.cli.analysis.interval_lengths import LoggedInterval, intervals_of, timeouts_in_force
-from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
+from megatron_ft.cli.analysis.failures import Failure, failures_of
+from megatron_ft.cli.analysis.interval_lengths import Interval, intervals_of
 from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary, slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline, build_timeline
-from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.logs.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Analysis:
     """One run; ``intervals`` is empty without sections."""
 
-    summary: RunSummary
+    run: Run
     timeline: Timeline
-    intervals: tuple[LoggedInterval, ...]
-    failures: tuple[Failure, ...]
-    windows: tuple[Window, ...]
-    slow_ranks: tuple[SlowRankSummary, ...]
+    intervals: list[Interval]
+    failures: list[Failure]
+    slow_ranks: list[SlowRankSummary]
 
 
-def analyze(run: RunLogs) -> Analysis:
+def analyze(run: Run) -> Analysis:
     """Return the complete analysis of a run."""
-    summary = summarize_run(run)
-    timeline = build_timeline(run, summary)
+    timeline = build_timeline(run)
     return Analysis(
-        summary=summary,
+        run=run,
         timeline=timeline,
-        intervals=tuple(intervals_of(timeline, timeouts_in_force(run))),
-        failures=tuple(failures_of(timeline)),
-        windows=tuple(windows_of(timeline)),
-        slow_ranks=tuple(slow_ranks_of(run.records, timeline)),
+        intervals=intervals_of(timeline),
+        failures=list(failures_of(timeline)),
+        slow_ranks=slow_ranks_of(timeline),
     )

@@ -1,7 +1,8 @@
 """The timeline as a grid for the pictures: each rank's main state in each column of time. Pure.
 
 A section with at most six intervals in a minute is drawn where they were. Of others only the sums are known: where such
-a section took a tenth of the minute or more, the minute has the state of its longest one, "summed up".
+a section took a tenth of the minute or more, the minute has the state of its longest one, "summed up", up to the end of
+its last iteration.
 
 A run may have millions of spans, and a picture some thousand columns: both pictures are drawn from the grid, so that
 they cost the same for two ranks and for thousands.
@@ -66,15 +67,16 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
     states = np.zeros((len(ranks), len(edges) - 1), dtype=np.uint8)
     rows = {rank: row for row, rank in enumerate(ranks)}
     numbers = {name: number for number, name in enumerate(timeline.names)}
-    culprits = {cycle: found_culprits(timeline, cycle) for cycle in timeline.tracks_by_cycle}
+    culprits = {cycle.cycle: found_culprits(timeline, cycle.cycle) for cycle in timeline.run.cycles}
     for track in timeline.tracks:
         if track.end_ns < edges[0] or track.begin_ns >= edges[-1]:
             continue
         # only the columns in which it lived: a run of a hundred cycles has a hundred tracks for each rank
         first = max(0, int(np.searchsorted(edges, track.begin_ns, side="right")) - 1)
         end = min(len(edges) - 1, max(first + 1, int(np.searchsorted(edges, track.end_ns, side="left"))))
-        waits = bool(culprits[track.cycle]) and track.rank not in culprits[track.cycle]
-        mine = _states(track, numbers, edges[first : end + 1], WAITING if waits else HUNG)
+        named = culprits.get(track.cycle)
+        overdue = WAITING if named and track.rank not in named else HUNG
+        mine = _states(track, numbers, edges[first : end + 1], overdue)
         row = states[rows[track.rank]][first:end]
         # where two cycles share a column, a hang wins, else the later one
         fresh = (mine != ABSENT) & (row != HUNG) & (row != WAITING)
@@ -96,9 +98,8 @@ def _states(track: Track, numbers: Mapping[str, int], edges: Int64s, overdue: in
     for level in levels:
         _paint(states, level, edges, width, alive, max(1, track.end_ns - track.begin_ns))
     states[lived & (known < 0.5 * alive)] = SILENT
-    if track.hang is not None:
-        hung = _share([(track.hang.since_ns, track.end_ns)], edges, width)
-        states[hung > 0] = overdue
+    if track.hung_since_ns is not None:
+        states[_share([(track.hung_since_ns, track.end_ns)], edges, width) > 0] = overdue
     states[alive == 0] = ABSENT
     return states
 
@@ -142,8 +143,11 @@ def _levels(track: Track, numbers: Mapping[str, int]) -> tuple[list[_Level], _Le
     found: dict[int, _Level] = {}
     sums: _Level = {}
     for index, minute in enumerate(track.minutes):
-        # before the first iteration, the first minute of a rank is its start
-        begins_s = minute.of.iterations[0][1] if index == 0 and minute.of.iterations else minute.of.from_s
+        begins_s, ends_s = minute.of.from_s, minute.of.to_s
+        if minute.of.iterations:  # before the first iteration a rank starts; after the last one it hangs, or saves
+            (first, first_s), (last, last_s) = minute.of.iterations[0], minute.of.iterations[-1]
+            step_s = (last_s - first_s) / max(1, last - first)
+            begins_s, ends_s = first_s if index == 0 else begins_s, min(ends_s, last_s + step_s)
         longest: tuple[float, int] | None = None
         for name, of in minute.of.sections.items():
             if name not in numbers:
@@ -152,8 +156,8 @@ def _levels(track: Track, numbers: Mapping[str, int]) -> tuple[list[_Level], _Le
             mine += [(minute.wall_ns(begin_s), minute.wall_ns(begin_s + length_s)) for begin_s, length_s in of.spans]
             if of.count > MOST_SPANS:
                 longest = max(longest or (0.0, 0), (of.total_s, numbers[name]))
-        if longest is not None and longest[0] >= _SALIENT * (minute.of.to_s - begins_s):
-            sums.setdefault(longest[1], []).append((minute.wall_ns(begins_s), minute.to_ns))
+        if longest is not None and longest[0] >= _SALIENT * (ends_s - begins_s):
+            sums.setdefault(longest[1], []).append((minute.wall_ns(begins_s), minute.wall_ns(ends_s)))
     for name, depth, begun_ns in track.still_open():
         found.setdefault(min(depth, _DEEPEST), {}).setdefault(numbers[name], []).append((begun_ns, track.end_ns))
     levels = [{name: spans for name, spans in found[depth].items() if spans} for depth in sorted(found)]

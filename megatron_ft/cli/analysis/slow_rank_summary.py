@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.facts.launcher import CycleEnded, SlowRank
-from megatron_ft.core.facts.timed import Timed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SlowRankSummary:
     """A rank from the moment at which it was named, in seconds.
 
@@ -29,7 +26,7 @@ class SlowRankSummary:
     rank: int
     node: str
     after_s: float
-    lasted_s: float | None
+    lasted_s: float | None = None
     lag: float
     waits: float
     section: str = ""
@@ -37,65 +34,48 @@ class SlowRankSummary:
     others_s: float | None = None
 
 
-def slow_ranks_of(records: Iterable[Timed[Record | None]], timeline: Timeline) -> list[SlowRankSummary]:
+def slow_ranks_of(timeline: Timeline) -> list[SlowRankSummary]:
     """Return all ranks that were named, in the order of time."""
-    open_: dict[tuple[int, int], tuple[SlowRank, int]] = {}
     found: list[SlowRankSummary] = []
-
-    def close(key: tuple[int, int], end_ns: int | None) -> None:
-        if key not in open_:
-            return
-        record, begin_ns = open_.pop(key)
-        lasted_s = None if end_ns is None else (end_ns - begin_ns) / 1e9
-        found.append(_summary(record, (begin_ns - timeline.begin_ns) / 1e9, lasted_s, timeline))
-
-    for each in records:
+    for each in timeline.run.records:
+        standing = [slow for slow in found if slow.lasted_s is None]
         match each.record:
-            case SlowRank(is_over=True) as record:
-                close((record.cycle, record.rank), each.at_ns)
-            case SlowRank() as record:  # again by a launcher that has begun to speak for the job
-                open_.setdefault((record.cycle, record.rank), (record, each.at_ns))
+            case SlowRank(is_over=False, cycle=cycle, rank=rank) as record:
+                # again by a launcher that has begun to speak for the job
+                if not any((slow.cycle, slow.rank) == (cycle, rank) for slow in standing):
+                    found.append(_named(record, timeline, each.at_ns))
+            case SlowRank(cycle=cycle, rank=rank):
+                for slow in standing:
+                    if (slow.cycle, slow.rank) == (cycle, rank):
+                        slow.lasted_s = timeline.since(each.at_ns) - slow.after_s
             case CycleEnded(cycle=cycle):
-                for key in [key for key in open_ if key[0] == cycle]:
-                    close(key, each.at_ns)
-    for key in list(open_):
-        close(key, None)
-    return sorted(found, key=lambda each: each.after_s)
+                for slow in standing:
+                    if slow.cycle == cycle:
+                        slow.lasted_s = timeline.since(each.at_ns) - slow.after_s
+    return found
 
 
-def _summary(record: SlowRank, after_s: float, lasted_s: float | None, timeline: Timeline) -> SlowRankSummary:
-    section, own_s, others_s = _differs_most(record, timeline.tracks) or ("", None, None)
-    return SlowRankSummary(
-        cycle=record.cycle,
-        rank=record.rank,
-        node=record.node,
-        after_s=after_s,
-        lasted_s=lasted_s,
-        lag=record.lag,
-        waits=record.waits,
-        section=section,
-        section_s=own_s,
-        others_s=others_s,
-    )
-
-
-def _differs_most(record: SlowRank, tracks: Iterable[Track]) -> tuple[str, float, float] | None:
-    """Return the section, its mean on that rank, and on the others; None if it takes longer in none."""
+def _named(record: SlowRank, timeline: Timeline, at_ns: int) -> SlowRankSummary:
+    """Return the summary, with the section that takes longer on that rank than on the others."""
     totals: dict[str, dict[int, tuple[float, int]]] = {}
-    for track in tracks:
-        if track.cycle != record.cycle:
-            continue
-        for minute in track.minutes:
+    for track in timeline.tracks:
+        for minute in track.minutes if track.cycle == record.cycle else ():
             for name, section in minute.of.sections.items():
                 seconds, count = totals.setdefault(name, {}).get(track.rank, (0.0, 0))
                 totals[name][track.rank] = seconds + section.total_s, count + section.count
-    found: list[tuple[float, str, float, float]] = []
+    slow = SlowRankSummary(
+        cycle=record.cycle,
+        rank=record.rank,
+        node=record.node,
+        after_s=timeline.since(at_ns),
+        lag=record.lag,
+        waits=record.waits,
+    )
+    most_s = 0.0
     for name, by_rank in totals.items():
         seconds, count = by_rank.pop(record.rank, (0.0, 0))
         means = [total_s / ended for total_s, ended in by_rank.values() if ended]
-        if count and means:
-            own_s, others_s = seconds / count, median(means)
-            found.append(((own_s - others_s) * count, name, own_s, others_s))
-    if not found or max(found)[0] <= 0:
-        return None
-    return max(found)[1:]
+        if count and means and seconds - median(means) * count > most_s:
+            most_s = seconds - median(means) * count
+            slow.section, slow.section_s, slow.others_s = name, seconds / count, median(means)
+    return slow

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from statistics import median
 
 from megatron_ft.cli.analysis.timeline import Timeline
 
@@ -24,35 +23,27 @@ class StepTime:
 
 def step_times(timeline: Timeline) -> list[StepTime]:
     """Return the step times, at most ``MOST_POINTS``; minutes in which a rank began one iteration tell none."""
-    found = [
-        (
-            (of[0][1] + of[-1][1]) / 2 + minute.zero_ns / 1e9,
-            (of[-1][1] - of[0][1]) / (of[-1][0] - of[0][0]),
-            track.rank,
-            of[-1][0],
-        )
-        for track in timeline.tracks
-        for minute in track.minutes
-        if len(of := minute.of.iterations) > 1 and of[-1][0] > of[0][0]
-    ]
-    if not found:
-        return []
-    at_s, seconds, ranks, iterations = (np.array(each) for each in zip(*found, strict=True))
-    at_s -= timeline.begin_ns / 1e9
     # one point for each minute of all ranks, or of several in a long run
-    width_s = max(60.0, (timeline.end_ns - timeline.begin_ns) / 1e9 / MOST_POINTS)
-    bins = (at_s // width_s).astype(np.int64)
+    width_s = max(60.0, timeline.since(None) / MOST_POINTS)
+    found: dict[int, list[tuple[float, int, float, int]]] = {}
+    for track in timeline.tracks:
+        for minute in track.minutes:
+            of = minute.of.iterations
+            if len(of) > 1 and of[-1][0] > of[0][0]:
+                (first, begin_s), (last, end_s) = of[0], of[-1]
+                at_s = timeline.since(minute.wall_ns((begin_s + end_s) / 2))
+                step_s = (end_s - begin_s) / (last - first)
+                found.setdefault(int(at_s // width_s), []).append((step_s, track.rank, at_s, last))
     points = []
-    for each in np.unique(bins):
-        inside = np.flatnonzero(bins == each)
-        slowest = inside[seconds[inside].argmax()]
+    for _, told in sorted(found.items()):
+        slowest_s, slowest_rank, *_ = max(told)
         points.append(
             StepTime(
-                at_s=float(at_s[inside].mean()),
-                median_s=float(np.median(seconds[inside])),
-                slowest_s=float(seconds[slowest]),
-                slowest_rank=int(ranks[slowest]),
-                iteration=int(iterations[inside].max()),
+                at_s=sum(at_s for _, _, at_s, _ in told) / len(told),
+                median_s=median(step_s for step_s, *_ in told),
+                slowest_s=slowest_s,
+                slowest_rank=slowest_rank,
+                iteration=max(last for *_, last in told),
             )
         )
     return points
@@ -60,11 +51,10 @@ def step_times(timeline: Timeline) -> list[StepTime]:
 
 def iterations_over_time(timeline: Timeline) -> list[tuple[float, int]]:
     """Return moments, seconds after the beginning, and the iteration that began then, as the lowest rank tells it."""
-    lowest = timeline.ranks[:1]
     told = [
-        ((minute.wall_ns(at_s) - timeline.begin_ns) / 1e9, number)
+        (timeline.since(minute.wall_ns(at_s)), number)
         for track in timeline.tracks
-        if track.rank in lowest
+        if track.rank == timeline.ranks[0]
         for minute in track.minutes
         for number, at_s in minute.of.iterations
     ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from megatron_ft.cli.terminal import track
 from megatron_ft.core.codec import Message, Moment, Raw, decode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.all_kinds import RECORDS, Record
@@ -22,8 +24,7 @@ class _LineHead(Message, frozen=True):
     ev: str
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of a log.
 
     Args:
@@ -68,60 +69,34 @@ class EventLogFile:
         return max([self.opened, *(entry.t for entry in self.entries)])
 
 
-def read_directory(
-    directory: str | Path, *, processes: int = 1, advance: Callable[[int], None] = lambda _files: None
-) -> list[EventLogFile]:
+def read_directory(directory: str | Path, *, processes: int = 1, shows_progress: bool = False) -> list[EventLogFile]:
     """Return all event logs directly in ``directory``, in the order in which they were opened.
 
     Files that aren't event logs, or can't be read any more, are left out.
 
     Args:
         processes: number of parallel readers, if there is much to read; they import the caller's ``__main__``.
-        advance: called with the number of files that were read since.
 
     Raises:
         OSError: the directory itself can't be read.
     """
-    paths = _paths(directory)
-    processes = min(processes, len(paths))
-    if processes > 1 and _bytes_in(paths) >= _MUCH:
-        # fresh interpreters: numpy has threads, which a forked process would lack
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return _as_opened(_counted(pool.map(_read_file, paths), advance))
-    return _as_opened(_counted(map(_read_file, paths), advance))
+    # only files: opening a FIFO would wait for a writer
+    paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
+    with contextlib.ExitStack() as stack:
+        logs: Iterable[EventLogFile | None] = map(_read_file, paths)
+        if processes > 1 and sum(map(_size, paths)) >= _MUCH:
+            # fresh interpreters: numpy has threads, which a forked process would lack
+            context = multiprocessing.get_context("spawn")
+            logs = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map(_read_file, paths)
+        if shows_progress:
+            logs = track(logs, f"reading {directory}", len(paths))
+        return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
 
 
-def _counted(logs: Iterable[EventLogFile | None], advance: Callable[[int], None]) -> Iterator[EventLogFile | None]:
-    for log in logs:
-        advance(1)
-        yield log
-
-
-def number_of_logs(directory: str | Path) -> int:
-    """Return the number of event logs directly in ``directory``.
-
-    Raises:
-        OSError: the directory can't be read.
-    """
-    return len(_paths(directory))
-
-
-def _as_opened(logs: Iterable[EventLogFile | None]) -> list[EventLogFile]:
-    """Return the readable logs in the order in which they were opened."""
-    return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
-
-
-def _paths(directory: str | Path) -> list[Path]:
-    """Return the paths of event logs; only of files, because opening a FIFO would wait for a writer."""
-    return [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
-
-
-def _bytes_in(paths: Iterable[Path]) -> int:
-    total = 0
-    for path in paths:
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def _read_file(path: Path) -> EventLogFile | None:
@@ -135,34 +110,22 @@ def _read_file(path: Path) -> EventLogFile | None:
 
 def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
     """Parse one event log; None if it doesn't begin with a known header."""
-    lines = iter(lines)
-    passed_over, doubts = 0, list[str]()
+    passed_over = 0
+    entries: list[Entry] = []
     for line in lines:
-        first = _head(line)
-        if first is not None:
-            break
-        passed_over += bool(line.strip())
-    else:
-        return None
-    header = RECORDS.salvage(Raw(first.ev, line), doubts)
-    if not isinstance(header, LogOpened):
-        return None
-    passed_over += bool(doubts)
-    entries = []
-    for line in lines:
-        head = _head(line)
-        if head is None:
+        try:
+            head = decode(_LineHead, line)
+        except ProtocolError:
             passed_over += bool(line.strip())
             continue
-        doubts = []
+        doubts: list[str] = []
         entries.append(Entry(head.t, RECORDS.salvage(Raw(head.ev, line), doubts)))
         passed_over += bool(doubts)
-    return EventLogFile(name=name, header=header, opened=first.t, entries=tuple(entries), passed_over=passed_over)
-
-
-def _head(line: bytes) -> _LineHead | None:
-    """Return time and name of a record; None if the line is none."""
-    try:
-        return decode(_LineHead, line)
-    except ProtocolError:
+        if not isinstance(entries[0].record, LogOpened):
+            return None
+    if not entries or not isinstance(entries[0].record, LogOpened):
         return None
+    opened, *others = entries
+    return EventLogFile(
+        name=name, header=entries[0].record, opened=opened.t, entries=tuple(others), passed_over=passed_over
+    )

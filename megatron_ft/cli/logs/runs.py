@@ -1,95 +1,139 @@
-"""Assignment of event logs to runs: a log directory may hold several runs."""
+"""Runs of jobs, put together from the event logs of directories; one may hold several runs."""
 
 from __future__ import annotations
 
 import glob
 import os
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from megatron_ft.cli.logs.read import EventLogFile, number_of_logs, read_directory
+from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
+from megatron_ft.core.hosts import natural
+from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
-_MOST_PROCESSES = 8
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
 _QUIET_NS = 86_400_000_000_000
 _QUIET_WITH_HOOKS_NS = 3_600_000_000_000
 """Age of its last record at which a run counts as over. Ranks that call hooks are recorded every minute, unless
 their board can't be read."""
-ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+_NO_ID = "none"
+"""torchrun's default --rdzv-id."""
 _ALONE = "alone"
 _WITHIN = "megatron_ft"
 """Subdirectory of the event logs in --log-dir, which is torchrun's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
-    """A monotonic clock of a host, since its boot. Two containers, or a host before and after a reboot, may share a
-    name.
+class Run:
+    """One run of a job, by the event logs of all its nodes.
 
     Args:
-        offset_ns: offset of nanoseconds since the epoch from this clock.
-    """
-
-    host: str
-    offset_ns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunLogs:
-    """The event logs of one run, on all its nodes.
-
-    Args:
-        opened_wall_ns: when its first log was opened, nanoseconds since the epoch.
         files: in the order in which they were opened.
     """
 
     run_id: str
-    opened_wall_ns: int
     files: tuple[EventLogFile, ...]
+
+    @property
+    def name(self) -> str:
+        """The job, for persons."""
+        return "job" if self.run_id == _NO_ID else f"job {self.run_id}"
+
+    @property
+    def opened_ns(self) -> int:
+        """When its first log was opened, nanoseconds since the epoch."""
+        return min(log.header.wall_ns for log in self.files)
 
     @property
     def begin_ns(self) -> int:
         """Start of its first launcher's process, nanoseconds since the epoch; of its first log, if that isn't known."""
         began = (log.header.began_ns + log.wall_offset_ns for log in self.files if log.header.began_ns is not None)
-        return min([self.opened_wall_ns, *began])
+        return min([self.opened_ns, *began])
 
     @cached_property
-    def clocks(self) -> tuple[Clock, ...]:
-        """Clock of each of the ``files``.
+    def offsets_ns(self) -> tuple[int, ...]:
+        """Offset of nanoseconds since the epoch from the monotonic clock of each of the ``files``.
 
         One offset serves all logs of a clock, so that times of its processes differ by exactly what it showed. A log
-        whose own offset is further than a minute from those of its host's known clocks is of another clock.
+        whose own offset is further than a minute from those known of its host is of another clock: two containers, or
+        a host before and after a reboot, may share a name.
         """
-        known: dict[str, list[Clock]] = {}
-        found: dict[int, Clock] = {}
-        launchers_first = sorted(enumerate(self.files), key=lambda pair: pair[1].header.role != "launcher")
-        for index, log in launchers_first:
+        known: dict[str, list[int]] = {}
+        found: dict[int, int] = {}
+        for log in sorted(self.files, key=lambda log: log.header.role != "launcher"):
             of_host = known.setdefault(log.host, [])
-            mine = Clock(host=log.host, offset_ns=log.wall_offset_ns)
-            nearest = min(of_host, key=lambda clock: abs(clock.offset_ns - mine.offset_ns), default=None)
-            if nearest is None or abs(nearest.offset_ns - mine.offset_ns) > _SAME_CLOCK_NS:
-                of_host.append(mine)
-                nearest = mine
-            found[index] = nearest
-        return tuple(found[index] for index in range(len(self.files)))
+            nearest = min(of_host, key=lambda offset: abs(offset - log.wall_offset_ns), default=None)
+            if nearest is None or abs(nearest - log.wall_offset_ns) > _SAME_CLOCK_NS:
+                nearest = log.wall_offset_ns
+                of_host.append(nearest)
+            found[id(log)] = nearest
+        return tuple(found[id(log)] for log in self.files)
 
     @cached_property
     def records(self) -> tuple[Timed[Record | None], ...]:
         """All records in the order of their wall times."""
         timed = [
-            Timed(entry.t + clock.offset_ns, clock.offset_ns, log.host, entry.record)
-            for log, clock in zip(self.files, self.clocks, strict=True)
+            Timed(entry.t + offset_ns, offset_ns, log.host, entry.record)
+            for log, offset_ns in zip(self.files, self.offsets_ns, strict=True)
             for entry in log.entries
         ]
         return tuple(sorted(timed, key=lambda each: each.at_ns))
+
+    @cached_property
+    def accounting(self) -> Accounting:
+        return account(self.records, begin_ns=self.begin_ns)
+
+    @property
+    def cycles(self) -> Sequence[CycleSummary]:
+        return self.accounting.cycles
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of the ranks."""
+        return max(0, len(self.cycles) - 1)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(sorted({log.host for log in self.files}, key=natural))
+
+    @property
+    def passed_over(self) -> int:
+        """Number of lines of its logs that couldn't be read."""
+        return sum(log.passed_over for log in self.files)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the launchers (the largest, if nodes differ); None if it isn't in the logs."""
+        codes = (each.record.exit_code for each in self.records if isinstance(each.record, RunEnded))
+        return max((code for code in codes if code is not None), default=None)
+
+    @cached_property
+    def started(self) -> list[CycleStarted]:
+        """Start of each cycle on each node."""
+        return [each.record for each in self.records if isinstance(each.record, CycleStarted)]
+
+    @property
+    def world_size(self) -> int | None:
+        return next((each.world_size for each in reversed(self.started) if each.world_size is not None), None)
+
+    @property
+    def max_restarts(self) -> int | None:
+        return next((each.max_restarts for each in self.started), None)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks of the last cycle whose launchers' logs aren't here."""
+        last = max((each.cycle for each in self.started), default=-1)
+        of_last = [each for each in self.started if each.cycle == last]
+        size = max((each.world_size or 0 for each in of_last), default=0)
+        here = {rank.rank for each in of_last for rank in each.ranks}
+        return tuple(rank for rank in range(size) if rank not in here) if here else ()
 
 
 def log_directory(given: str) -> str:
@@ -98,30 +142,22 @@ def log_directory(given: str) -> str:
     return within if os.path.isdir(within) and not glob.glob(f"{glob.escape(given)}/launcher-*.jsonl") else given
 
 
-def runs_in(directories: Sequence[str], progress_bar: ProgressBar) -> list[RunLogs]:
-    """Return the runs with logs in these directories, oldest first; print a line on stderr if there are none.
-
-    A directory named twice is read once. ``progress_bar``: as in `terminal`.
+def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: bool = False) -> list[Run]:
+    """Return the runs with logs in these directories, oldest first. A directory named twice is read once.
 
     Raises:
         ConfigError: a directory can't be read.
     """
     logs = []
-    for directory in dict.fromkeys(map(os.path.realpath, directories)):
+    for directory in dict.fromkeys(os.path.realpath(log_directory(each)) for each in directories):
         try:
-            processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
-            with progress_bar(f"reading {directory}", number_of_logs(directory)) as advance:
-                logs += read_directory(directory, processes=processes, advance=advance)
+            logs += read_directory(directory, processes=processes, shows_progress=shows_progress)
         except OSError as error:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
-    runs = split_runs(logs)
-    if not runs:
-        where = "give the directory that ft_launcher names as 'logs:'"
-        print(f"megatron-ft: no event logs in {', '.join(directories)}; {where}", file=sys.stderr)
-    return runs
+    return split_runs(logs)
 
 
-def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
+def split_runs(files: Sequence[EventLogFile]) -> list[Run]:
     """Return the runs in these logs, oldest first.
 
     Logs of different run ids are of different runs. A run id may recur in a directory that is used again; a new run
@@ -136,9 +172,8 @@ def split_runs(files: Sequence[EventLogFile]) -> list[RunLogs]:
             begun = [begin for begin in begins if begin <= log.header.wall_ns]
             groups.setdefault(begun[-1] if begun else 0, []).append(log)
         for group in groups.values():
-            opened = min(log.header.wall_ns for log in group)
-            runs.append(RunLogs(run_id=run_id, opened_wall_ns=opened, files=tuple(group)))
-    return sorted(runs, key=lambda run: run.opened_wall_ns)
+            runs.append(Run(run_id=run_id, files=tuple(group)))
+    return sorted(runs, key=lambda run: run.opened_ns)
 
 
 def _run_begins(files: Sequence[EventLogFile]) -> list[int]:

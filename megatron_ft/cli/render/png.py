@@ -14,8 +14,8 @@ from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, s
 from megatron_ft.cli.analysis.steps import step_times
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render import theme
-from megatron_ft.cli.render.report_tables import SHOWN_S, goodput_line
-from megatron_ft.cli.render.terminal import plain, took
+from megatron_ft.cli.render.report_tables import SHOWN_S, goodput_line, header, period
+from megatron_ft.cli.terminal import plain, took
 from megatron_ft.records.rules.accounting import Goodput
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ def draw_png(analysis: Analysis, path: str) -> None:
     from matplotlib.figure import Figure
 
     timeline, failures = analysis.timeline, analysis.failures
-    length_s = (timeline.end_ns - timeline.begin_ns) / 1e9
+    length_s = timeline.since(None)
     unit, unit_s = next((name, each_s) for from_s, name, each_s in _UNITS if length_s >= from_s)
     grid = rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, _COLUMNS))
-    texts, steps = _texts(failures, unit, unit_s), step_times(timeline)
+    texts, steps = _texts(timeline, failures, unit, unit_s), step_times(timeline)
+    steps = steps if len(steps) > 1 else []
     rows_in = float(np.clip(0.35 * len(grid.ranks), 1.2, 7.5))
     steps_in, below_in = (1.3 if steps else 0.0), 0.3 + 0.2 * len(texts)
-    height_in = 1.5 + rows_in + 0.85 + steps_in + below_in
+    height_in = 1.7 + rows_in + 0.85 + steps_in + below_in
     # not pyplot: no global state, and no display is looked for
     figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI)
     FigureCanvasAgg(figure)
@@ -53,19 +54,20 @@ def draw_png(analysis: Analysis, path: str) -> None:
     def axes(top_in: float, tall_in: float) -> Axes:
         return figure.add_axes((_LEFT, 1 - (top_in + tall_in) / height_in, _RIGHT, tall_in / height_in))
 
-    figure.text(_LEFT, 1 - 0.32 / height_in, _escaped(theme.title(timeline)), fontsize=14, weight="bold")
-    goodput = analysis.summary.accounting.goodput
+    title = _shorten(header(analysis), _LINE)
+    figure.text(_LEFT, 1 - 0.32 / height_in, _escaped(title), fontsize=13, weight="bold")
+    goodput = analysis.run.accounting.goodput
     if goodput is not None:
         _draw_goodput(axes(0.62, 0.22), goodput)
-    told = goodput_line(goodput).partition(":")[0]
+    told = f"{period(analysis)}, {goodput_line(goodput).partition(':')[0]}"
     figure.text(_LEFT, 1 - 0.54 / height_in, _escaped(told), fontsize=10)
-    ranks = axes(1.25, rows_in)
+    ranks = axes(1.45, rows_in)
     _draw_grid(ranks, grid, timeline, unit, unit_s)
     _draw_cycles(ranks, timeline, unit_s)
     _draw_faults(ranks, grid, timeline, failures, unit_s)
     _draw_legend(ranks, grid, timeline, has_faults=bool(failures))
     if steps:
-        below = axes(1.25 + rows_in + 0.75, steps_in - 0.2)
+        below = axes(1.45 + rows_in + 0.75, steps_in - 0.2)
         at = [each.at_s / unit_s for each in steps]
         marker = "." if len(steps) < 60 else ""
         below.plot(at, [each.slowest_s for each in steps], color=theme.FAULT, linewidth=1, marker=marker)
@@ -96,7 +98,7 @@ def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: str, unit_s: fl
     from matplotlib.ticker import MaxNLocator
 
     colors = theme.colors(len(timeline.names))
-    right, rows = (timeline.end_ns - timeline.begin_ns) / 1e9 / unit_s, len(grid.ranks)
+    right, rows = timeline.since(None) / unit_s, len(grid.ranks)
     axes.imshow(
         grid.states,
         cmap=ListedColormap(colors),
@@ -120,16 +122,14 @@ def _draw_grid(axes: Axes, grid: Grid, timeline: Timeline, unit: str, unit_s: fl
 def _draw_cycles(axes: Axes, timeline: Timeline, unit_s: float) -> None:
     """Draw a line where a cycle begins, with its number above if there is room."""
     free_from = -1.0
-    for cycle in timeline.cycles:
-        at = (cycle.begin_ns - timeline.begin_ns) / 1e9 / unit_s
+    for cycle in timeline.run.cycles:
+        at = timeline.since(cycle.begin_ns) / unit_s
         axes.axvline(at, color="black", linewidth=1.2, linestyle="--")
         place = at / max(axes.get_xlim()[1], 1e-9)
         if place >= free_from:
             free_from = place + 0.055
             where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-            axes.annotate(
-                f"cycle {cycle.number}", (at, 1.0), xytext=(3, 4), fontsize=10, annotation_clip=False, **where
-            )
+            axes.annotate(f"cycle {cycle.cycle}", (at, 1.0), xytext=(3, 4), fontsize=10, annotation_clip=False, **where)
 
 
 def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[Failure], unit_s: float) -> None:
@@ -139,7 +139,7 @@ def _draw_faults(axes: Axes, grid: Grid, timeline: Timeline, failures: Sequence[
         axes.plot([since_s / unit_s, until_s / unit_s], row, color=theme.FAULT, linewidth=3, solid_capstyle="butt")
     mark: dict[str, Any] = {"marker": "o", "markersize": 15, "markerfacecolor": theme.BACKGROUND, "zorder": 10}
     for each in failures:
-        at = each.at_s / unit_s, grid.ranks.index(each.rank) if each.rank in grid.ranks else 0
+        at = timeline.since(each.at_ns) / unit_s, grid.ranks.index(each.rank) if each.rank in grid.ranks else 0
         axes.plot(*at, markeredgecolor=theme.FAULT, markeredgewidth=2.2, clip_on=False, **mark)
         text: dict[str, Any] = {"weight": "bold", "ha": "center", "va": "center", "annotation_clip": False}
         axes.annotate(str(each.number), at, color=theme.FAULT, fontsize=10, zorder=11, **text)
@@ -162,12 +162,12 @@ def _draw_legend(axes: Axes, grid: Grid, timeline: Timeline, *, has_faults: bool
     axes.legend(handles=entries, loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9)
 
 
-def _texts(failures: Sequence[Failure], unit: str, unit_s: float) -> list[str]:
+def _texts(timeline: Timeline, failures: Sequence[Failure], unit: str, unit_s: float) -> list[str]:
     lines: list[str] = []
     if len(failures) > _MOST_TEXTS:
         lines.append(f"{len(failures) - _MOST_TEXTS} earlier failures: see the report's tables")
     for each in failures[-_MOST_TEXTS:]:
-        when = f"{each.at_s / unit_s:.2f} {unit}"
+        when = f"{timeline.since(each.at_ns) / unit_s:.2f} {unit}"
         text = f"({each.number})  cycle {each.cycle}, after {when}: {' '.join(each.text.split())}"
         lines += textwrap.wrap(_shorten(text, 3 * _LINE), _LINE, subsequent_indent="        ")
     return lines

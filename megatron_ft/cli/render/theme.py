@@ -1,14 +1,12 @@
-"""Shared parts of both pictures: colours, titles, emphasized hangs. Pure."""
+"""Shared parts of both pictures: colours, emphasized hangs. Pure."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import MOST_SECTIONS
 from megatron_ft.cli.analysis.timeline import Timeline
-from megatron_ft.core.wording import counted
 from megatron_ft.records.rules.accounting import TimeClass
 
 BACKGROUND, FAULT, WAITS = "#ffffff", "#c1121f", "#f0a994"
@@ -45,25 +43,15 @@ def colors(sections: int) -> list[str]:
     return [*_SPECIAL, *(color for each in shown for color in (each, each + _ALPHA))]
 
 
-def title(timeline: Timeline) -> str:
-    """Return when the run began, on how many ranks, its restarts, and its end."""
-    run = timeline.summary
-    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timeline.begin_ns / 1e9))
-    size = len(timeline.ranks) if run.world_size is None else run.world_size
-    nodes = f" on {len(run.hosts)} nodes" if len(run.hosts) > 1 else ""
-    end = "" if run.exit_code is None else f", exit code {run.exit_code}"
-    return f"run of {opened}: {counted(size, 'rank')}{nodes}, {counted(run.restarts, 'restart')}{end}"
-
-
 def hung_lines(timeline: Timeline, found: Sequence[Failure]) -> list[tuple[int, float, float]]:
     """Return rank, beginning and end (seconds since the beginning) of the hangs that ended a cycle.
 
     Among hundreds of ranks, a row alone is too thin to be seen.
     """
     named = {(each.rank, each.cycle) for each in found}
-    named |= {(each.rank, each.cycle) for each in timeline.summary.accounting.hangs}
+    named |= {(each.rank, each.cycle) for each in timeline.run.accounting.hangs}
     return [
-        (track.rank, (track.hang.since_ns - timeline.begin_ns) / 1e9, (track.end_ns - timeline.begin_ns) / 1e9)
+        (track.rank, timeline.since(track.hung_since_ns), timeline.since(track.end_ns))
         for track in timeline.tracks
         if track.hang is not None and (track.rank, track.cycle) in named
     ]

@@ -10,25 +10,26 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.cli.render.theme import title
+from megatron_ft.cli.render.report_tables import header
 from megatron_ft.core.facts.minutes import HEARTBEAT, OUT_OF_SECTION
 
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS, _MINUTES = 0, 1, 2
 
 
-def write_trace(timeline: Timeline, path: str) -> None:
+def write_trace(analysis: Analysis, path: str) -> None:
     """Write the file.
 
     Raises:
         OSError: the file can't be written.
     """
-    about = {"run": timeline.summary.run_id, "title": title(timeline)}
+    about = {"run": analysis.run.run_id, "title": header(analysis)}
     with open(path, "w") as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[\n')
         separator = ""
-        for event in _events(timeline):
+        for event in _events(analysis.timeline):
             file.write(separator + json.dumps(event))
             separator = ",\n"
         file.write("\n]}\n")
@@ -36,16 +37,17 @@ def write_trace(timeline: Timeline, path: str) -> None:
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     hosts = {track.rank: track.host for track in timeline.tracks}
-    yield _meta("process_name", _CYCLES_PID, {"name": "cycles"})
-    yield _meta("process_sort_index", _CYCLES_PID, {"sort_index": -1})
+    yield _meta("process_name", _CYCLES_PID, name="cycles")
+    yield _meta("process_sort_index", _CYCLES_PID, sort_index=-1)
     for rank in timeline.ranks:
-        yield _meta("process_name", rank, {"name": f"rank {rank} ({hosts[rank]})"})
-        yield _meta("process_sort_index", rank, {"sort_index": rank})
+        yield _meta("process_name", rank, name=f"rank {rank} ({hosts[rank]})")
+        yield _meta("process_sort_index", rank, sort_index=rank)
         for thread, name in ((_SECTIONS, "sections"), (_MARKS, "marks"), (_MINUTES, "minutes")):
-            yield {**_meta("thread_name", rank, {"name": name}), "tid": thread}
-    for cycle in timeline.cycles:
-        where = {"name": f"cycle {cycle.number}", "cat": "cycle", "pid": _CYCLES_PID, "tid": 0}
-        yield _slice(timeline, where, cycle.begin_ns, cycle.end_ns, end=cycle.text)
+            yield {**_meta("thread_name", rank, name=name), "tid": thread}
+    for cycle in timeline.run.cycles:
+        where = {"name": f"cycle {cycle.cycle}", "cat": "cycle", "pid": _CYCLES_PID, "tid": 0}
+        end_ns = timeline.end_ns if cycle.end_ns is None else cycle.end_ns
+        yield _slice(timeline, where, cycle.begin_ns, end_ns, end=cycle.text)
     for mark in timeline.marks:
         own = mark.rank in hosts
         yield {
@@ -81,14 +83,14 @@ def _of_track(timeline: Timeline, track: Track) -> Iterator[dict[str, Any]]:
         where = {"name": "minute", "cat": "minute", "pid": track.rank, "tid": _MINUTES}
         yield _slice(timeline, where, minute.from_ns, minute.to_ns, cycle=track.cycle, **told)
     open_ = {name: begun_ns for name, _, begun_ns in track.still_open()}
-    if track.hang is not None:
-        open_.setdefault(track.hang.section or "hung out of section", track.hang.since_ns)
+    if track.hang is not None and track.hung_since_ns is not None:
+        open_.setdefault(track.hang.section or "hung out of section", track.hung_since_ns)
     for name, begun_ns in open_.items():
         yield section(name, begun_ns, track.end_ns, ended="with its rank")
 
 
-def _meta(name: str, pid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": 0, "args": args}
+def _meta(event: str, pid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": event, "pid": pid, "tid": 0, "args": args}
 
 
 def _slice(timeline: Timeline, where: dict[str, Any], begin_ns: int, end_ns: int, **args: Any) -> dict[str, Any]:

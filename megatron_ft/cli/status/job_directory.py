@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from megatron_ft.cli.render.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
+from megatron_ft.cli.terminal import terminal
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import columns, counted, printable
@@ -19,7 +19,7 @@ from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
 from megatron_ft.job.rules.lives import Life
 
 if TYPE_CHECKING:
-    from megatron_ft.cli.logs.runs import RunLogs
+    from megatron_ft.cli.logs.runs import Run
     from megatron_ft.cli.status.job_view import JobView
 
 _LONG_S = 120.0
@@ -70,26 +70,20 @@ def read_job(directory: str) -> JobView | None:
     Raises:
         ConfigError: the directory can't be read.
     """
-    from megatron_ft.cli.analysis.run_summary import summarize_run
-    from megatron_ft.cli.logs.read import read_directory
-    from megatron_ft.cli.logs.runs import log_directory, split_runs
+    from megatron_ft.cli.logs.runs import log_directory, runs_in
     from megatron_ft.cli.status.job_view import view
 
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
-    try:
-        directory = log_directory(directory)
-        logs = read_directory(directory)
-    except OSError as error:
-        raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
-    runs = split_runs(logs)
+    directory = log_directory(directory)
+    runs = runs_in([directory])
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return None
-    job = view(runs[-1], summarize_run(runs[-1]), life_of(directory, runs[-1]), time.time_ns())
+    job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
     return replace(job, log_dir=directory)
 
 
-def life_of(directory: str, run: RunLogs) -> Life | None:
+def life_of(directory: str, run: Run) -> Life | None:
     """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
         lives = read_lives_file(lives_path(directory)).lives
@@ -97,7 +91,7 @@ def life_of(directory: str, run: RunLogs) -> Life | None:
         return None  # a run that has just begun
     if not lives:
         return None
-    opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_wall_ns / 1e9))
+    opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_ns / 1e9))
     return None if lives[-1].ended and lives[-1].ended < opened else lives[-1]
 
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.cli.analysis.run_summary import RunSummary
 from megatron_ft.cli.logs.read import EventLogFile
-from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.logs.runs import Run
 from megatron_ft.core.codec import Fact, Finite, Int
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
@@ -98,23 +97,23 @@ class JobView(Fact, frozen=True, kw_only=True):
     last_cause: str = ""
 
 
-def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> JobView:
+def view(run: Run, life: Life | None, now_ns: int) -> JobView:
     """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
     launchers = [log for log in run.files if log.header.role == "launcher"]
     newest_ns: dict[str, int] = {}
-    for log, clock in zip(run.files, run.clocks, strict=True):
-        newest_ns[log.host] = max(newest_ns.get(log.host, 0), log.newest + clock.offset_ns)
+    for log, offset_ns in zip(run.files, run.offsets_ns, strict=True):
+        newest_ns[log.host] = max(newest_ns.get(log.host, 0), log.newest + offset_ns)
     told = [(log, _told_by(log)) for log in launchers]
     cycle = max((each.started.cycle for _, each in told if each.started is not None), default=None)
     ages_s = {host: max(0, now_ns - at_ns) / 1e9 for host, at_ns in newest_ns.items()}
     rows = _rows(told, cycle, ages_s)
-    newest = next((each for each in summary.cycles if each.cycle == cycle), None)
-    failed = [each for each in summary.cycles if each.cause is not None]
+    newest = next((each for each in run.cycles if each.cycle == cycle), None)
+    failed = [each for each in run.cycles if each.cause is not None]
     ended = None if life is None or life.outcome is Ending.RUNNING else life
     codes = [each.last.exit_code for _, each in told if isinstance(each.last, records.RunEnded)]
     is_over = ended is not None or len(codes) == len(launchers)
     rows = [replace(row, state=State.LOST) if is_over and row.state in _OPEN else row for row in rows]
-    iterations = [*(each.last_iteration for each in summary.cycles), None if life is None else life.iteration]
+    iterations = [*(each.last_iteration for each in run.cycles), None if life is None else life.iteration]
     code = codes[0] if is_over and len(set(codes)) == 1 else None
     return JobView(
         run_id=run.run_id,
@@ -127,12 +126,12 @@ def view(run: RunLogs, summary: RunSummary, life: Life | None, now_ns: int) -> J
         cycle=cycle,
         cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
         runs=not is_over and any(row.state is State.TRAINING for row in rows),
-        ranks=summary.world_size,
-        max_restarts=summary.max_restarts,
+        ranks=run.world_size,
+        max_restarts=run.max_restarts,
         restarts_left=None if newest is None else newest.restarts_left,
         iteration=max((each for each in iterations if each is not None and each >= 0), default=None),
-        goodput=None if summary.accounting.goodput is None else summary.accounting.goodput.share,
-        hangs=summary.accounting.hangs,
+        goodput=None if run.accounting.goodput is None else run.accounting.goodput.share,
+        hangs=run.accounting.hangs,
         waits_for="" if is_over else _waits_for(rows, cycle),
         last_cycle=failed[-1].cycle if failed else None,
         last_cause=failed[-1].cause.text if failed and failed[-1].cause else "",

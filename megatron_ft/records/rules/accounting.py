@@ -153,6 +153,11 @@ class CycleSummary:
     restored: int | None = None
     restored_redone: int | None = None
 
+    @property
+    def text(self) -> str:
+        """Its cause or outcome; "" if no record tells."""
+        return self.cause.text if self.cause else "" if self.outcome == "unknown" else self.outcome
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:

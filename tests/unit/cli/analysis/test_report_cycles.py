@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.cli.analysis.run_summary import RunSummary, summarize_run
+from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
-from megatron_ft.cli.logs.runs import split_runs
+from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.cli.render import report_tables
 from megatron_ft.core.facts.launcher import CauseKind
 from tests.support.arrived import line
@@ -116,9 +116,9 @@ def write_kill_then_hang(logs: Logs) -> None:
     logs.write("rank", (20.00, "fault_injected", hung), opened=11.0)
 
 
-def only_run(directory: Path) -> RunSummary:
+def only_run(directory: Path) -> Run:
     (run,) = split_runs(read_directory(directory))
-    return summarize_run(run)
+    return run
 
 
 def test_restores_from_memory_are_counted_once_per_cycle_with_the_iterations_redone(
@@ -142,7 +142,7 @@ def test_restores_from_memory_are_counted_once_per_cycle_with_the_iterations_red
         (37, 2),
         (50, None),
     ]
-    report_tables.print_run(run)
+    report_tables.print_report(analyze(run))
     assert "3 cycles restored from memory, 3 iterations redone." in capsys.readouterr().out
 
 
@@ -258,7 +258,7 @@ def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
         opened=1000.0,
     )
     again.write("monitor", (1000.8, "attached", {"rank": 0, "cycle": 0, "pid": 1}), opened=1000.4)
-    first, second = map(summarize_run, split_runs(read_directory(tmp_path)))
+    first, second = split_runs(read_directory(tmp_path))
     assert len(first.cycles) == 3
     assert len(second.cycles) == 1
     assert second.cycles[0].outcome == "succeeded"
@@ -291,7 +291,7 @@ def test_logs_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch
     together = read_directory(tmp_path, processes=2)
     assert [log.name for log in together] == [log.name for log in alone]
     assert [log.entries for log in together] == [log.entries for log in alone]
-    assert list(map(summarize_run, split_runs(together))) == list(map(summarize_run, split_runs(alone)))
+    assert [run.accounting for run in split_runs(together)] == [run.accounting for run in split_runs(alone)]
 
 
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])
@@ -304,10 +304,11 @@ def test_log_with_a_foreign_header_is_not_read(broken: dict[str, Any]) -> None:
 def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path) -> None:
     write_kill_then_hang(Logs(tmp_path))
     out = io.StringIO()
-    report_tables.print_run(only_run(tmp_path), file=out)
+    report_tables.print_report(analyze(only_run(tmp_path)), file=out)
     text = out.getvalue()
     killed, hung, finished, first = (line for line in text.splitlines() if "│" in line)
-    assert "2 ranks, 2 restarts" in text
+    assert "job run: 2 ranks on 1 node (node-a), " in text
+    assert "2 restarts, exit code 0\n2023-11-14 22:13:20 to 22:13:50 (30.01 s), goodput" in text
     assert [cell.strip() for cell in killed.strip("│").split("│")] == [
         "0",
         "rank 1 killed by SIGKILL (not sent by ft_launcher) after iteration 25",

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.interval_lengths import OUT_OF_SECTION
 from megatron_ft.cli.render.html_page import page
-from megatron_ft.cli.render.report_tables import interval_notes, print_analysis
+from megatron_ft.cli.render.report_tables import print_report, sheets
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import Logs, started
 from tests.unit.cli.analysis.test_report_timeline import iterations, only, row, told
 
 STEP, SAVE = 0, 1
+
+
+def notes_of(analysis: Analysis) -> list[str]:
+    return [note for sheet in sheets(analysis) for note in sheet.notes]
 
 
 def test_first_times_out_of_section_of_a_cycle_are_left_out(tmp_path: Path) -> None:
@@ -28,10 +33,10 @@ def test_first_times_out_of_section_of_a_cycle_are_left_out(tmp_path: Path) -> N
     assert (outside.count, outside.left_out_s) == (1 + 1 + 7, pytest.approx(39.9))
     assert outside.longest_s == pytest.approx(0.42, abs=0.021)  # the end of its bucket
     assert outside.margin == pytest.approx(20.0 / outside.longest_s)
-    (note,) = interval_notes(analysis)
+    (note,) = [each for each in notes_of(analysis) if OUT_OF_SECTION in each]
     assert "at most 39.90 s" in note
     out = io.StringIO()
-    print_analysis(analysis, out)
+    print_report(analysis, out)
     assert note in out.getvalue()
     assert "at most 39.90 s" in page(analysis, [])
 
@@ -50,8 +55,8 @@ def test_few_intervals_are_known_exactly_and_many_to_twelve_percent(tmp_path: Pa
     step, save = row(analysis, "step"), row(analysis, "save")
     assert (step.count, save.count) == (40, 3)
     assert step.longest_s == pytest.approx(4.0)
-    assert step.median_s == pytest.approx(2.0, rel=0.12)
-    assert (save.longest_s, save.median_s) == (0.125, 0.125)
+    assert step.quantile(0.5) == pytest.approx(2.0, rel=0.12)
+    assert (save.longest_s, save.quantile(0.5)) == (0.125, 0.125)
 
 
 def test_row_after_lost_events_says_on_how_much_of_the_time_it_rests(tmp_path: Path) -> None:
@@ -64,12 +69,12 @@ def test_row_after_lost_events_says_on_how_much_of_the_time_it_rests(tmp_path: P
     analysis = only(tmp_path)
     outside = row(analysis, OUT_OF_SECTION)
     assert outside.known == pytest.approx(58.0 / 117.0, rel=0.01)  # the second minute isn't
-    assert any(f"{OUT_OF_SECTION} rests on 50% of the time" in note for note in interval_notes(analysis))
+    assert any(f"{OUT_OF_SECTION} rests on 50% of the time" in note for note in notes_of(analysis))
     (tmp_path / "whole").mkdir()
     Logs(tmp_path / "whole").write("monitor", *told(0, 0, 2.0, *known))
     analysis = only(tmp_path / "whole")
     assert row(analysis, OUT_OF_SECTION).known == 1
-    assert not any("rests on" in note for note in interval_notes(analysis))
+    assert not any("rests on" in note for note in notes_of(analysis))
 
 
 def test_timeout_in_force_is_the_least_of_the_last_cycle(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.analysis import Analysis, analyze
-from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, LoggedInterval
+from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, Interval
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
@@ -37,7 +36,7 @@ def only(directory: Path) -> Analysis:
     return analyze(run)
 
 
-def row(analysis: Analysis, name: str) -> LoggedInterval:
+def row(analysis: Analysis, name: str) -> Interval:
     (found,) = [each for each in analysis.intervals if each.name == name]
     return found
 
@@ -90,7 +89,7 @@ def write_crash(logs: Logs, *, section: bool = True) -> None:
 def test_goodput_of_a_run_classifies_all_its_seconds(tmp_path: Path) -> None:
     """0 to 5 and 6 to 15 count, 6 to 8 were done twice, 9 was never finished the first time."""
     write_crash(Logs(tmp_path))
-    goodput = only(tmp_path).summary.accounting.goodput
+    goodput = only(tmp_path).run.accounting.goodput
     assert goodput is not None
     assert (goodput.iterations, goodput.redone) == (6 + 10, 3)
     found = {each.value: round(seconds, 3) for each, seconds in goodput.seconds.items() if seconds}
@@ -102,12 +101,12 @@ def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
     logs.write("monitor", *told(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
-    assert only(tmp_path).summary.accounting.goodput is None
+    assert only(tmp_path).run.accounting.goodput is None
     (tmp_path / "more").mkdir()
     one = Logs(tmp_path / "more")
     one.write("launcher", (1.0, "cycle_started", started(0, 0)))
     one.write("monitor", *told(0, 0, 2.0, (3.0, ITERATION, 7)))
-    assert only(tmp_path / "more").summary.accounting.goodput is None
+    assert only(tmp_path / "more").run.accounting.goodput is None
 
 
 def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) 
     assert (outside.timeout_s, outside.margin, outside.count) == (None, None, 9 + 9 + 2)
     assert outside.left_out_s == pytest.approx(8.0)  # from the attachment to the first section
     assert outside.longest_s == pytest.approx(0.42, abs=0.021)  # the end of its bucket
-    assert outside.median_s == pytest.approx(0.4, rel=0.12)
+    assert outside.quantile(0.5) == pytest.approx(0.4, rel=0.12)
     never = row(analysis, "save")
     assert (never.timeout_s, never.count, never.longest_s, never.margin) == (5.0, 0, None, None)
     assert HEARTBEATS not in [each.name for each in analysis.intervals]
@@ -176,10 +175,8 @@ def test_the_grid_shows_intervals_where_they_were_and_sums_as_such(tmp_path: Pat
     saved = ((25.0, START, 1), (29.0, END, 1))
     logs.write("monitor", (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}), *told(0, 0, 2.0, *steps, *saved))
     analysis = only(tmp_path)
-    assert (
-        states(analysis, [2, 5, 9, 10, 18, 24])
-        == ["out of section"] * 2 + ["out of section"] + ["step (summed up)"] * 2
-    )
+    expected = ["out of section"] * 3 + ["step (summed up)", "out of section"]
+    assert states(analysis, [2, 5, 9, 10, 18, 24]) == expected
     assert states(analysis, [25, 26, 29]) == ["save"] * 2
 
 
@@ -200,10 +197,9 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     assert states(analysis, [4, 9, 20, 30, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
     (failure,) = analysis.failures
-    assert (failure.rank, failure.cycle, failure.at_s) == (0, 0, 51.0)
-    (window,) = analysis.windows
-    assert window.begin_ns < analysis.timeline.begin_ns + 49 * S
-    assert window.end_ns == analysis.timeline.end_ns  # where the logs end
+    assert (failure.rank, failure.cycle, analysis.timeline.since(failure.at_ns)) == (0, 0, 51.0)
+    assert failure.from_ns < analysis.timeline.begin_ns + 49 * S
+    assert failure.to_ns == analysis.timeline.end_ns  # where the logs end
 
 
 def test_a_hang_that_was_only_reported_is_drawn_and_counted_once(tmp_path: Path) -> None:
@@ -279,4 +275,15 @@ def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
     longest = row(analysis, "step").longest_s
     assert longest is not None
     assert longest < 0.5  # nothing reaches over the gap
-    assert dataclasses.asdict(analysis.summary)["passed_over"] == 0
+    assert analysis.run.passed_over == 0
+
+
+def test_steps_before_a_hang_are_drawn_however_short_their_part_of_the_minute(tmp_path: Path) -> None:
+    """Nine steps in nine seconds, then a hang of minutes in the tenth one."""
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (130.0, "run_ended", {"exit_code": 1}))
+    steps = [(3.0 + number, ITERATION, number) for number in range(10)]
+    short = [(3.0 + number + part, kind, 0) for number in range(9) for part, kind in ((0.1, START), (0.5, END))]
+    logs.write("monitor", *told(0, 0, 2.0, *sorted([*steps, *short, (12.1, START, 0)])))
+    analysis = only(tmp_path)
+    assert states(analysis, [3, 6, 12]) == ["step (summed up)"] * 2

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megatron_ft.cli.analysis.slow_rank_summary import slow_ranks_of
+from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.core.facts.launcher import CycleEnded, SlowRank
 from megatron_ft.core.facts.timed import Timed
 
@@ -24,8 +25,9 @@ def track(rank: int, cycle: int = 0, **sections: tuple[float, int]) -> Any:
 
 def found(*records: tuple[float, Any], tracks: tuple[Any, ...] = ()) -> list[Any]:
     timed = [Timed(at_ns=round(at_s * S), offset_ns=0, host="b", record=record) for at_s, record in records]
-    timeline: Any = SimpleNamespace(begin_ns=10 * S, tracks=tracks)
-    return slow_ranks_of(timed, timeline)
+    run: Any = SimpleNamespace(records=timed)
+    timeline = Timeline(run=run, begin_ns=10 * S, end_ns=0, names=(), tracks=tracks, marks=(), evidence=())
+    return slow_ranks_of(timeline)
 
 
 def test_slow_rank_lasts_until_it_is_over_or_its_cycle_has_ended() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_ft.cli.analysis.suggestion import suggested_s
+from megatron_ft.cli.analysis.interval_lengths import suggested_s
 from megatron_ft.cli.main import main
 from megatron_ft.core.config.config import parse_section_timeouts
 from tests.support.generated_logs import END, START

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.logs.read import read_directory
-from megatron_ft.cli.logs.runs import RunLogs, split_runs
+from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.core.facts.launcher import CycleStarted
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, first_iteration, started
@@ -21,7 +21,7 @@ ASKED = (8.0, "stop_requested", {"signal": "SIGTERM"})
 Record = tuple[float, str, dict[str, Any]]
 
 
-def run_of(directory: Path) -> RunLogs:
+def run_of(directory: Path) -> Run:
     (run,) = split_runs(read_directory(directory))
     return run
 
@@ -54,7 +54,7 @@ def test_nodes_of_the_same_name_have_clocks_of_their_own(tmp_path: Path, shift: 
     """Containers, say: all of them are called the same."""
     write_two_nodes(tmp_path, shift=shift, second_host=second_host)
     run = run_of(tmp_path)
-    assert len(set(run.clocks)) == 2
+    assert len(set(run.offsets_ns)) == 2
     analysis = only(tmp_path)
     tracks = analysis.timeline.tracks
     assert [track.host for track in tracks] == ["node-a", second_host]

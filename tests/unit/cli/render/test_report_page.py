@@ -8,12 +8,14 @@ import json
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megatron_ft.cli.analysis.timeline import EvidenceFile
 from megatron_ft.cli.render import html_page
 from megatron_ft.cli.render.html_page import read_evidence, write_page
+from megatron_ft.core.facts.shared import Evidence
+from megatron_ft.core.facts.timed import Timed
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
 
@@ -77,8 +79,8 @@ def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
     assert "data_loader.py:88 next_batch <b>&</b>" in evidence["text"]
 
 
-def evidence_of(directory: Path, *names: str) -> list[html_page.EvidenceText]:
-    found = [EvidenceFile(at_ns=n, cycle=0, rank=n, file=name, summary="") for n, name in enumerate(names)]
+def evidence_of(directory: Path, *names: str) -> list[dict[str, Any]]:
+    found = [Timed(n, 0, "a", Evidence(cycle=0, rank=n, file=name)) for n, name in enumerate(names)]
     return read_evidence([str(directory)], found)
 
 
@@ -87,11 +89,11 @@ def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: 
         (tmp_path / name).write_text(name * 100_000)
     monkeypatch.setattr(html_page, "MOST_BYTES_IN_ALL", 140_000)
     d, c, b, a = evidence_of(tmp_path, "a", "b", "c", "d")  # the newest come first
-    assert (d.text, d.note) == ("d" * 65536, "cut after 65536 of 100000 bytes; see d")
-    assert len(c.text) == 65536
-    assert (len(b.text), b.note) == (140_000 - 2 * 65536, "cut after 8928 of 100000 bytes; see b")
-    assert a.text == ""
-    assert a.note.startswith("left out: this page holds")
+    assert (d["text"], d["note"]) == ("d" * 65536, "cut after 65536 of 100000 bytes; see d")
+    assert len(c["text"]) == 65536
+    assert (len(b["text"]), b["note"]) == (140_000 - 2 * 65536, "cut after 8928 of 100000 bytes; see b")
+    assert a["text"] == ""
+    assert a["note"].startswith("left out: this page holds")
 
 
 def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,30 +143,15 @@ def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:
     (logs / "bytes").write_bytes(b"\xff\xfe")
     names = ("../secret", str(tmp_path / "secret"), "link", ".", "none", "a\0b", "bytes")
     read = evidence_of(logs, *names)
-    assert [each.text for each in read] == ["\ufffd\ufffd", *[""] * 6]
-    assert [bool(each.note) for each in read] == [False, *[True] * 6]
+    assert [each["text"] for each in read] == ["\ufffd\ufffd", *[""] * 6]
+    assert [bool(each["note"]) for each in read] == [False, *[True] * 6]
 
 
-def distributions(page: Path) -> str:
-    return page.read_text().split('<div id="distributions">')[1].split('<script type="application/json"')[0]
-
-
-def test_distributions_hold_no_tag_from_a_log(tmp_path: Path) -> None:
-    drawn = distributions(write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY)))
-    tags = {tag for tag, _ in Elements(drawn).tags}
-    assert tags == {"figure", "figcaption", "strong", "br", "svg", "path", "text"}
-    assert drawn.count("<strong>") == drawn.count("<figure>") == 5
-    assert "&lt;img src=https://evil.example" in drawn
-
-
-def test_distribution_shows_the_suggested_timeout_beside_the_one_in_force(tmp_path: Path) -> None:
-    drawn = distributions(write(tmp_path, GeneratedJob(ranks=4, steps=60)))
-    (figure,) = re.findall(r"<figure><figcaption><strong>step</strong>.*?</figure>", drawn, re.DOTALL)
-    assert "<br>timeout 5.00 s, suggested 60.00 s<" in figure
-    at = {kind: float(re.search(rf'class="{kind}" d="M(\S+) ', figure)[1]) for kind in ("suggested", "timeout")}  # type: ignore[index]
-    bins = re.search(r'class="bins" d="(.*?)"', figure)
-    assert bins is not None
-    assert max(map(float, re.findall(r"H(\S+?)V", bins[1]))) < at["timeout"] < at["suggested"]
+def test_tables_hold_no_tag_from_a_log(tmp_path: Path) -> None:
+    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
+    table = path.read_text().split('<table id="timeouts">')[1].split("</table>")[0]
+    assert {tag for tag, _ in Elements(table).tags} == {"thead", "tbody", "tr", "th", "td"}
+    assert "&lt;img src=https://evil.example" in table
 
 
 def test_page_of_a_thousand_ranks_with_evidence_is_below_200_kilobytes(tmp_path: Path) -> None:
@@ -176,7 +163,7 @@ def test_page_of_a_thousand_ranks_with_evidence_is_below_200_kilobytes(tmp_path:
 def test_classes_of_the_jobs_time_are_a_bar_whose_parts_add_up(tmp_path: Path) -> None:
     path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
     shares = re.findall(r'style="flex-grow:([\d.]+);', path.read_text())
-    goodput = only(tmp_path / "logs").summary.accounting.goodput
+    goodput = only(tmp_path / "logs").run.accounting.goodput
     assert goodput is not None
     assert sum(map(float, shares)) == pytest.approx(goodput.total_s, rel=0.001)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ft.cli import main
+from megatron_ft.cli import main, terminal
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render import terminal, theme, trace
+from megatron_ft.cli.render import theme, trace
 from megatron_ft.cli.render.png import draw_png
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.records.rules.accounting import TimeClass
@@ -83,7 +83,7 @@ def test_picture_shows_nasty_names_as_they_are(tmp_path: Path, monkeypatch: pyte
 
 def trace_of(directory: Path) -> dict[str, Any]:
     path = directory / "out.trace"
-    trace.write_trace(only(directory).timeline, str(path))
+    trace.write_trace(only(directory), str(path))
     document = json.loads(path.read_text())
     assert isinstance(document, dict)
     return document

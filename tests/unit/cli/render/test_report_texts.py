@@ -6,9 +6,8 @@ import io
 from pathlib import Path
 
 from megatron_ft.cli.render import report_tables
-from megatron_ft.cli.render.report_tables import print_analysis
-from megatron_ft.cli.render.terminal import plain
 from megatron_ft.cli.status import status_table
+from megatron_ft.cli.terminal import plain
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import only
@@ -17,8 +16,7 @@ from tests.unit.cli.analysis.test_report_timeline import only
 def printed(directory: Path) -> str:
     analysis = only(directory)
     out = io.StringIO()
-    report_tables.print_run(analysis.summary, out)
-    print_analysis(analysis, out)
+    report_tables.print_report(analysis, out)
     return out.getvalue()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ft.cli.analysis.run_summary import summarize_run
 from megatron_ft.cli.logs.read import Entry, EventLogFile
-from megatron_ft.cli.logs.runs import RunLogs
+from megatron_ft.cli.logs.runs import Run
 from megatron_ft.cli.status.job_view import JobView, NodeRow, State, view
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
@@ -43,8 +42,8 @@ def log_file(role: str, host: str, opened_s: float, entries: list[Entry]) -> Eve
 
 def seen(*nodes: list[EventLogFile], life: Life | None = None, now_s: float = 100.0) -> JobView:
     files = tuple(log for each in nodes for log in each)
-    run = RunLogs(run_id="job", opened_wall_ns=0, files=files)
-    return view(run, summarize_run(run), life, round(now_s * S))
+    run = Run(run_id="job", files=files)
+    return view(run, life, round(now_s * S))
 
 
 def states(job: JobView) -> list[tuple[str, State]]:

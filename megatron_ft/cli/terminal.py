@@ -1,13 +1,12 @@
-"""Shared parts of tables for a terminal."""
+"""Texts, tables and progress on a terminal."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import printable
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+T = TypeVar("T")
 _LEAST_WIDTH = 160
 _LONG_S = 2.0
 """Seconds of work after which a bar is shown."""
@@ -43,11 +43,10 @@ def terminal(file: TextIO | None = None) -> Console:
     return console
 
 
-@contextlib.contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal if the work takes more than 2 s. Yields a function that takes how much more is done."""
+def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """Yield the items; on a terminal, a bar shows how many of ``total`` are done if they take more than 2 s."""
     if not sys.stderr.isatty():
-        yield lambda _done: None
+        yield from items
         return
     from rich.console import Console
     from rich.progress import Progress
@@ -57,7 +56,9 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     timer = threading.Timer(_LONG_S, bar.start)
     timer.start()
     try:
-        yield lambda done: bar.advance(task, done)
+        for item in items:
+            yield item
+            bar.advance(task)
     finally:
         timer.cancel()
         timer.join()
