@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_ft.cli.terminal import terminal
+from megatron_ft.cli.base.terminal import terminal
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.options import (
     add_ft_options,

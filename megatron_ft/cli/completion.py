@@ -6,7 +6,7 @@ import argparse
 import functools
 from typing import Any
 
-from megatron_ft.cli.terminal import check_extra
+from megatron_ft.cli.base.terminal import check_extra
 from megatron_ft.ipc.config.options import add_ft_options, add_torchrun_options
 
 _SHELLS = ("bash", "zsh", "tcsh")

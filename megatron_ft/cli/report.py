@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.terminal import check_extra, track
+from megatron_ft.cli.base.terminal import check_extra, track
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.terminal import check_extra
+from megatron_ft.cli.base.terminal import check_extra
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis

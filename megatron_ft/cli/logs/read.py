@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_ft.cli.terminal import track
+from megatron_ft.cli.base.terminal import track
 from megatron_ft.core.codec import Message, Moment, Raw, decode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.all_kinds import RECORDS, Record

@@ -20,9 +20,9 @@ import numpy as np
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
+from megatron_ft.cli.base.terminal import took
 from megatron_ft.cli.render import report_tables as tables
 from megatron_ft.cli.render import theme
-from megatron_ft.cli.terminal import took
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.core.facts.timed import Timed

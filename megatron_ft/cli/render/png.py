@@ -13,9 +13,9 @@ from megatron_ft.cli.analysis.failures import Failure
 from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
 from megatron_ft.cli.analysis.steps import step_times
 from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.cli.base.terminal import plain, took
 from megatron_ft.cli.render import theme
 from megatron_ft.cli.render.report_tables import SHOWN_S, goodput_line, header, period
-from megatron_ft.cli.terminal import plain, took
 from megatron_ft.records.rules.accounting import Goodput
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.terminal import plain, terminal, took
+from megatron_ft.cli.base.terminal import plain, terminal, took
 from megatron_ft.core.board.intervals import FIRST_INTERVALS
 from megatron_ft.core.facts.launcher import PHASES
 from megatron_ft.core.wording import counted, listed, when

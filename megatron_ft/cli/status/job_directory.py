@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from megatron_ft.cli.base.terminal import terminal
 from megatron_ft.cli.status.status_table import duration
-from megatron_ft.cli.terminal import terminal
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import columns, counted, printable

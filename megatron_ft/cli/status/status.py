@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from megatron_ft.cli.base.terminal import plain, terminal
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.status_table import job_frame
-from megatron_ft.cli.terminal import plain, terminal
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.status.job_facts import JobFacts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from megatron_ft.cli.terminal import plain
+from megatron_ft.cli.base.terminal import plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from megatron_ft.cli.base.terminal import plain
 from megatron_ft.cli.render import report_tables
 from megatron_ft.cli.status import status_table
-from megatron_ft.cli.terminal import plain
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import only
