@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.cli.base import terminal
 from megatron_ft.cli.analysis import raster
+from megatron_ft.cli.base import terminal
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import theme, trace
