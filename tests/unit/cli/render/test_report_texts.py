@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from megatron_ft.cli.base.terminal import plain
 from megatron_ft.cli.render import report_tables
-from megatron_ft.cli.status import status_table
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import only
@@ -38,10 +36,3 @@ def test_a_name_of_a_section_is_no_order(tmp_path: Path) -> None:
     assert "\x1b" not in text
     assert "│ [/red] " in text
     assert r"│ \x1b[31mred " in text
-
-
-def test_plain_is_shared_by_status_and_report_and_escapes_controls() -> None:
-    assert plain("a\nb\tc\x1b\udc80d") == r"a b c\x1b\udc80d"
-    assert plain("a\nb\tc", keep_lines=True) == "a\nb c"
-    assert status_table.plain is plain
-    assert report_tables.plain is plain
