@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
-import time
-from collections.abc import Iterator
+import threading
 
 import pytest
 
-from megatron_ft.cli.base import terminal
 from megatron_ft.cli.base.terminal import plain, track
 from megatron_ft.cli.render import report_tables
 from megatron_ft.cli.status import status_table
@@ -22,30 +20,28 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("long_s", "is_shown"), [(0.05, True), (60.0, False)])
-def test_bar_is_shown_on_a_terminal_once_work_takes_long(
-    monkeypatch: pytest.MonkeyPatch, long_s: float, is_shown: bool
-) -> None:
+@pytest.mark.parametrize("takes_long", [True, False])
+def test_bar_is_shown_on_a_terminal_once_work_takes_long(monkeypatch: pytest.MonkeyPatch, takes_long: bool) -> None:
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            assert self.interval == 2.0
+            if takes_long:
+                self.function()
+
+        def join(self, timeout: float | None = None) -> None:
+            assert self.finished.is_set()
+
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(terminal, "_LONG_S", long_s)
-
-    def work() -> Iterator[int]:
-        until_s = time.monotonic() + 30.0
-        for number in range(3):
-            yield number
-            while is_shown and "reading logs" not in screen.getvalue() and time.monotonic() < until_s:
-                time.sleep(0.01)
-
-    assert [*track(work(), "reading logs", 3)] == [0, 1, 2]
-    assert ("reading logs" in screen.getvalue()) == is_shown
+    monkeypatch.setattr(threading, "Timer", Timer)
+    assert [*track([0, 1, 2], "reading logs", 3)] == [0, 1, 2]
+    assert ("reading logs" in screen.getvalue()) == takes_long
 
 
 def test_bar_is_not_shown_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setattr(terminal, "_LONG_S", 0.0)
     assert [*track([1, 2], "reading", 2)] == [1, 2]
     assert file.getvalue() == ""
 
