@@ -11,19 +11,12 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
-
-
-class RingEvent(NamedTuple):
-    at_ns: int
-    kind: int
-    section_index: int
-    value: int
 
 
 def create_memory() -> int:
@@ -134,22 +127,6 @@ class Board:
         """Return a copy of the words before the ring, for ``layout.decode``."""
         return self._map[: 8 * layout.RING]
 
-    def events(self, since_head: int = 0, head: int | None = None) -> Iterator[RingEvent]:
-        """Yield ring entries from number ``since_head`` up to ``head``, if still there, oldest first.
-
-        ``head`` is exclusive; None is the next entry that the rank will write.
-        """
-        head = self.words[layout.W_RING_HEAD] if head is None else head
-        for number in range(max(since_head, head - layout.RING_EVENTS), head):
-            at = layout.RING + 2 * (number & layout.RING_MASK)
-            code = self.words[at + 1]
-            yield RingEvent(
-                at_ns=self.words[at],
-                kind=code >> layout.KIND_SHIFT,
-                section_index=(code >> layout.SECTION_SHIFT) & 0xFF,
-                value=code & layout.VALUE_MASK,
-            )
-
     def ring_words(self, since_head: int, head: int) -> tuple[int, list[int]]:
         """Return the first number, and two words of each event, from ``since_head`` up to ``head``.
 
@@ -187,16 +164,12 @@ def _mapped(fd: int) -> tuple[mmap.mmap, KeptDescriptor]:
     free = os.dup(fd)
     os.close(free)
     mapping = mmap.mmap(fd, layout.BOARD_BYTES)  # takes the lowest free number
-    for number in (free, *_numbers()):
+    # all others, too: another thread may have opened one in the meantime
+    for number in (free, *map(int, os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):
             if number != fd and os.path.samestat(os.fstat(number), wanted):
                 return mapping, KeptDescriptor(number)
     return mapping, KeptDescriptor(-1)
-
-
-def _numbers() -> Iterator[int]:
-    """Yield all descriptors of this process: another thread may have opened one in the meantime."""
-    yield from map(int, os.listdir("/proc/self/fd"))
 
 
 def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:

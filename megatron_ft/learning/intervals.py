@@ -60,14 +60,14 @@ class BoardIntervals:
             # the starts of sections that end in these events aren't known, but for those that have been open since
             self._lost += first - self.read_to
             first_kinds: dict[int, int] = {}
-            for code in words[1::2]:
-                first_kinds.setdefault(code >> layout.SECTION_SHIFT & 0xFF, code >> layout.KIND_SHIFT)
+            for _, kind, index, _ in layout.ring_events(words):
+                first_kinds.setdefault(index, kind)
             self._open = {index: 0 for index, kind in first_kinds.items() if kind == layout.EVENT_END}
             self._open |= {index: since for index, since in _open_on(board).items() if index not in first_kinds}
             self._idle_since = self._heartbeat_ns = 0
         self.read_to = first + len(words) // 2
-        for at, code in zip(words[::2], words[1::2], strict=True):
-            self._take_event(at, code, now_ns, gaps)
+        for at, kind, index, value in layout.ring_events(words):
+            self._take_event(at, kind, index, value, now_ns, gaps)
         if self.read_to == board.ring_head and not any(each.opened_at_ns for each in board.sections):
             # the board is right: a signal handler may have closed a section, or a calculation restarted the clock
             self._open.clear()
@@ -77,8 +77,7 @@ class BoardIntervals:
             if not self._open and self._idle_since:
                 self._add(_IDLE, self._idle_since, now_ns, gaps)
 
-    def _take_event(self, at: int, code: int, now_ns: int, gaps: Sequence[Gap]) -> None:
-        kind, index = code >> layout.KIND_SHIFT, code >> layout.SECTION_SHIFT & 0xFF
+    def _take_event(self, at: int, kind: int, index: int, value: int, now_ns: int, gaps: Sequence[Gap]) -> None:
         if not self._start_ns <= at <= now_ns:
             self._open.clear()  # a stray write: which event it was isn't known
             self._idle_since = self._heartbeat_ns = 0
@@ -93,7 +92,7 @@ class BoardIntervals:
             if not self._open:
                 self._idle_since = at
         elif kind == layout.EVENT_ITERATION:
-            self._iterations[1:] = [(code & layout.VALUE_MASK, at)]
+            self._iterations[1:] = [(value, at)]
         elif kind == layout.EVENT_HEARTBEAT:
             if self._heartbeat_ns:
                 self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps)

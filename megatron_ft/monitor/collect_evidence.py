@@ -290,15 +290,16 @@ def _last_events(board: Board, snapshot: BoardSnapshot | None, now_ns: int) -> t
     if snapshot is None:
         return ()
     names = [section.name for section in snapshot.sections]
+    _, words = board.ring_words(max(0, snapshot.ring_head - _LAST_EVENTS), snapshot.ring_head)
     found = []
-    for event in board.events(max(0, snapshot.ring_head - _LAST_EVENTS)):
-        name = names[event.section_index] if event.section_index < len(names) else f"section {event.section_index}"
+    for at_ns, kind, index, value in layout.ring_events(words):
+        name = names[index] if index < len(names) else f"section {index}"
         what = {
             layout.EVENT_START: f"{name} begins",
             layout.EVENT_END: f"{name} ends",
             layout.EVENT_HEARTBEAT: "heartbeat",
-            layout.EVENT_ITERATION: begins(event.value),
-        }.get(event.kind)
-        if what is not None:  # None: the rank has overwritten the event
-            found.append(((now_ns - event.at_ns) / 1e9, what))
+            layout.EVENT_ITERATION: begins(value),
+        }.get(kind)
+        if what is not None:  # None: a stray write
+            found.append(((now_ns - at_ns) / 1e9, what))
     return tuple(found)

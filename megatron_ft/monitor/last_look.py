@@ -11,7 +11,7 @@ from functools import partial
 
 from megatron_ft.core.board.hang_detector import Overdue
 from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Suspect
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
@@ -67,8 +67,9 @@ class LastLook:
             self.clear()
             return False
         if not is_same:
-            self._verdict, self._answer_by_ns = verdict, time.monotonic_ns() + _ANSWER_NS
-            self._reports.suspect(watched.attached, verdict)
+            now_ns = time.monotonic_ns()
+            self._verdict, self._answer_by_ns = verdict, now_ns + _ANSWER_NS
+            self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict, now_ns)))
         return True
 
     def clear(self) -> None:

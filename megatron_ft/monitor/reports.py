@@ -17,7 +17,7 @@ from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts import monitor as records
 from megatron_ft.core.facts import shared
 from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.core.messages.monitor_messages import Observation, Suspect
+from megatron_ft.core.messages.monitor_messages import Observation
 from megatron_ft.core.messages.rank_messages import RankHello
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.diagnosis.evidence import HangEvidence
@@ -93,12 +93,6 @@ class Reports:
         if admitted is not None:
             self.warn(admitted)
 
-    def board_damaged(self, attached: AttachedRank, damage: str) -> None:
-        """Warn that a board was written over, and that its rank is not judged any more."""
-        rank = f"rank {attached.rank}"
-        until = f"hangs of {rank} are not detected until its next cycle"
-        self.warn(f"the progress board of {rank} was written over by the training process ({damage}): {until}")
-
     def attached(self, attached: AttachedRank, greeting: RankHello) -> None:
         """Report that a rank is watched. The launcher gets the descriptors that a replacement monitor needs."""
         report = records.Attached(
@@ -115,14 +109,6 @@ class Reports:
         self.tell(report, attached.fds)
         if self._launcher is None and not greeting.watch_only:
             self.record(report)
-
-    def verdict(self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool) -> None:
-        """Report that a rank hangs, before it is signalled; ``observed_only``: it won't be signalled."""
-        self.record(self._rank_hung(attached, verdict, at_ns, observed_only=observed_only))
-
-    def suspect(self, attached: AttachedRank, verdict: Overdue) -> None:
-        """Ask the launcher about a rank that exceeded its timeout."""
-        self.tell(Suspect(self._rank_hung(attached, verdict, time.monotonic_ns(), observed_only=False)))
 
     def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: HangEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
@@ -172,10 +158,6 @@ class Reports:
         if minute is not None:
             self.record(minute)
 
-    def launcher_gone(self, text: str = "") -> None:
-        """Record in this monitor's own log that the launcher has died, or ``text`` instead."""
-        self.record(Warning_(text=text) if text else records.LauncherGone())
-
     def rank_gone(self, attached: AttachedRank, snapshot: BoardSnapshot | None) -> None:
         """Log the last known place of a rank that ended."""
         if snapshot is not None and snapshot.watch_only:
@@ -191,9 +173,10 @@ class Reports:
         )
         self.record(record)
 
-    def _rank_hung(
-        self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool
+    def rank_hung(
+        self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool = False
     ) -> shared.RankHung:
+        """Return the record of a rank that hangs; ``observed_only``: it won't be signalled."""
         stat = read_stat(attached.pid)
         return shared.RankHung(
             rank=attached.rank,

@@ -16,7 +16,7 @@ from megatron_ft.core.board.hang_detector import CheckAction, Overdue
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.codec import Raw
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.monitor import Detached, Signalled
+from megatron_ft.core.facts.monitor import Detached, LauncherGone, Signalled
 from megatron_ft.core.messages.monitor_messages import (
     ORDERS,
     Collect,
@@ -236,14 +236,14 @@ class MonitorService:
         return reason
 
     def _welcome(self, caller: Caller, greeting: RankHello) -> None:
-        pidfd = -1
+        pidfd, is_started = -1, self._started is not None and is_in(caller.pid, self._started)
         try:
             pidfd = os.dup(caller.pidfd)
             watched = WatchedRank.attach(
                 self._settings.config,
                 pid=caller.pid,
                 pidfd=pidfd,
-                rank=self._rank_of(caller, greeting),
+                rank=self._rank if is_started and self._rank is not None else greeting.rank,
                 cycle=greeting.cycle,
                 warmup_iterations=greeting.warmup_iterations,
                 watch_only=greeting.watch_only,
@@ -268,10 +268,6 @@ class MonitorService:
         self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it gave up waiting while this process was stopped, and will try again
-
-    def _rank_of(self, caller: Caller, greeting: RankHello) -> int:
-        is_started = self._started is not None and is_in(caller.pid, self._started)
-        return self._rank if is_started and self._rank is not None else greeting.rank
 
     def _answer(self, caller: Caller, message: ToRank | RankShown, fds: tuple[int, ...] = ()) -> bool:
         """Return True if the message could be sent."""
@@ -299,12 +295,9 @@ class MonitorService:
                 self._next_look_ns = now_ns
         if self._termination is not None:
             self._go_on_terminating(self._termination)
-        elif self._watched is not None and self._is_look_due():
-            self._look(self._watched)
-
-    def _is_look_due(self) -> bool:
-        due = self._next_look_ns
-        return due is not None and self._paused_at_ns is None and time.monotonic_ns() >= due
+        elif self._watched is not None and self._next_look_ns is not None and self._paused_at_ns is None:
+            if time.monotonic_ns() >= self._next_look_ns:
+                self._look(self._watched)
 
     def _look(self, watched: WatchedRank) -> None:
         self._next_look_ns = None
@@ -319,7 +312,10 @@ class MonitorService:
             snapshot, outcome = watched.read()
         except BoardDamagedError as error:
             self._last_look.clear()
-            self._reports.board_damaged(watched.attached, str(error))
+            rank = f"rank {watched.attached.rank}"
+            until = f"hangs of {rank} are not detected until its next cycle"
+            text = f"the progress board of {rank} was written over by the training process ({error}): {until}"
+            self._reports.warn(text)
             return
         if outcome.action is CheckAction.END_RANK and watched.note_new_program():
             self._judge(watched)
@@ -345,7 +341,7 @@ class MonitorService:
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
-        self._reports.verdict(attached, verdict, now_ns, observed_only=only_reports)
+        self._reports.record(self._reports.rank_hung(attached, verdict, now_ns, observed_only=only_reports))
         self._reports.minute(watched, at_once=not only_reports, is_last=not only_reports)
         try:
             self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)
@@ -424,9 +420,9 @@ class MonitorService:
             return
         if not is_gone(self._parent_pidfd) and not wait_gone(self._parent_pidfd, _LAUNCHER_ENDS_S):
             # the launcher lives and will start another monitor: no reason to end the rank
-            self._reports.launcher_gone("lost the connection to the launcher, which starts another monitor: exiting")
+            self._reports.warn("lost the connection to the launcher, which starts another monitor: exiting")
             return
-        self._reports.launcher_gone()
+        self._reports.record(LauncherGone())
         left = end_orphans(self._settings.socket_path, self._group)
         if left:
             pids = sorted({each.pid for each in left})

@@ -224,17 +224,16 @@ class WatchedRank:
             pass  # a dying rank may have written anything; the last good snapshot still holds
         return self.last_good
 
-    def has_new_program(self) -> bool:
-        """Return True if the rank's process has exec'ed another program, in which nothing is monitored yet."""
+    def note_new_program(self) -> bool:
+        """Mark the board as closed if the rank has exec'ed another program, in which nothing is monitored yet.
+
+        Return True if it was marked.
+        """
         attached = self.attached
-        if not has_hung_up(attached.ask_fd) or is_gone(attached.pidfd):
+        if self.has_ended or not has_hung_up(attached.ask_fd) or is_gone(attached.pidfd):
             return False  # an exec closes the rank's end, so most calls stop here
         inode = os.fstat(attached.board_fd).st_ino
-        return not _reads.call(lambda: has_mapped(attached.pid, inode), True, bound_s=_MAPS_S)
-
-    def note_new_program(self) -> bool:
-        """Mark the board as closed if the rank has exec'ed another program. Return True if it was marked."""
-        if self.has_ended or not self.has_new_program():
+        if _reads.call(lambda: has_mapped(attached.pid, inode), True, bound_s=_MAPS_S):
             return False
         self.board.words[layout.W_CLOSING] = layout.CLOSING
         return True

@@ -11,6 +11,7 @@ the rank maps it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 MAGIC = 0x4D46545F424F000A
@@ -120,6 +121,12 @@ SECTION_SHIFT = 48
 VALUE_MASK = (1 << SECTION_SHIFT) - 1
 
 _TABLE_FORMAT = struct.Struct(f"={RING}Q")
+
+
+def ring_events(words: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield time, kind, index of the section and value of each event; ``words``: two for each."""
+    for at_ns, code in zip(words[::2], words[1::2], strict=True):
+        yield at_ns, code >> KIND_SHIFT, code >> SECTION_SHIFT & 0xFF, code & VALUE_MASK
 
 
 def slot(index: int) -> int:

@@ -48,7 +48,7 @@ def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent(now_ns: list
     now_ns[0] += round((EVIDENCE_S + 1.1) * 1e9)
     assert mine.give_up_waiting(watched)
     watched.put_off.assert_called_once_with(REPORT_ONLY)
-    watched.extend_timeout.assert_not_called()
+    watched.detector.extend_timeout.assert_not_called()
     assert mine.due_ns is None
     assert mine.ask_launcher_first(watched, REPORT_ONLY), "it is asked anew"
 
@@ -84,4 +84,4 @@ def test_rearming_does_not_ask_the_launcher_twice(now_ns: list[int]) -> None:
     mine = last_look.LastLook(reports, has_launcher=True)
     mine.ask_launcher_first(mock.Mock(), OVERDUE)
     mine.ask_launcher_first(mock.Mock(), OVERDUE._replace(timeout_ns=9 * S))
-    assert reports.suspect.call_count == 1
+    assert reports.tell.call_count == 1
