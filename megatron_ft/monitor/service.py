@@ -314,8 +314,9 @@ class MonitorService:
             self._last_look.clear()
             rank = f"rank {watched.attached.rank}"
             until = f"hangs of {rank} are not detected until its next cycle"
-            text = f"the progress board of {rank} was written over by the training process ({error}): {until}"
-            self._reports.warn(text)
+            self._reports.warn(
+                f"the progress board of {rank} was written over by the training process ({error}): {until}"
+            )
             return
         if outcome.action is CheckAction.END_RANK and watched.note_new_program():
             self._judge(watched)
