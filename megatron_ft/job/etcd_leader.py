@@ -12,7 +12,8 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
 from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
-from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules
+from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss
+from megatron_ft.job.rules.restart_policy import Rules
 
 AGAIN_S = 0.3
 """Seconds until etcd is asked again after it hasn't answered."""

@@ -39,7 +39,7 @@ RULES = m.Rules(min_nodes=1, max_nodes=1)
 
 
 def hello(*, session: int = 1, owns: bool = True) -> m.Hello:
-    return m.Hello("job", RULES, "i0", session, "host", owns=owns)
+    return m.Hello("job", RULES, "i0", "host", session=session, owns=owns)
 
 
 class Hosted:

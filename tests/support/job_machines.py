@@ -28,7 +28,7 @@ def decision(number: int = 0, kind: DecisionKind = DecisionKind.START, *, cycle:
 
 def member(**more: Any) -> Member:
     """A launcher's."""
-    who = m.Identity("job", RULES, "me", "host", "host", "first:1", **more)
+    who = m.Identity("job", RULES, "me", "host", "host", endpoint="first:1", **more)
     return Member(who, now_s=0.0, chance=random.Random(1))
 
 
@@ -67,7 +67,7 @@ def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> C
     )
     rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=link == 0)), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, name, session=1, owns=link == 0)), 0.0)
         machine.handle(actions.Heard(link, m.Ready(stock[link] if stock else Kept(), f"{name}:1")), 0.0)
     assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

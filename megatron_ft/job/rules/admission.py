@@ -8,8 +8,9 @@ from __future__ import annotations
 from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.core.wording import printable
 from megatron_ft.job.rules import job_lines
-from megatron_ft.job.rules.decisions import DecisionKind, FormerDecision
-from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition, Rules
+from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
+from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition
+from megatron_ft.job.rules.restart_policy import Rules
 
 _LONGEST_NAME = 160
 """Characters of a job's name in a line for a user."""
@@ -27,9 +28,9 @@ def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_rev
     return hello.is_fresh and (hello.job != defined.job or (not hello.names_life and is_later))
 
 
-def knows(hello: Hello, former: FormerDecision) -> bool:
+def knows(hello: Hello, former: DecisionRecord) -> bool:
     """Return True if a launcher is of the run of the job that has made the last decision in etcd."""
-    last = former.record.decision
+    last = former.decision
     if hello.decided is not None:
         return hello.decided.decision.founding == last.founding
     was_here = last.kind is DecisionKind.END and hello.since < former.revision
@@ -39,14 +40,14 @@ def knows(hello: Hello, former: FormerDecision) -> bool:
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """Return the answer to a launcher of another job, or with other options; None if it is let in."""
     if hello.job != defined.job:
-        return Dismiss(REFUSED, job_lines.another_job(_name(defined), _name(hello.definition)))
+        return Dismiss(REFUSED, job_lines.another_job(_name(defined.job), _name(hello.job)))
     if hello.rules != defined.rules:
         return Dismiss(REFUSED, job_lines.other_options(differences(hello.rules, defined.rules)))
     return None
 
 
-def _name(job: JobDefinition) -> str:
-    name = printable(job.job)
+def _name(job: str) -> str:
+    name = printable(job)
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 

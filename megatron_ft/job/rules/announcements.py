@@ -17,11 +17,11 @@ from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.actions import Send
 from megatron_ft.job.rules.job_cycle import GONE, GOOD, JobCycle
-from megatron_ft.job.rules.messages import NodePhase, Rules, Tell
+from megatron_ft.job.rules.messages import NodePhase, Tell
 from megatron_ft.job.rules.next_cycle import last_call_s
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import usable
-from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.job.rules.restart_policy import NodeState, Rules
 
 _T = TypeVar("_T")
 FEW = 100

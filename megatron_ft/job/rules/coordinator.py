@@ -38,14 +38,14 @@ from megatron_ft.job.rules.actions import (
 )
 from megatron_ft.job.rules.admission import is_of_next, knows, refusal
 from megatron_ft.job.rules.announcements import Announcements, printer
-from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord, FormerDecision
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.job_cycle import GONE, JobCycle
 from megatron_ft.job.rules.leader_part import LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
 from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome, furthest
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -71,7 +71,7 @@ class Coordinator:
         *,
         record: DecisionRecord | None = None,
         epoch: int = 0,
-        former: FormerDecision | None = None,
+        former: DecisionRecord | None = None,
         now_s: float = 0.0,
         parts: Sequence[type[LeaderPart]] = (),
     ) -> None:
@@ -128,7 +128,7 @@ class Coordinator:
         return self._clock.callers_s(min([self._sweep_s, *self._alarms]))
 
     @property
-    def rules(self) -> m.Rules:
+    def rules(self) -> Rules:
         return self._rules
 
     @property
@@ -414,10 +414,10 @@ class Coordinator:
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
 
-    def _go_on_from(self, former: FormerDecision, *, believed_by_all: bool) -> None:
+    def _go_on_from(self, former: DecisionRecord, *, believed_by_all: bool) -> None:
         """Lead the job on whose last decision is in etcd. If that is its end, new launchers may be of the next run."""
         self._former = None
-        self._take_over(former.record)
+        self._take_over(former)
         self._end_revision = 0 if believed_by_all or not self.is_over else former.revision
         for link, node in list(self._links.items()):
             if self._end_revision and node.since > former.revision:
@@ -425,7 +425,7 @@ class Coordinator:
             else:
                 self._bring_up_to_date(node)
 
-    def _may_begin_life(self, former: FormerDecision) -> bool:
+    def _may_begin_life(self, former: DecisionRecord) -> bool:
         """Begin another run of the job, if enough new launchers are here, and no former one has come for a while."""
         now_s, timeout_s = self._clock.now_s, self._rules.join_timeout_s
         missing = self._rules.min_nodes - sum(node.decided is None for node in self._links.values())
@@ -435,10 +435,10 @@ class Coordinator:
             return True
         if now_s < timeout_s:
             self._alarms.append(timeout_s if now_s >= FORMER_S else FORMER_S)
-        elif former.record.decision.kind is DecisionKind.END:
+        elif former.decision.kind is DecisionKind.END:
             self._go_on_from(former, believed_by_all=True)
         else:
-            self._former, self._record = None, former.record
+            self._former, self._record = None, former
             text = job_lines.did_not_come(missing, seconds=timeout_s, aside=0)
             self._end_job(self._rules.try_again_code, text)
         return False
@@ -479,7 +479,7 @@ class Coordinator:
             instances, names = tuple(node.instance for node in members), tuple(node.name for node in members)
             self._record = DecisionRecord(decision, members[0].standing.store, instances, names)
         else:  # the launchers of the last cycle are to hear of it
-            self._record = replace(self._record or DecisionRecord(decision), decision=decision)
+            self._record = replace(self._record or DecisionRecord(decision), decision=decision, revision=0)
         self._out.append(Decided(self._record))
         for place, node in enumerate(members):
             self._tell(node, place)

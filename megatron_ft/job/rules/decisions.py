@@ -70,19 +70,14 @@ class Assignment(Message, frozen=True):
 
 
 class DecisionRecord(Message, frozen=True):
-    """Last decision, for the next leader. ``instances`` and ``names`` are those of the cycle's launchers, by place."""
+    """Last decision, for the next leader.
+
+    ``instances`` and ``names`` are those of the cycle's launchers, by place. ``revision``: that of etcd's store when it
+    was made, if a leader has found it there: the decision may be one of an earlier run.
+    """
 
     decision: Decision
     store: str = ""
     instances: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-
-
-class FormerDecision(Message, frozen=True):
-    """The last decision that a new leader finds in etcd: of this life of the job, or of an earlier run.
-
-    ``revision``: that of etcd's store when it was made.
-    """
-
-    record: DecisionRecord
-    revision: Int
+    revision: Int = 0

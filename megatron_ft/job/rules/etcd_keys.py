@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from megatron_ft.core.codec import decode, encode
-from megatron_ft.job.rules.decisions import DecisionRecord, FormerDecision
+from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.messages import LeaseHeld
 
 LEASE_S = 8
@@ -85,7 +87,7 @@ class Ledger:
         self._call, self._job, self._held, self._new_name = call, job, held, new_name
         self._life = self._lease = ""
         self._renewals = 0
-        self.former: FormerDecision | None = None
+        self.former: DecisionRecord | None = None
         """The last decision that `enter` has found."""
 
     def enter(self) -> bool:
@@ -99,7 +101,7 @@ class Ledger:
         last = _first(self._call("kv/range", {"key": _text(prefix), **search}))
         if last is not None:
             record = decode(DecisionRecord, _plain(last["value"]))
-            self.former = FormerDecision(record, int(last["mod_revision"]))
+            self.former = replace(record, revision=int(last["mod_revision"]))
         self._renewals = 0
         return self.renew()
 

@@ -14,9 +14,9 @@ from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.liveness import FINISHED_S, excused_s, lost_s, stall_s
-from megatron_ft.job.rules.messages import End, Goodbye, NodeStatus, Report, Rules, Verdict
+from megatron_ft.job.rules.messages import End, Goodbye, NodeStatus, Report, Verdict
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, Rules
 from megatron_ft.job.rules.rotation import Rotation, rotation_for
 
 _FAREWELL_S = 3.0
@@ -168,7 +168,7 @@ class JobCycle:
             self._counts[before] -= 1
             self._counts[report.state] += 1
             self.changes.append(place)
-            judged = Outcome.FAILED if report.is_mixed else self.rules.policy.judge(self._counts)
+            judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
             if self.judged is None and judged is not None:
                 self.judged = judged, place
 
@@ -298,7 +298,7 @@ class JobCycle:
     def _farewells(self, now_s: float, until_s: float) -> None:
         """End the cycle if all nodes have left that haven't finished, or if the others haven't in time."""
         states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)
-        if self.rules.policy.judge(states) is Outcome.SUCCEEDED:
+        if self.rules.judge(states) is Outcome.SUCCEEDED:
             self.outcome = Outcome.SUCCEEDED
         elif now_s < until_s:
             self._wake(until_s)
@@ -427,7 +427,7 @@ def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdic
     # all ranks of the job end by Megatron's rerun state machine with the same code
     report = None if first is None else seats[first].report
     rerun = None if report is None else report.cause.rerun
-    decision = rules.policy.decide(
+    decision = rules.decide(
         outcome,
         restarts_before=cycle.decision.restarts,
         nodes_left=nodes_left if any(seat.state is NodeState.EXCLUDED for seat in seats) else None,

@@ -151,9 +151,8 @@ class Member:
         self._is_open, self._is_unowned = True, False
         self._heard_s, self._beat_s, self._until_s = now, now + beat_s(self._nodes), now + _ANSWER_S
         self._session += 1
-        hello = self.identity.hello(
-            self._session, owns=self.owns, decided=self.decided, standing=self.standing, now_s=now_s
-        )
+        state = {"owns": self.owns, "decided": self.decided, "standing": self.standing}
+        hello = self.identity.hello(now_s, session=self._session, **state)
         self._out.append(actions.Transmit(hello))
         if self._leaving is not None:
             self._out.append(actions.Transmit(self._leaving))

@@ -6,12 +6,11 @@ But for those of parts (`PartMessage`).
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 from msgspec.structs import replace
 
 from megatron_ft.core.codec import Finite, Int, Message, PartMessage
-from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
-from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
@@ -21,7 +20,7 @@ from megatron_ft.job.rules.restart_policy import (
     Outcome,
     Reached,
     RestartDecision,
-    RestartPolicy,
+    Rules,
 )
 from megatron_ft.job.rules.rotation import Rotation
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
@@ -133,44 +132,7 @@ class NodeStatus(Message, frozen=True):
         )
 
 
-# -- the rules --------------------------------------------------------------------------------------------------
-
-
-class Rules(Message, frozen=True):
-    """Options common to the command lines of all launchers of a job. Times are seconds.
-
-    Args:
-        last_call_s: so long a round is open for more nodes after there are enough; None: 30 s for the first one, 1 s
-            for a later one that has lost a node or gained one.
-        join_timeout_s: so long a round waits for nodes that it needs.
-        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
-            ones did, and where the job can't go on, but could be started again.
-        segment: nodes train in groups of so many that share an NVLink domain; 0: in none.
-        launchers: Number of launchers started. Launchers that exit are not replaced. 0 if unknown.
-        node_lost_s: silence after which a node is lost where nothing tells progress.
-    """
-
-    min_nodes: Int
-    max_nodes: Int
-    min_healthy: bool = False
-    max_restarts: Int = 0
-    max_stalled: Int = 0
-    max_failed_starts: Int = 0
-    at_once: bool = False
-    last_call_s: Finite | None = None
-    join_timeout_s: Finite = JOIN_TIMEOUT_S
-    no_progress_code: Int = NO_PROGRESS_CODE
-    try_again_code: Int = TRY_AGAIN_CODE
-    launchers: Int = 0
-    segment: Int = 0
-    node_lost_s: Finite = 15.0
-
-    @property
-    def policy(self) -> RestartPolicy:
-        """When a cycle ends, and what follows."""
-        return RestartPolicy(
-            self.max_restarts, self.min_nodes, self.max_stalled, self.max_failed_starts, self.min_healthy
-        )
+# -- the job and its leader -----------------------------------------------------------------------------------------
 
 
 class JobDefinition(Message, frozen=True):
@@ -215,46 +177,47 @@ class LeaderStart(Message, frozen=True):
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
-    """The first message on each connection.
+class NewLauncher(JobDefinition, frozen=True):
+    """What a launcher tells of itself; one of another job, or with other rules, is refused.
 
     Args:
-        job: what tells this job from all others; a launcher of another one is refused.
-        rules: a launcher that has others is refused, too.
-        instance: its unique id; session: the number of its connection; of several, only the newest counts.
+        job: what tells this job from all others.
+        instance: the launcher's unique id.
         name: of its host; host: address of its host for others, empty if there are no others.
         rank: the place it is meant to have, by the command line or the scheduler; None if neither gives one.
-        owns: it has started this very leader, and holds the lock.
         before: how far earlier lives of the job have got, as this launcher's log directory says.
         domain: of NVLink, if the rules have segments.
-        decided: the last decision that it has heard of.
-        up_s: so many seconds ago its launcher was started.
-        names_life: ``job`` contains the scheduler's identifier of this life of the job.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
+        names_life: ``job`` contains the scheduler's identifier of this life of the job.
         since: revision of etcd's store when the launcher was started; 0 without etcd.
     """
 
-    job: str
-    rules: Rules
     instance: str
-    session: Int
     name: str
     host: str = ""
     rank: Int | None = None
-    owns: bool = False
     before: JobProgress = JobProgress()
     domain: str = ""
     bad: str = ""
-    decided: Assignment | None = None
-    standing: NodeStatus = NodeStatus()
-    up_s: Finite = 0.0
     names_life: bool = False
     since: Int = 0
 
-    @property
-    def definition(self) -> JobDefinition:
-        """The launcher's job."""
-        return JobDefinition(self.job, self.rules)
+
+class Hello(NewLauncher, frozen=True, kw_only=True):
+    """The first message on each connection.
+
+    Args:
+        session: number of the connection; of several, only the newest counts.
+        owns: the launcher has started this very leader, and holds the lock.
+        decided: the last decision that it has heard of.
+        up_s: seconds since the launcher was started.
+    """
+
+    session: Int
+    owns: bool = False
+    decided: Assignment | None = None
+    standing: NodeStatus = NodeStatus()
+    up_s: Finite = 0.0
 
     @property
     def is_fresh(self) -> bool:
@@ -262,49 +225,27 @@ class Hello(Message, frozen=True):
         return self.decided is None and self.standing.phase is not NodePhase.EXCLUDED
 
 
-class Identity(Message, frozen=True):
-    """Common part of each `Hello` of a launcher. ``endpoint``: where the leader listens."""
+class Identity(NewLauncher, frozen=True, kw_only=True):
+    """What a launcher knows of itself.
 
-    job: str
-    rules: Rules
-    instance: str
-    name: str
-    host: str
+    Args:
+        endpoint: where the leader listens, or etcd.
+        started_s: when the launcher was started, by the clock of its `Member`.
+        is_named: the user or a scheduler has named the job: it is no other one, even if this launcher never trains.
+        has_known_host: the endpoint is known to be on a host of the job: nobody there is no mistake of the user.
+        is_in_etcd: the leader's address is in etcd.
+    """
+
     endpoint: str
-    rank: int | None = None
-    before: JobProgress = JobProgress()
-    domain: str = ""
-    bad: str = ""
-    """Why earlier lives of the job call this host a bad node."""
     started_s: Finite = 0.0
-    """When the launcher was started, by the clock of its `Member`."""
     is_named: bool = True
-    """The user or a scheduler has named the job: it is no other one, even if this launcher never trains."""
     has_known_host: bool = True
-    """The endpoint is known to be on a host of the job: nobody there is no mistake of the user."""
-    names_life: bool = False
     is_in_etcd: bool = False
-    """The leader's address is in etcd, which is at ``endpoint``."""
-    since: Int = 0
 
-    def hello(
-        self,
-        session: int,
-        *,
-        owns: bool,
-        decided: Assignment | None,
-        standing: NodeStatus,
-        now_s: float,
-    ) -> Hello:
-        """The first message of a connection."""
-        return Hello(
-            session=session,
-            owns=owns,
-            decided=decided,
-            standing=standing,
-            up_s=max(0.0, now_s - self.started_s),
-            **{name: getattr(self, name) for name in Hello.__struct_fields__ if hasattr(self, name)},
-        )
+    def hello(self, now_s: float, **more: Any) -> Hello:
+        """Return the first message of a connection; ``more``: its fields that change."""
+        common = {name: getattr(self, name) for name in NewLauncher.__struct_fields__}
+        return Hello(**common, up_s=max(0.0, now_s - self.started_s), **more)
 
 
 class Ready(Message, frozen=True):

@@ -14,10 +14,10 @@ from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.leader_part import LeaderPart
 from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S
-from megatron_ft.job.rules.messages import NodePhase, Rules
+from megatron_ft.job.rules.messages import NodePhase
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, choose_segments, rotated_slots, usable
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome, furthest
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
 from megatron_ft.job.rules.rotation import Rotation, rotated_within
 
 _FIRST_CALL_S = 30.0

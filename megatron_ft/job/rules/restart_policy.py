@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Int, Message
+from megatron_ft.core.codec import Finite, Int, Message
+from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
+from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.core.rerun import Rerun
 from megatron_ft.job.rules import job_lines
 
@@ -63,24 +64,41 @@ class RestartDecision(Message, frozen=True, kw_only=True):
     """Change in the next cycle, for the launcher's line; empty without one."""
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
-    """When a cycle is over, and what follows from it.
+class Rules(Message, frozen=True):
+    """Options common to the command lines of all launchers of a job, and what follows from them. Times are seconds.
 
     All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times. With
     ``min_healthy`` they do when fewer than ``min_nodes`` nodes are healthy or have succeeded; until then nothing that
     happens to a node disturbs the others, or what is left of its own ranks. A restart is counted once for the job,
     whichever node it began on. Membership changes cost nothing.
+
+    Args:
+        max_stalled: failed cycles in a row that may make no progress; 0 is any number.
+        max_failed_starts: starts in a row that may fail in the same way before the job has ever trained; 0 is any.
+        last_call_s: time for which a round is open for more nodes after there are enough; None: 30 s for the first
+            one, 1 s for a later one that has lost a node or gained one.
+        join_timeout_s: time for which a round waits for nodes that it needs.
+        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
+            ones did, and where the job can't go on, but could be started again.
+        segment: nodes per NVLink domain in which they train; 0: in none.
+        launchers: number of launchers started. Launchers that exit are not replaced. 0 if unknown.
+        node_lost_s: silence after which a node is lost where nothing tells progress.
     """
 
-    max_restarts: int
-    min_nodes: int = 1
-    max_stalled: int = 0
-    """Failed cycles in a row that may make no progress; 0 is any number."""
-    max_failed_starts: int = 0
-    """Starts in a row that may fail in the same way before the job has ever trained; 0 is any number."""
-
+    min_nodes: Int
+    max_nodes: Int
     min_healthy: bool = False
+    max_restarts: Int = 0
+    max_stalled: Int = 0
+    max_failed_starts: Int = 0
+    at_once: bool = False
+    last_call_s: Finite | None = None
+    join_timeout_s: Finite = JOIN_TIMEOUT_S
+    no_progress_code: Int = NO_PROGRESS_CODE
+    try_again_code: Int = TRY_AGAIN_CODE
+    launchers: Int = 0
+    segment: Int = 0
+    node_lost_s: Finite = 15.0
 
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
         """Return how the running cycle has ended, from the number of nodes in each state; None if it goes on.

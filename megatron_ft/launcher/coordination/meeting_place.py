@@ -19,7 +19,8 @@ from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKE
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.endpoint import check_name, is_this_machine
-from megatron_ft.job.rules.messages import EtcdSettings, Rules
+from megatron_ft.job.rules.messages import EtcdSettings
+from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.scheduler import environment
 from megatron_ft.link.tcp import format_address

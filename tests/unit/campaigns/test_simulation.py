@@ -23,7 +23,7 @@ from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.messages import Dismiss
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartPolicy
+from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
@@ -263,8 +263,8 @@ def _stays(stay: Any, self: Member) -> None:
     self._leave(0, "")
 
 
-def _later_given_up(decide: Any, self: RestartPolicy, *args: Any, **more: Any) -> Any:
-    return decide(dataclasses.replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
+def _later_given_up(decide: Any, self: Rules, *args: Any, **more: Any) -> Any:
+    return decide(replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
 
 
 _WITHOUT_RECORD = _wraps(Coordinator, "__init__", lambda made, *args, record=None, **more: made(*args, **more))
@@ -288,7 +288,7 @@ BUGS = {
     "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),
     "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
     "shuts_down": _wraps(Node, "seat", _seated),
-    "notices_no_progress": _wraps(RestartPolicy, "decide", _later_given_up),
+    "notices_no_progress": _wraps(Rules, "decide", _later_given_up),
     "survives_etcd": _sets((LeaderInEtcd, "gives_up", lambda self, *_: Dismiss(94, "") if self.problem else None)),
 }
 """A bug by the property that it breaks."""

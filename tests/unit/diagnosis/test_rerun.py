@@ -24,7 +24,7 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.faults import fault_of
-from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartPolicy
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
 from tests.support.job_machines import RULES, answers, begun
 
@@ -101,7 +101,7 @@ def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
 def test_rerun_restarts_the_job_unless_it_is_concluded_or_no_restart_is_left(
     rerun: Rerun, used: int, action: Action, no_progress: bool
 ) -> None:
-    decision = RestartPolicy(3).decide(Outcome.FAILED, restarts_before=used, rerun=rerun)
+    decision = Rules(1, 1, max_restarts=3).decide(Outcome.FAILED, restarts_before=used, rerun=rerun)
     assert (decision.action, decision.no_progress) == (action, no_progress)
 
 

@@ -37,7 +37,7 @@ __all__ = ["reactor"]
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
 DEFINED = m.JobDefinition("job", RULES)
-HELLO = m.Hello("job", RULES, "i0", 1, "host")
+HELLO = m.Hello("job", RULES, "i0", "host", session=1)
 
 
 class Served:
@@ -509,7 +509,7 @@ class Node:
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
         self.transport = within(reactor, self)
-        who = m.Identity("job", RULES, "i0", "host", "", "this process", 0)
+        who = m.Identity("job", RULES, "i0", "host", "", endpoint="this process", rank=0)
         self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
         self.member.owns = True
         self.begun: list[int] = []

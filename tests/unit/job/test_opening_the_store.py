@@ -31,7 +31,7 @@ class Node:
         self.error: Exception | None = None
         self.transport = mock.Mock()
         self.coordination = Coordination(
-            m.Identity("job", RULES, "i", "host", "host", "host:1"),
+            m.Identity("job", RULES, "i", "host", "host", endpoint="host:1"),
             transport=lambda _listener: self.transport,
             open_store=self.open,
             close_store=self.close,

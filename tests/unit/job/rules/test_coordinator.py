@@ -19,7 +19,8 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
     for failed in (False, True):
         machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
         for link, name in enumerate("abc"):
-            machine.handle(actions.Heard(link, m.Hello("job", rules, name, 1, name, name, owns=name == "b")), 0.0)
+            hello = m.Hello("job", rules, name, name, name, session=1, owns=name == "b")
+            machine.handle(actions.Heard(link, hello), 0.0)
             machine.handle(actions.Heard(link, m.Ready()), 0.0)
         answers(machine, machine.settle(0.0))
         machine.handle(actions.Heard(2, m.Goodbye("received SIGTERM", failed=failed)), 1.0)
@@ -29,7 +30,7 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
 def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
     machine = begun(rules, "ab")
-    hello = m.Hello("job", rules, "b", 1, "b", "b", owns=False)
+    hello = m.Hello("job", rules, "b", "b", "b", session=1, owns=False)
     assert actions.Drop(1) in machine.handle(actions.Heard(7, hello), 0.1)
 
 
@@ -55,11 +56,11 @@ def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_sile
 def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
-    leaver = m.Identity("job", rules, "b", "b", "b", "")
+    leaver = m.Identity("job", rules, "b", "b", "b", endpoint="")
     machine.handle(actions.Broken(1, reset=True), 0.1)
     machine.handle(actions.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
     standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
-    hello = leaver.hello(2, owns=False, decided=None, standing=standing, now_s=0.1)
+    hello = leaver.hello(0.1, session=2, standing=standing)
     machine.handle(actions.Heard(7, hello), 0.1)
     (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, actions.Judged)]
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"

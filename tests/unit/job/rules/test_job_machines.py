@@ -281,7 +281,7 @@ def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:
     for most, tries_again in ((4, True), (10_000, False)):
-        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host", "first:1")
+        who = m.Identity("job", m.Rules(min_nodes=2, max_nodes=most), "me", "host", "host", endpoint="first:1")
         machine = Member(who, now_s=0.0, chance=random.Random(1))
         machine.tick(0.0)
         machine.tick(1.5)
@@ -365,7 +365,7 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     effects = []
     for link, (name, standing) in enumerate(standings.items()):
         held = Assignment(decided, link)
-        hello = m.Hello("job", RULES, name, 1, name, owns=link == 0, decided=held, standing=standing)
+        hello = m.Hello("job", RULES, name, name, session=1, owns=link == 0, decided=held, standing=standing)
         effects += machine.handle(actions.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
     effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)

@@ -17,7 +17,7 @@ def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version(
     shapes = []
     for kinds in (m.TO_LEADER | HEARD_BY_PARTS, m.TO_MEMBER | SAID_BY_PARTS):
         for name, kind in sorted(Vocabulary(kinds).kinds.items()):
-            fields = [field.name for field in msgspec.structs.fields(kind) if field.required]
+            fields = sorted(field.name for field in msgspec.structs.fields(kind) if field.required)
             shapes.append((name, fields))
-    known = {7: 3159123991}
+    known = {7: 1808065522}
     assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise ipc.wire.PROTOCOL_VERSION"

@@ -34,9 +34,10 @@ def hello(
 ) -> m.Hello:
     """Of a launcher that trains at that place by the ``last`` decision, or of one that knows of none."""
     if place is None:
-        return m.Hello("job", rules, word, 1, word, word, **more)
+        return m.Hello("job", rules, word, word, word, session=1, **more)
     held, stands = Assignment(last, place, "i0:1"), m.NodeStatus(m.NodePhase.RUNNING, last.cycle)
-    return m.Hello("job", rules, f"i{place}", 2, f"h{place}", f"h{place}", decided=held, standing=stands, **more)
+    host = f"h{place}"
+    return m.Hello("job", rules, f"i{place}", host, host, session=2, decided=held, standing=stands, **more)
 
 
 def leader(record: DecisionRecord | None = None, rules: m.Rules = RULES_3) -> Coordinator:

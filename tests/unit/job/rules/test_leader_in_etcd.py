@@ -11,7 +11,7 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import FORMER_S, Coordinator
-from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord, FormerDecision
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from tests.support.job_machines import answers, links
 
 RULES = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, join_timeout_s=60.0)
@@ -23,7 +23,7 @@ MADE_AT = 50
 
 def hello(name: str, **more: Any) -> m.Hello:
     """Of a launcher that was started after the last decision, and knows of none."""
-    return m.Hello("job", RULES, name, 1, name, name, **{"since": MADE_AT + 1, **more})
+    return m.Hello("job", RULES, name, name, name, session=1, **{"since": MADE_AT + 1, **more})
 
 
 def knowing(name: str, place: int, decision: Decision = LAST) -> m.Hello:
@@ -37,7 +37,7 @@ class Leader:
 
     def __init__(self, last: Decision | None = LAST) -> None:
         record = None if last is None else DecisionRecord(last, "s:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
-        former = None if record is None else FormerDecision(record, MADE_AT)
+        former = None if record is None else replace(record, revision=MADE_AT)
         self.machine = Coordinator("c", m.JobDefinition("job", RULES), epoch=9, former=former, parts=LEADER_PARTS)
         self.effects: list[actions.CoordinatorEffect] = []
         self.now_s = 0.0

@@ -133,7 +133,7 @@ def test_node_that_dies_after_all_others_have_finished_is_lost_only_if_its_death
 
 def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float = 10.0) -> float:
     """Return when a launcher ends its ranks that no leader answers any more from then on."""
-    who = m.Identity("job", RULES, "me", "host", "host", "first:1")
+    who = m.Identity("job", RULES, "me", "host", "host", endpoint="first:1")
     machine = led(Member(who, now_s=0.0, chance=random.Random(1)))
     machine.heard(Assignment(decision(), 1), 0.0)
     now_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,17 @@ from megatron_ft.job.rules.restart_policy import (
     Outcome,
     Reached,
     RestartDecision,
-    RestartPolicy,
+    Rules,
 )
 
 S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERSHIP
 
 
-def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
+def allowing(max_restarts: int, min_nodes: int = 1, **more: Any) -> Rules:
+    return Rules(min_nodes, 9, max_restarts=max_restarts, **more)
+
+
+def decide(policy: Rules, *outcomes: Outcome) -> list[RestartDecision]:
     """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
     decisions, used = [], 0
     for outcome in outcomes:
@@ -33,7 +38,7 @@ def decide(policy: RestartPolicy, *outcomes: Outcome) -> list[RestartDecision]:
 @given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
 def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
     restarts = 0
-    for outcome, decision in zip(outcomes, decide(RestartPolicy(max_restarts), *outcomes), strict=True):
+    for outcome, decision in zip(outcomes, decide(allowing(max_restarts), *outcomes), strict=True):
         assert 0 <= decision.restarts_left <= max_restarts
         if decision.action is Action.GIVE_UP:
             assert restarts == max_restarts
@@ -77,14 +82,14 @@ HEALTHY, DONE, BAD, LOST, OUT = (
 def test_min_healthy_ends_the_cycle_once_too_few_nodes_are_healthy(
     min_nodes: int, nodes: tuple[NodeState, ...], outcome: Outcome | None
 ) -> None:
-    assert RestartPolicy(3, min_nodes, min_healthy=True).judge(Counter(nodes)) is outcome
+    assert allowing(3, min_nodes, min_healthy=True).judge(Counter(nodes)) is outcome
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from(NodeState), min_size=1, max_size=8))
 def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     min_nodes: int, nodes: list[NodeState]
 ) -> None:
-    outcome = RestartPolicy(3, min_nodes, min_healthy=True).judge(Counter(nodes))
+    outcome = allowing(3, min_nodes, min_healthy=True).judge(Counter(nodes))
     assert (outcome is F) == (nodes.count(HEALTHY) + nodes.count(DONE) < min_nodes)
     assert (outcome is S) == (nodes.count(DONE) >= min_nodes and HEALTHY not in nodes)
 
@@ -100,7 +105,7 @@ def test_min_healthy_succeeds_only_with_enough_and_never_goes_on_with_too_few(
     ],
 )
 def test_any_failed_ends_the_cycle_at_the_first_bad_node(nodes: tuple[NodeState, ...], outcome: Outcome | None) -> None:
-    assert RestartPolicy(3).judge(Counter(nodes)) is outcome
+    assert allowing(3).judge(Counter(nodes)) is outcome
 
 
 @pytest.mark.parametrize("min_healthy", [False, True])
@@ -125,11 +130,11 @@ def test_restarts_are_counted_for_the_job(
     action: Action,
     left: int,
 ) -> None:
-    decision = RestartPolicy(max_restarts, 2, min_healthy=min_healthy).decide(outcome, restarts_before=before)
+    decision = allowing(max_restarts, 2, min_healthy=min_healthy).decide(outcome, restarts_before=before)
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
-@pytest.mark.parametrize("policy", [RestartPolicy(3, 2), RestartPolicy(3, 2, min_healthy=True)])
+@pytest.mark.parametrize("policy", [allowing(3, 2), allowing(3, 2, min_healthy=True)])
 @pytest.mark.parametrize(
     ("outcome", "left", "action", "reason"),
     [
@@ -139,7 +144,7 @@ def test_restarts_are_counted_for_the_job(
     ],
 )
 def test_nodes_that_leave_end_the_job_only_where_too_few_are_left(
-    policy: RestartPolicy, outcome: Outcome, left: int, action: Action, reason: str
+    policy: Rules, outcome: Outcome, left: int, action: Action, reason: str
 ) -> None:
     decision = policy.decide(outcome, nodes_left=left)
     assert (decision.action, decision.reason) == (action, reason)
@@ -251,8 +256,7 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
     for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
         advance = JobProgress(20, 25, **{counted: count})
         decision, unbounded = (
-            RestartPolicy(9, 1, min_healthy=min_healthy, **{option: most}).decide(F, advance=advance)
-            for most in (bound, 0)
+            allowing(9, 1, min_healthy=min_healthy, **{option: most}).decide(F, advance=advance) for most in (bound, 0)
         )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
@@ -261,4 +265,4 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
 
 @pytest.mark.parametrize("outcome", [Outcome.MEMBERSHIP, Outcome.SUCCEEDED])
 def test_lack_of_progress_is_judged_after_failures_only(outcome: Outcome) -> None:
-    assert not RestartPolicy(max_restarts=1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress
+    assert not allowing(1, max_stalled=3).decide(outcome, advance=JobProgress(stalled=9)).no_progress
