@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
@@ -17,16 +15,12 @@ from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
 from megatron_ft.memory.rules import lines
-from megatron_ft.memory.rules.choice import CycleEnd, choose, choose_files, first_restore, next_restore
+from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, choose_files, next_restore
 from megatron_ft.memory.rules.snapshots import (
-    CopySource,
     KeeperPort,
-    Kept,
     OfSnapshots,
-    Restore,
     Restored,
     Saved,
-    SavedFiles,
     Settled,
 )
 
@@ -103,29 +97,23 @@ class SnapshotsAtLeader(LeaderPart):
         ``spares`` may have copies. As long as no later snapshot was restored, a cycle may go on from the files that an
         earlier life has left again.
         """
-        holders = [*chosen, *spares]
-        found = next(filter(None, (node.standing.snapshots.kept.files for node in holders)), None)
+        holders = [_holder(node) for node in (*chosen, *spares)]
+        kept = [each.kept for each in holders]
+        files = next(filter(None, (each.files for each in kept)), None)
         if self._cycle is None:
-            choice = choose_files([node.standing.snapshots.kept for node in chosen], found)
-            restore, self._without = first_restore(choice), choice.reason
+            restore, self._without = choose_files(kept[: len(chosen)], files)
         else:
-            restore = self._next(self._cycle, chosen, spares, found)
+            last = self._end_of(self._cycle)
+            newest = choose(holders, len(chosen), last)
+            if (
+                newest[0] is None
+                and files is not None
+                and last.restored is not None
+                and last.restored.files == files.name
+            ):
+                newest = choose_files(kept[: len(chosen)], files)
+            restore, self._without = next_restore(newest, last)
         return {"restore": restore}
-
-    def _next(
-        self, cycle: JobCycle, chosen: Sequence[Node], spares: Sequence[Node], found: SavedFiles | None
-    ) -> Restore | None:
-        last, kept = self._end_of(cycle), [_kept(node) for node in chosen]
-        choice = choose(kept, last, [_kept(node) for node in spares])
-        if choice.key is None and found is not None and last.restored is not None and last.restored.files == found.name:
-            choice = choose_files(kept, found)
-        restore, self._without = next_restore(choice, last)
-        holders = [*chosen, *spares]
-        sources = tuple(
-            CopySource(holders[at].address_of(_kept(holders[at]).port), holders[at].name, ranks)
-            for at, ranks in choice.copies
-        )
-        return None if restore is None else replace(restore, sources=sources)
 
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
         verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.restore
@@ -142,10 +130,9 @@ class SnapshotsAtLeader(LeaderPart):
         )
 
 
-def _kept(node: Node) -> Kept:
-    """Return what the keeper of a node can restore, and serve to others, if they know its address."""
+def _holder(node: Node) -> Holder:
     kept = node.standing.snapshots.kept
-    return kept if node.host else replace(kept, port=0)
+    return Holder(kept, node.name, node.address_of(kept.port) if kept.port else "")
 
 
 def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:

@@ -10,14 +10,21 @@ from msgspec.structs import replace
 from megatron_ft.memory.rules.choice import (
     MOST_SOURCES,
     CycleEnd,
-    SnapshotChoice,
+    Holder,
     choose,
     choose_files,
-    first_restore,
     next_restore,
 )
 from megatron_ft.memory.rules.lines import restored
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Restore, SavedFiles, SnapshotKey
+from megatron_ft.memory.rules.snapshots import (
+    EARLIER_LIFE,
+    CopySource,
+    Kept,
+    KeptSnapshot,
+    Restore,
+    SavedFiles,
+    SnapshotKey,
+)
 
 NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
 
@@ -33,6 +40,11 @@ def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -
 
 
 LAST = CycleEnd(1, restored=Restore(key(5, 0)))
+
+
+def choose_of(nodes: list[Kept]) -> tuple[Restore | None, str]:
+    holders = [Holder(each, f"node-{at}", f"node-{at}:1" if each.port else "") for at, each in enumerate(nodes)]
+    return choose(holders, len(nodes), LAST)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +73,7 @@ LAST = CycleEnd(1, restored=Restore(key(5, 0)))
 def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
     nodes: list[Kept], chosen: SnapshotKey | None, reason: str
 ) -> None:
-    assert choose(nodes, LAST) == SnapshotChoice(chosen, reason)
+    assert choose_of(nodes) == (None if chosen is None else Restore(chosen), reason)
 
 
 def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
@@ -101,7 +113,7 @@ SAME = Restore(key(7), failure=NAN, reached=9)
 def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iteration(
     last: CycleEnd, restore: Restore | None, reason: str
 ) -> None:
-    assert next_restore(SnapshotChoice(key(7)), last) == (restore, reason)
+    assert next_restore((Restore(key(7)), ""), last) == (restore, reason)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +140,9 @@ def reader(local_ranks: int) -> Kept:
 
 
 def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
-    choice = choose_files([reader(2), replace(reader(2), files=FILES)], FILES)
-    assert first_restore(choice) == Restore(EARLIER, files=FILES.name)
-    assert first_restore(choose_files([Kept()], None)) is None
+    chosen = choose_files([reader(2), replace(reader(2), files=FILES)], FILES)
+    assert chosen == (Restore(EARLIER, files=FILES.name), "")
+    assert choose_files([Kept()], None) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +153,7 @@ def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> N
     ],
 )
 def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
-    assert choose_files(nodes, FILES) == SnapshotChoice(reason=reason)
+    assert choose_files(nodes, FILES) == (None, reason)
 
 
 def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
@@ -156,7 +168,7 @@ def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
 def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
     count = MOST_SOURCES + 1
     nodes = [replace(kept((place + 1) % count, key(7), world=2 * count), port=1) for place in range(count)]
-    assert choose(nodes, LAST).key is None
+    assert choose_of(nodes)[0] is None
 
 
 def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:
@@ -164,9 +176,7 @@ def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_nam
     newcomer = Kept(local_ranks=2)
     first = merged(kept(0, key(7), world=8), kept(3, key(7), world=8).snapshots)
     last = merged(kept(3, key(7), world=8), kept(2, key(7), world=8).snapshots)
-    assert choose([first, newcomer, newcomer, last], LAST) == SnapshotChoice(
-        reason="node 1 has no snapshot of iteration 7"
-    )
+    assert choose_of([first, newcomer, newcomer, last]) == (None, "node 1 has no snapshot of iteration 7")
     neighbour = merged(kept(2, key(7), world=8), kept(1, key(7), world=8).snapshots)
-    choice = choose([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)], LAST)
-    assert choice == SnapshotChoice(key(7), copies=((2, (2, 3)),))
+    chosen = choose_of([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)])
+    assert chosen == (Restore(key(7), sources=(CopySource("node-2:1", "node-2", (2, 3)),)), "")
