@@ -6,17 +6,18 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_ft.link import tcp
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Offer, Want
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, Door, Offered
+from megatron_ft.memory.keeper.copies import Copying, Door
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
-SECRET, SNAPSHOT, COMPLETE = b"k" * 32, SnapshotKey(1, 0, 7), SnapshotKey(1, 0, 6)
+SECRET, SNAPSHOT = b"k" * 32, SnapshotKey(1, 0, 7)
+OFFER = Offer(SNAPSHOT, (2,), 4, SnapshotKey(1, 0, 6))
 
 
 def made(content: bytes) -> int:
@@ -50,26 +51,24 @@ class Loop:
     def taken(self) -> list[bytes | str]:
         return [each.come for each in self.copies if each.come is not None]
 
-    def admit(self, offer: Offer) -> int | str:
-        if (offer.key, offer.world, offer.complete) != (SNAPSHOT, 4, COMPLETE):
+    def admit(self, offer: Offer) -> list[int] | str:
+        if offer != OFFER:
             return f"this isn't what was to come: {offer}"
         if self.refuses:
             return self.refuses
         self.copies.append(Copy(self.content))
-        return len(self.copies) - 1
+        return [len(self.copies) - 1]
 
     def take(self, number: int, fd: int, why: str) -> None:
         self.copies[number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)
         if fd >= 0:
             os.close(fd)
 
-    def is_verified(self, number: int) -> bool | None:
-        return None if self.copies[number].come is None else self.verified
+    def are_verified(self, numbers: Sequence[int]) -> bool | None:
+        return None if self.copies[numbers[0]].come is None else self.verified
 
-    def lend(self, want: Want) -> Offered | str | None:
-        if want.rank:
-            return "there is no verified segment of rank 1"
-        return Offered(Offer(want.key, want.rank, 4, len(self.content)), made(self.content))
+    def lend(self, want: Want) -> int | str | None:
+        return made(self.content) if want.rank in (0, 2) else f"there is no verified segment of rank {want.rank}"
 
 
 class Peer:
@@ -82,10 +81,7 @@ class Peer:
         Door(listener, SECRET, self.loop, lambda call: call())
 
     def send(self, key: bytes = SECRET, bytes_per_s: int = 0, address: str = "") -> str:
-        content = self.loop.content
-        copying = Copying(SNAPSHOT, address or self.address)
-        offer = Offer(SNAPSHOT, 2, 4, len(content), COMPLETE)
-        return copies.send(copying, key, [Offered(offer, made(content))], bytes_per_s)
+        return copies.send(Copying(OFFER, address or self.address), key, self.loop.lend, bytes_per_s)
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
         fd, why = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)

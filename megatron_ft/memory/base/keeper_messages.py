@@ -179,36 +179,37 @@ KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)
 
 # -- between the keepers of two nodes -----------------------------------------------------------------------------
 
-# | the one that connected | the other |
-# |---|---|
-# | `Offer` | `Granted`, or `NotKept` |
-# | the segment, in frames of `PIECE_BYTES` | `Granted` once it is verified, or `NotKept` |
-# | `Want` | `Offer` and the segment, or `NotKept` |
-
 PIECE_BYTES = 4 << 20
 
 
 class Offer(Message, frozen=True):
-    """A verified segment of ``nbytes``. ``world``: number of ranks of the job.
+    """A snapshot of which the other keeper may keep a copy. It is asked for each rank's segment (`Want`), and then told
+    that all are verified (`Granted`), or why not (`NotKept`).
 
     Args:
+        world: number of ranks of the job.
         complete: newest snapshot that all ranks of the job have, as far as the node that offers has been told: of this
             one the copy stays until the one that is offered is complete, too.
     """
 
     key: SnapshotKey
-    rank: Rank
+    ranks: tuple[Rank, ...]
     world: WorldSize
-    nbytes: Count
     complete: SnapshotKey | None = None
 
 
 class Want(Message, frozen=True):
-    """Ask for the verified segment of a rank."""
+    """Ask for the verified segment of a rank. The answer is `Coming`, or `NotKept`."""
 
     key: SnapshotKey
     rank: Rank
 
 
-BetweenKeepers = Offer | Want | Granted | NotKept
+class Coming(Message, frozen=True):
+    """The segment follows, in frames of `PIECE_BYTES`."""
+
+    nbytes: Count
+
+
+BetweenKeepers = Offer | Want | Coming | Granted | NotKept
 BETWEEN_KEEPERS: Vocabulary[BetweenKeepers] = Vocabulary(BetweenKeepers)

@@ -1,7 +1,8 @@
-"""Copies of snapshots on another node: sent, taken, and given back.
+"""Copies of snapshots on another node: offered, fetched, and given back.
 
-`CopyKeeping` is of the keeper's loop: that owns the segments, and decides which copies are made and kept. `send`,
-`fetch` and `Door` run in threads, which may wait; they ask the loop, and never touch a segment of it.
+Segments go one way only: who needs one asks for it (`Want`). A keeper with a new snapshot offers it, and is asked on
+the same connection. `CopyKeeping` is of the keeper's loop, which owns the segments and decides which copies are made
+and kept; `send`, `fetch` and `Door` run in threads, which may wait: they ask the loop, and never touch a segment of it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from megatron_ft.core.errors import ProtocolError, SnapshotError
 from megatron_ft.ipc.wire import close_fds
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.base.keeper_messages import Granted, NotKept, Offer, OpenDoor, Prepare, Want
+from megatron_ft.memory.base.keeper_messages import Coming, Granted, NotKept, Offer, OpenDoor, Prepare, Want
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
@@ -29,21 +30,15 @@ _MOST_CONNECTIONS = 32
 _VERIFY_S = 120.0
 """Seconds that another node has to verify what it has got."""
 _LOOK_S = 0.05
-T = TypeVar("T")
-
-
-class Offered(NamedTuple):
-    """Segment that another node gets. ``fd`` is the thread's own."""
-
-    offer: Offer
-    fd: int
+Lend = Callable[[Want], int | str | None]
+"""Returns a descriptor for the caller, or why there is none; None: it isn't verified yet."""
 
 
 @dataclass(eq=False, slots=True)
 class Copying:
     """Copying of a snapshot that is under way."""
 
-    key: SnapshotKey
+    offer: Offer
     address: str
     is_wanted: bool = True
 
@@ -52,34 +47,54 @@ class Copying:
             raise SnapshotError("no longer needed")
 
 
-def send(copying: Copying, key: bytes, segments: Sequence[Offered], bytes_per_s: int) -> str:
-    """Send segments to the keeper of another node, which verifies each. Return why that failed, or ""."""
+def send(copying: Copying, key: bytes, lend: Lend, bytes_per_s: int) -> str:
+    """Offer a snapshot to the keeper of another node, which fetches and verifies it. Return why that failed, or ""."""
     try:
         with contextlib.closing(link.connect(copying.address, key)) as peer:
-            for each in segments:
-                copying.check()
-                peer.send(each.offer)
-                peer.expect(Granted)
-                peer.send_segment(each.fd, each.offer.nbytes, bytes_per_s, copying.check)
-                peer.expect(Granted, _VERIFY_S)
+            copying.check()
+            peer.send(copying.offer)
+            while isinstance(message := peer.receive(_VERIFY_S), Want):
+                _give(peer, message, lend, bytes_per_s, copying.check)
+            return message.why if isinstance(message, NotKept) else ""
     except link.FAILURES as error:
         return work.why(error)
-    finally:
-        close_fds([each.fd for each in segments])
-    return ""
 
 
 def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> tuple[int, str]:
     """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
     try:
         with contextlib.closing(link.connect(address, key)) as peer:
-            peer.send(Want(snapshot, rank))
-            answer = peer.expect(Offer, _VERIFY_S)
-            if (answer.key, answer.rank) != (snapshot, rank):
-                raise ProtocolError("another segment was offered")
-            return peer.receive_segment(answer.nbytes, work.room_maker(is_wanted)), ""
+            return _take(peer, Want(snapshot, rank), is_wanted), ""
     except link.FAILURES as error:
         return -1, work.why(error)
+
+
+def _take(peer: Link, want: Want, is_wanted: Callable[[], bool]) -> int:
+    peer.send(want)
+    return peer.receive_segment(peer.expect(Coming, _VERIFY_S).nbytes, work.room_maker(is_wanted))
+
+
+def _give(
+    peer: Link, want: Want, lend: Lend, bytes_per_s: int = 0, on_piece: Callable[[], None] = lambda: None
+) -> None:
+    found: int | str | None = _awaited(lambda: lend(want))
+    if not isinstance(found, int):
+        peer.send(NotKept("it isn't verified yet" if found is None else found))
+        return
+    try:
+        nbytes = os.fstat(found).st_size
+        peer.send(Coming(nbytes))
+        peer.send_segment(found, nbytes, bytes_per_s, on_piece)
+    finally:
+        os.close(found)
+
+
+def _awaited(look: Callable[[], Any]) -> Any:
+    """Look until there is something, for as long as the verification of a segment may take."""
+    until_s = time.monotonic() + _VERIFY_S - link.STALL_S
+    while (found := look()) is None and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    return found
 
 
 class Door:
@@ -115,51 +130,30 @@ class Door:
                 while True:
                     match peer.receive():
                         case Offer() as offer:
-                            self._take(peer, offer)
+                            self._keep(peer, offer)
                         case Want() as want:
-                            self._give(peer, want)
+                            _give(peer, want, lambda want: self._ask(lambda: self._host.lend(want)))
                         case _:
                             raise ProtocolError("an answer came without a question")
-        except (OSError, ProtocolError):
+        except link.FAILURES:
             pass  # it has all it came for; a peer that didn't says so on its own node
         finally:
             self._connections.release()
 
-    def _take(self, peer: Link, offer: Offer) -> None:
-        number = self._ask(lambda: self._host.admit(offer))
-        if isinstance(number, str):
-            peer.send(NotKept(number))
+    def _keep(self, peer: Link, offer: Offer) -> None:
+        """Fetch the segments of a snapshot that is offered."""
+        numbers = self._ask(lambda: self._host.admit(offer))
+        if isinstance(numbers, str):
+            peer.send(NotKept(numbers))
             return
-        fd, why = -1, "the connection has ended"
-        is_verified = partial(self._ask, lambda: self._host.is_verified(number))
-        try:
-            peer.send(Granted())
-            fd = peer.receive_segment(offer.nbytes, work.room_maker(lambda: is_verified() is None))
-        except link.FAILURES as error:
-            why = work.why(error)
-            raise ConnectionAbortedError(why) from None
-        finally:
-            self._ask(lambda: self._host.take(number, fd, why))
-        peer.send(Granted() if _awaited(is_verified) else NotKept("it is damaged, or no longer needed"))
-
-    def _give(self, peer: Link, want: Want) -> None:
-        found = _awaited(partial(self._ask, lambda: self._host.lend(want)))
-        if not isinstance(found, Offered):
-            peer.send(NotKept(str(found or "it isn't verified yet")))
-            return
-        try:
-            peer.send(found.offer)
-            peer.send_segment(found.fd, found.offer.nbytes, 0, lambda: None)
-        finally:
-            os.close(found.fd)
-
-
-def _awaited(look: Callable[[], T | None]) -> T | None:
-    """Look until there is something, for as long as the verification of a segment may take."""
-    until_s = time.monotonic() + _VERIFY_S - link.STALL_S
-    while (found := look()) is None and time.monotonic() < until_s:
-        time.sleep(_LOOK_S)
-    return found
+        are_verified = partial(self._ask, lambda: self._host.are_verified(numbers))
+        for rank, number in zip(offer.ranks, numbers, strict=True):
+            fd = -1
+            try:
+                fd = _take(peer, Want(offer.key, rank), lambda: are_verified() is None)
+            finally:
+                self._ask(partial(self._host.take, number, fd, "the connection has ended"))
+        peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))
 
 
 class CopyKeeping:
@@ -177,7 +171,7 @@ class CopyKeeping:
         self._segments = segments
         self._reactor = reactor
         self._drop, self._take, self._say = drop, take, say
-        self._prepared: Prepare | None = None
+        self._prepared = Prepare(-1, (), 1)
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
         self._bytes_per_s = 0
@@ -199,7 +193,7 @@ class CopyKeeping:
     def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
         """Serve keepers of other nodes from now on, or copy to one of them."""
         if isinstance(order, CopyTo):
-            if self._prepared is not None and order.cycle == self._prepared.cycle:
+            if order.cycle == self._prepared.cycle:
                 self._address = order.address
         elif self.key:
             close_fds(fds)
@@ -211,7 +205,7 @@ class CopyKeeping:
     @property
     def ranks(self) -> int:
         """Ranks of another node of which copies are kept here: as many as this node has."""
-        return len(self._prepared.ranks) if self.key and self._prepared is not None else 0
+        return len(self._prepared.ranks) if self.key else 0
 
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
@@ -240,51 +234,41 @@ class CopyKeeping:
             return newest
         is_newer = all(before is None or newest > before for before in (self._done, complete))
         if is_newer and not self.is_under_way(settled):
-            self._copy(newest, complete)
+            offer = Offer(newest, self._prepared.ranks, self._prepared.world, complete)
+            copying = self._copying = Copying(offer, self._address)
+            lend = lambda want: self._reactor.call_in_loop(lambda: self.lend(want))  # noqa: E731
+            job = partial(send, copying, self.key, lend, self._bytes_per_s)
+            work.aside(self._reactor, job, partial(self._copied, copying))
         return self._done
-
-    def _copy(self, key: SnapshotKey, complete: SnapshotKey | None) -> None:
-        prepared = self._prepared
-        assert prepared is not None
-        segments: list[Offered] = []
-        try:
-            for rank in prepared.ranks:
-                held = self._segments.verified(rank)[key]
-                offer = Offer(key, rank, prepared.world, held.nbytes, complete)
-                segments.append(Offered(offer, os.dup(held.fd)))
-        except OSError:  # too many open files
-            close_fds([each.fd for each in segments])
-            raise
-        copying = self._copying = Copying(key, self._address)
-
-        job = partial(send, copying, self.key, segments, self._bytes_per_s)
-        work.aside(self._reactor, job, partial(self._copied, copying))
 
     def _copied(self, copying: Copying, why: str) -> None:
         if copying is not self._copying:
             return  # given up meanwhile
-        self._done, self._copying = copying.key, None
+        self._done, self._copying = copying.offer.key, None
         if why:  # the snapshot counts without a copy: the ranks of this node may still restore it
-            of = f"iteration {copying.key.iteration}"
+            of = f"iteration {copying.offer.key.iteration}"
             self._say("copies", f"the node at {copying.address} has no copy of {of}: {why}")
 
     # -- copies of another node's snapshots -------------------------------------------------------------------
 
-    def admit(self, offer: Offer) -> int | str:
-        """Return the number of the segment that will hold a copy, or why it isn't taken."""
+    def admit(self, offer: Offer) -> list[int] | str:
+        """Return the numbers of the segments that will hold a copy, by rank, or why it isn't taken."""
         prepared = self._prepared
-        if prepared is None or offer.key.cycle != prepared.cycle:
+        if offer.key.cycle != prepared.cycle:
             return "this node is in another cycle"
-        if offer.rank in prepared.ranks or not offer.rank < offer.world == prepared.world:
-            return f"no copies of rank {offer.rank} are kept here"
+        if set(offer.ranks) & set(prepared.ranks) or not max(offer.ranks, default=0) < offer.world == prepared.world:
+            return "no copies of these ranks are kept here"
         if not self.has_room:
             return "its memory doesn't suffice for copies"
-        for old in self._segments.of(offer.rank):
-            if old.state is not SegmentState.LEAVING and old.key != offer.complete:
-                self._drop(old)
-        held = self._segments.add(offer.rank, -1, offer.nbytes, SegmentState.RECEIVING)
-        held.key = offer.key
-        return held.number
+        numbers = []
+        for rank in offer.ranks:
+            for old in self._segments.of(rank):
+                if old.state is not SegmentState.LEAVING and old.key != offer.complete:
+                    self._drop(old)
+            held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
+            held.key = offer.key
+            numbers.append(held.number)
+        return numbers
 
     def take(self, number: int, fd: int, why: str) -> None:
         """Take a copy that has come, to be verified; or see that none has."""
@@ -294,18 +278,19 @@ class CopyKeeping:
         elif fd >= 0:
             os.close(fd)
 
-    def is_verified(self, number: int) -> bool | None:
-        held = self._segments.get(number)
-        if held is None or held.state is SegmentState.LEAVING:
+    def are_verified(self, numbers: Sequence[int]) -> bool | None:
+        """Return whether all are; None if that isn't known yet."""
+        states = {held.state if (held := self._segments.get(number)) else SegmentState.LEAVING for number in numbers}
+        if SegmentState.LEAVING in states:
             return False
-        return True if held.state is SegmentState.VERIFIED else None
+        return True if states == {SegmentState.VERIFIED} else None
 
-    def lend(self, want: Want) -> Offered | str | None:
-        """Return a descriptor of the segment that another node wants, and what it is."""
+    def lend(self, want: Want) -> int | str | None:
+        """As in `Lend`."""
         held = self._segments.verified(want.rank).get(want.key)
         if held is not None:
             try:
-                return Offered(Offer(want.key, want.rank, held.world, held.nbytes), os.dup(held.fd))
+                return os.dup(held.fd)
             except OSError as error:
                 return str(error.strerror)  # too many open files
         if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):

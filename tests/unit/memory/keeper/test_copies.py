@@ -12,10 +12,9 @@ import pytest
 
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.link.secure_channel import NONCE_BYTES
-from megatron_ft.memory.base.keeper_messages import Offer
 from megatron_ft.memory.keeper import copies, link
-from megatron_ft.memory.keeper.copies import Copying, Offered
-from tests.memory.in_flight import SECRET, SNAPSHOT, Peer, between, made
+from megatron_ft.memory.keeper.copies import Copying
+from tests.memory.in_flight import OFFER, SECRET, Peer, between
 
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
@@ -68,9 +67,8 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
 
 
 def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
-    copying = Copying(SNAPSHOT, peer.address, is_wanted=False)
-    offered = Offered(Offer(SNAPSHOT, 2, 4, len(CONTENT)), made(CONTENT))
-    assert copies.send(copying, SECRET, [offered], 0) == "no longer needed"
+    copying = Copying(OFFER, peer.address, is_wanted=False)
+    assert copies.send(copying, SECRET, peer.loop.lend, 0) == "no longer needed"
     assert peer.loop.taken == []
 
 

@@ -11,7 +11,7 @@ from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, CopyKeeping, Offered
+from megatron_ft.memory.keeper.copies import Copying, CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
@@ -43,8 +43,8 @@ class Keeping:
         self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
         self.copies.obey(CopyTo(3, "node-b:1"), ())
 
-    def _send(self, copying: Copying, _key: bytes, segments: list[Offered], _: int) -> str:
-        self.sent += [(each.offer.key, each.offer.complete) for each in segments]
+    def _send(self, copying: Copying, *_: object) -> str:
+        self.sent.append((copying.offer.key, copying.offer.complete))
         return self.why
 
     def _take(self, held: HeldSegment, fd: int, why: str) -> None:
@@ -64,7 +64,8 @@ class Keeping:
         return self.copies.may_be_told(*given)
 
     def offered(self, iteration: int, complete: int | None) -> None:
-        number = self.copies.admit(Offer(of(iteration), FOREIGN, WORLD, 8, None if complete is None else of(complete)))
+        offer = Offer(of(iteration), (FOREIGN,), WORLD, None if complete is None else of(complete))
+        (number,) = self.copies.admit(offer)
         assert isinstance(number, int)
         self.copies.take(number, os.open(os.devnull, os.O_RDONLY), "")
 
