@@ -10,7 +10,6 @@ from typing import Any
 
 from megatron_ft.core.errors import ConfigError, ProtocolError
 from megatron_ft.core.wording import listed
-from megatron_ft.ipc.linux.listeners import holders
 from megatron_ft.ipc.wire import Decoder, VersionError, decode, encode
 from megatron_ft.link import tcp
 from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Ask, Challenge, Open
@@ -53,10 +52,9 @@ def take_endpoint(host: str, port: int) -> socket.socket | None:
         if _is_coordinator(host, port):
             return None
         if time.monotonic() >= until_s:
-            who = listed([f"another program ({holder})" for holder in holders(port)] or ["another program"])
             raise ConfigError(
-                f"{who} has the port of the rendezvous endpoint {host}:{port} on this machine: end it, or choose "
-                "another port"
+                f"another program has the port of the rendezvous endpoint {host}:{port} on this machine: end it "
+                f"(`ss -ltnp sport = :{port}` shows it), or choose another port"
             )
         time.sleep(_PAUSE_S)
 

@@ -33,10 +33,8 @@ from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together
-from megatron_ft.launcher.scheduler.defaults import doubt, own_logs, take
-from megatron_ft.launcher.scheduler.environment import Scheduler, detect
+from megatron_ft.launcher.schedulers.schedulers import detect, doubt, own_logs, take
 
-_POD_GRACE_S = 30
 _USE_COORDINATOR = (
     "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 )
@@ -81,10 +79,10 @@ def parse(argv: Sequence[str]) -> CommandLine:
     options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
     handled = read_torchrun_options(namespace, options)
     seconds = options.term_timeout
-    if where.scheduler is Scheduler.KUBERNETES and seconds >= _POD_GRACE_S:
+    if where.grace_s is not None and seconds >= where.grace_s:
         options.warnings.append(
-            f"Kubernetes kills a pod {_POD_GRACE_S} s after SIGTERM, unless its terminationGracePeriodSeconds says "
-            f"otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
+            f"{where.title} kills a pod {where.grace_s:g} s after SIGTERM, unless its terminationGracePeriodSeconds "
+            f"says otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)
     if "rdzv_backend" in given and namespace.rdzv_backend == "static" and not namespace.standalone:

@@ -25,7 +25,6 @@ from megatron_ft.job.coordination import Coordination, CoordinatorDecision
 from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.messages import Verdict
-from megatron_ft.launcher import lost_batch_host, outcome
 from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
@@ -33,7 +32,8 @@ from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
-from megatron_ft.launcher.scheduler.environment import Scheduler
+from megatron_ft.launcher.schedulers import kubernetes
+from megatron_ft.launcher.schedulers.schedulers import SCHEDULERS
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
@@ -97,7 +97,9 @@ def run(
     log.write(records.RunEnded(exit_code=end.code))
     if not place.is_alone:
         port = int(place.endpoint.rpartition(":")[2])
-        lost_batch_host.requeue_if_batch_host_lost(result, os.environ, say, port=port)
+        if line.where.scheduler in SCHEDULERS:
+            result.flush()
+            SCHEDULERS[line.where.scheduler].requeue(os.environ, result.place, result.ending, port, say)
     return end
 
 
@@ -184,12 +186,11 @@ class _JobLife:
         decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
             self._node.write_files(decided.decision.founding)
-        scheduler = self._line.where.scheduler
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
-                self._node.say(advice(scheduler.value, name, reason))
-        if scheduler is Scheduler.KUBERNETES:
-            outcome.tell_kubernetes(end)
+                self._node.say(advice(self._line.where.scheduler, name, reason))
+        if self._line.where.are_pods:
+            kubernetes.write_reason(end.reason)
         return end
 
     def _has_finished_before(self) -> bool:
@@ -200,7 +201,7 @@ class _JobLife:
         if not self._place.names_life:
             return False
         lives = read_lives(self._log_dir)
-        if self._line.where.scheduler is not Scheduler.KUBERNETES:
+        if not self._line.where.are_pods:
             return lives.has_finished(self._place.job)
         # a pod is started again within minutes; a new Job may have an old name
         since = utc(time.time() - _POD_BACK_S)

@@ -111,14 +111,10 @@ def _failed(text: str, server: ServerProcess | None) -> int:
 
 
 def _tell_kubernetes(why: str, code: int) -> None:
-    from megatron_ft.launcher.scheduler.environment import Scheduler, detect
+    from megatron_ft.launcher.schedulers import kubernetes, schedulers
 
-    if detect(os.environ).scheduler is Scheduler.KUBERNETES:
-        from megatron_ft.job.rules.lives import Ending
-        from megatron_ft.launcher import outcome
-
-        ending = Ending.MISTAKE if code == MISTAKE_CODE else Ending.FAILED
-        outcome.tell_kubernetes(outcome.LauncherEnd(code, ending, why))
+    if schedulers.detect(os.environ).are_pods:
+        kubernetes.write_reason(f"{'mistake' if code == MISTAKE_CODE else 'failed'}: {why}")
 
 
 def _leave(code: int) -> NoReturn:

@@ -266,7 +266,6 @@ class LauncherNode(LauncherServices):
         """
         try:
             self.control.start()
-            self.monitors.listen()
             self.monitors.start()
             self.keeper.listen()
             if self._forking is not None:
@@ -293,8 +292,7 @@ class LauncherNode(LauncherServices):
             self.keeper.close,
             self.monitors.stop,
             self.control.close,
-            self._run_dir.remove,
-            self._run_dir.release,
+            self._run_dir.close,
         ]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.orphan_watch.close]
         failed: list[OSError] = []

@@ -1,4 +1,4 @@
-"""End of this life of the job: exit code, ``LOG_DIR/result.json``, and Kubernetes' termination log.
+"""End of this life of the job: exit code and ``LOG_DIR/result.json``.
 
 ``result.json`` has state and outcome of the lives of the job, for scripts and later lives, and is written atomically.
 The launcher at place 0 writes it when a cycle begins and at the end; if that one is lost, one of the next places does.
@@ -20,7 +20,6 @@ from msgspec import structs
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.reported_hang import MOST_HANGS
-from megatron_ft.core.wording import printable
 from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
 from megatron_ft.ipc.files.own_files import ForeignFileError
 from megatron_ft.ipc.log import LAUNCHER, WARNING
@@ -38,9 +37,6 @@ from megatron_ft.records.rules.accounting import Accounting
 _READ_S = 2.0
 _TELLERS = 8
 """Number of lowest places that write the end, if no lower one has."""
-_TERMINATION_LOG = "/dev/termination-log"
-_MOST_BYTES = 4000
-"""Limit below the 4096 bytes that Kubernetes reads."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,13 @@ class LauncherEnd:
     """All ranks of the last cycle did, on all nodes."""
     error: Exception | None = field(default=None, compare=False)
     """Raised to a caller of the launcher's ``main``, which has no exit code to read."""
+
+    @property
+    def reason(self) -> str:
+        """Why the container of this launcher ended; empty if that isn't this launcher's to tell."""
+        if self.ending is None:
+            return ""
+        return self.ending.value.replace("_", " ") + (f": {self.cause}" if self.cause else "")
 
     @property
     def is_resumable(self) -> bool:
@@ -106,7 +109,7 @@ def launcher_failed(line: CommandLine, text: str) -> LauncherEnd:
 
 
 def _stopped(line: CommandLine, text: str, code: int = 0) -> LauncherEnd:
-    chosen = line.stopped_code
+    chosen = line.where.stopped_code
     return LauncherEnd(code if chosen is None else chosen, Ending.STOPPED, text)
 
 
@@ -285,20 +288,3 @@ def _read(path: str) -> Lives:
 def utc(at_s: float) -> str:
     """Format seconds since the epoch as in `Life`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
-
-
-def tell_kubernetes(end: LauncherEnd, *, path: str = _TERMINATION_LOG) -> None:
-    """Write why this container ended, in a sentence, to Kubernetes' termination log, if it exists."""
-    if end.ending is None:
-        return
-    text = end.ending.value.replace("_", " ") + (f": {end.cause}" if end.cause else "")
-    bounded_call(lambda: _write_in_place(path, printable(text)), None)
-
-
-def _write_in_place(path: str, text: str) -> None:
-    try:
-        with open(path, "r+b") as file:
-            file.truncate()
-            file.write(text.encode(errors="replace")[:_MOST_BYTES])
-    except OSError:
-        pass  # another path is configured, or none

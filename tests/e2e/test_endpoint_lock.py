@@ -262,8 +262,7 @@ def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
         thread = threading.Thread(target=serve)
         thread.start()
         endpoint_text = f"has the port of the rendezvous endpoint localhost:{port_of(other)} on this machine"
-        who = rf"another program \(.*, pid {os.getpid()}, listening on 127.0.0.1\)"
-        with pytest.raises(ConfigError, match=f"^{who} {endpoint_text}: end it, or choose another port$"):
+        with pytest.raises(ConfigError, match=f"^another program {endpoint_text}: end it .*, or choose another port$"):
             take_endpoint("localhost", port_of(other))
         other.shutdown(socket.SHUT_RDWR)
         thread.join(BOUND_S)

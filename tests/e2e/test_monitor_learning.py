@@ -26,7 +26,6 @@ from megatron_ft.core.messages.monitor_messages import (
     Suspect,
 )
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.reactor import Reactor
@@ -58,11 +57,9 @@ class Launcher:
             options=MonitorOptions(config=config),
             reactor=reactor,
             log=NullEventLog(),
-            minutes=NodeMinutes(NullEventLog(), 1),
             say=self.lines.append,
             on_event=lambda event: self.reports.append(event.report),
         )
-        self.slot.listen()
         self.slot.start()
 
     def next(self, kind: type[T]) -> T:

@@ -13,10 +13,9 @@ import pytest
 from megatron_ft.core.config.config import ConfigValues
 from megatron_ft.ipc import monitor_process
 from megatron_ft.ipc.wire import encode
-from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.records.event_log import EventLog, NullEventLog
+from megatron_ft.records.event_log import EventLog
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -65,11 +64,9 @@ def test_monitor_that_sends_nonsense_is_replaced_once(
         options=monitor_process.MonitorOptions(config=ConfigValues()),
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),
-        minutes=NodeMinutes(NullEventLog(), 1),
         say=said.append,
         on_event=lambda _event: None,
     )
-    place.listen()
     place.start()
     fake.ends[0].sendall(encode({"type": "warning", "text": "one"}) + sent + encode({"type": "warning", "text": "two"}))
     if dies:

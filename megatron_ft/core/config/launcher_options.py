@@ -26,7 +26,6 @@ from megatron_ft.core.errors import ConfigError, Refused, nearest
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, END, OFF = "report", "end", "off"
 _LAST_PORT = 65535
-SCHEDULERS = ("auto", "slurm", "kubernetes", "none")
 
 
 class CollectivesWatch(NamedTuple):
@@ -138,8 +137,8 @@ class LauncherOptions:
         is_printed=False,  # printed on a line of its own
     )
     scheduler: str = option(
-        SCHEDULERS[0],
-        one_of(*SCHEDULERS),
+        "auto",
+        text("a scheduler", "SCHEDULER"),
         "Scheduler whose variables fill in options that aren't given: slurm, kubernetes, none, or auto. auto: the one "
         "that is found. The options are --nnodes, --rdzv-endpoint, --rdzv-id and the log directory.",
         names=("scheduler", "ft-scheduler"),

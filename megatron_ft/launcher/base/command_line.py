@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
+from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
 _RESTART_GRACE_S = 0.1
 SAYS_ALL_VARIABLE = "MEGATRON_FT_SAYS_ALL"
@@ -48,25 +48,14 @@ class CommandLine:
         return str(self.namespace.rdzv_id)
 
     @property
-    def stopped_code(self) -> int | None:
-        """Exit code of a launcher that was asked to stop; None: decided by how its ranks have ended.
-
-        For Kubernetes, 0 is the end of the training, but a pod whose node is drained has more to do.
-        """
-        return 128 + signal.SIGTERM if self.where.scheduler is Scheduler.KUBERNETES else None
-
-    @property
     def says_all(self) -> bool:
         """True if this launcher prints what concerns the whole job, though another one does, too."""
-        return self.where.scheduler is Scheduler.KUBERNETES or os.environ.get(SAYS_ALL_VARIABLE) == "1"
+        return self.where.are_pods or os.environ.get(SAYS_ALL_VARIABLE) == "1"
 
     @property
     def save_signals(self) -> tuple[signal.Signals, ...]:
-        """Signals that Slurm's users request before the end of the time limit; without a handler, ranks are asked to
-        stop."""
-        if self.where.scheduler is not Scheduler.SLURM:
-            return ()
-        return tuple({signal.SIGUSR1, signal.SIGUSR2} - {*self.signals, *self.options.forward_signals})
+        """Signals that users request before the end of the time limit; without a handler, ranks are asked to stop."""
+        return tuple({*self.where.save_signals} - {*self.signals, *self.options.forward_signals})
 
     @property
     def rendezvous_settings(self) -> dict[str, str]:

@@ -59,32 +59,6 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
     return f"{name} forwarded to {counted(len(ranks), 'rank')}" + (f", {kept}" if kept else "")
 
 
-def monitor_replaced(whose: str, reason: str, pause_s: float) -> str:
-    """Format the replacement of a monitor that stopped working."""
-    when = (
-        "replacing it" if not pause_s else f"starting another one in {pause_s:g} s, {whose} is not monitored until then"
-    )
-    return f"the monitor of {whose} {reason}; {when}"
-
-
-def run_dir_removed(path: str) -> str:
-    """Format the removal of the socket directory, or of a socket in it."""
-    return f"socket directory {path} was deleted: recreated"
-
-
-def run_dir_lost(reason: str) -> str:
-    """Format that the socket directory can't be recreated."""
-    return f"the socket directory can't be recreated ({reason}): ranks that aren't connected yet will fail"
-
-
-def paused(pid: int) -> str:
-    return f"paused by process {pid}: hang detection is off on this node until `megatron-ft resume`"
-
-
-def resumed(pid: int, pause_s: float) -> str:
-    return f"hang detection resumed by process {pid} after {pause_s:.1f} s; the pause counts against no timeout"
-
-
 def in_one_line(error: BaseException) -> str:
     """Format an unexpected error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

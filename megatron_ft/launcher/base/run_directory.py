@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable
 
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.base import launcher_lines
 
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"
@@ -63,22 +62,28 @@ class RunDirectory:
                 os.close(held)
             for _, listen_again in self._sockets:
                 listen_again()
-            text = launcher_lines.run_dir_removed(self.path)
         except OSError as error:
-            text = launcher_lines.run_dir_lost(str(error))
+            self._say_once(
+                f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
+            )
+        else:
+            self._say_once(f"socket directory {self.path} was deleted: recreated")
+
+    def _say_once(self, text: str) -> None:
         if not self._is_reported:
             self._say(text)
         self._is_reported = True
 
-    def remove(self) -> None:
-        remove_run_directory(self.path)
-
-    def release(self) -> None:
-        """Unlock the directory.
+    def close(self) -> None:
+        """Remove the directory with its content, if it is still there, and unlock it.
 
         Raises:
             OSError: the descriptor can't be closed.
         """
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # rmtree opens it, which a launcher without a free descriptor can't
+            os.unlink(os.path.join(self.path, _OWNER))
+            os.rmdir(self.path)
         held, self._claim = self._claim, None
         if held is not None:
             os.close(held)
@@ -106,14 +111,6 @@ def make_run_directory() -> str:
         except OSError as error:
             tried.append(f"{base}: {error.strerror}")
     raise ConfigError(f"no directory for sockets can be made ({'; '.join(tried)}); set TMPDIR")
-
-
-def remove_run_directory(path: str) -> None:
-    """Remove the directory with its content, if it is still there."""
-    shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):  # rmtree opens it, which a launcher without a free descriptor can't
-        os.unlink(os.path.join(path, _OWNER))
-        os.rmdir(path)
 
 
 def claim(run_dir: str) -> int | None:

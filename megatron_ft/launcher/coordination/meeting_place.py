@@ -22,7 +22,8 @@ from megatron_ft.job.endpoint import check_name, is_this_machine
 from megatron_ft.job.rules.messages import EtcdSettings
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.scheduler import environment
+from megatron_ft.launcher.schedulers import slurm
+from megatron_ft.launcher.schedulers.schedulers import rank as rank_by_scheduler
 from megatron_ft.link.tcp import format_address
 
 _MAX_FAILED_STARTS = 2
@@ -100,7 +101,7 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     is_host = None if etcd else _is_host(line.rendezvous_settings)
     is_here = is_host
     if is_host is None and etcd is None:
-        own = environment.own_names(environ, socket.gethostname())
+        own = slurm.own_names(environ, socket.gethostname())
         is_here = host in own or is_this_machine(host, unknown=host == socket.getfqdn())
         if is_here and host not in own:
             check_name(host, port)
@@ -119,7 +120,7 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         endpoint=format_address(host, port),
         etcd=etcd,
         is_here=bool(is_here),
-        has_known_host=bool(etcd or is_here or environment.hosts(environ, 1) or line.where.endpoint),
+        has_known_host=bool(etcd or is_here or slurm.hosts(environ, 1) or line.where.endpoint),
         rank=rank,
         rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
@@ -185,7 +186,7 @@ def _is_host(settings: Mapping[str, str]) -> bool | None:
 def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
     rank = line.node_rank
     if rank is None:
-        return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+        return rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
 
 

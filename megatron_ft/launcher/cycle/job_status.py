@@ -79,7 +79,7 @@ class JobStatus:
         Unless ``at_once``, the sum may be 5 s old, or older if it takes long, and the last minute may be missing.
         """
         if at_once:
-            self._monitors.write_minutes()
+            self._monitors.hear_all()
         began_ns = time.monotonic_ns()
         if at_once or began_ns >= self._due_ns:
             for board in self.boards().values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.scheduler import environment
+from megatron_ft.launcher.schedulers import schedulers
 from megatron_ft.link.file_queue import bounded_call
 
 
@@ -29,7 +29,7 @@ def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
     """Return this node's number: --node-rank, else the scheduler's."""
     if line.node_rank is not None:
         return line.node_rank
-    return environment.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
+    return schedulers.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
 
 
 def checkpointed(path: str | None) -> int | None:

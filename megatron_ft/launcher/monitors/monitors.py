@@ -13,8 +13,6 @@ from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.ipc.monitor_process import MonitorOptions
-from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import EventLog
@@ -49,7 +47,6 @@ class Monitors:
         self._log = log
         self._say = say
         self._on_check = on_check
-        self._minutes = NodeMinutes(log, count)
         self._slots = [
             MonitorSlot(
                 local_rank,
@@ -57,22 +54,12 @@ class Monitors:
                 options=options,
                 reactor=reactor,
                 log=log,
-                minutes=self._minutes,
                 say=say,
                 on_event=on_event,
             )
             for local_rank in range(count)
         ]
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
-
-    def listen(self) -> None:
-        """Create the sockets. Ranks can connect from now on, whether their monitor is up yet or not.
-
-        Raises:
-            OSError: a socket can't be made.
-        """
-        for slot in self._slots:
-            slot.listen()
 
     def is_lost(self) -> bool:
         """Return True if the socket of a monitor was removed."""
@@ -85,14 +72,13 @@ class Monitors:
             OSError: a socket can't be made.
         """
         for slot in self._slots:
-            if slot.is_lost():
-                slot.listen_again()
+            slot.listen_again()
 
     def start(self) -> None:
         """Start all monitors: before the ranks, whose groups they end if the launcher is killed.
 
         Raises:
-            OSError: a process can't be started.
+            OSError: a socket or process can't be made.
         """
         for slot in self._slots:
             slot.start()
@@ -117,20 +103,23 @@ class Monitors:
         since_ns, now_ns = self.paused.since_ns, time.monotonic_ns()
         if not (self.paused.begin(now_ns) if isinstance(order, PauseDetection) else self.paused.end(now_ns)):
             return False
-        record: records.Paused | records.Resumed
+        for slot in self._slots:
+            slot.pause(self.paused.since_ns)
         if since_ns is None:
-            for slot in self._slots:
-                slot.pause(now_ns)
-            line, record = launcher_lines.paused(by), records.Paused(by=by)
+            self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
+            self._log.write(records.Paused(by=by))
         else:
-            for slot in self._slots:
-                slot.resume()
-            line, record = launcher_lines.resumed(by, (now_ns - since_ns) / 1e9), records.Resumed(by=by)
-        text = self._pause_lines.admit(line, now_ns / 1e9)
+            after = f"{(now_ns - since_ns) / 1e9:.1f} s"
+            self._say_seldom(
+                f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+            )
+            self._log.write(records.Resumed(by=by))
+        return True
+
+    def _say_seldom(self, line: str) -> None:
+        text = self._pause_lines.admit(line, time.monotonic())
         if text is not None:
             self._say(text)
-        self._log.write(record)
-        return True
 
     def check_states(self) -> None:
         """Replace monitors that were stopped by a signal. Called after each SIGCHLD."""
@@ -142,11 +131,6 @@ class Monitors:
         for slot in self._slots:
             slot.read()
 
-    def write_minutes(self) -> None:
-        """Write what the ranks did since the last minute, as far as monitors have told it."""
-        self.hear_all()
-        self._minutes.write_all()
-
     def stop(self) -> None:
         """End all monitors and release everything."""
         self._timer.cancel()
@@ -155,11 +139,9 @@ class Monitors:
         deadline = time.monotonic() + _STOP_WAIT_S
         for slot in self._slots:
             slot.end(deadline)
-        self._minutes.write_all()
 
     def _check_looks(self) -> None:
         self._on_check()
-        self._minutes.write_due(time.monotonic_ns())
         for slot in self._slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)

@@ -18,7 +18,7 @@ from megatron_ft.core.board import layout
 from megatron_ft.core.board.layout import BoardDamagedError
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.launcher import MonitorReplaced
-from megatron_ft.core.facts.monitor import Attached, Minute
+from megatron_ft.core.facts.monitor import Attached
 from megatron_ft.core.facts.shared import RankHung, Warning_
 from megatron_ft.core.messages.monitor_messages import (
     REPORTS,
@@ -41,7 +41,6 @@ from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.monitors.node_interval_rows import NodeMinutes
 from megatron_ft.learning.messages import Arm
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.records.event_log import EventLog
@@ -67,7 +66,6 @@ class MonitorSlot:
         options: monitor_process.MonitorOptions,
         reactor: Reactor,
         log: EventLog,
-        minutes: NodeMinutes,
         say: Callable[[str], None],
         on_event: Callable[[events.MonitorReport], None],
     ) -> None:
@@ -76,7 +74,6 @@ class MonitorSlot:
         self._options = options
         self._reactor = reactor
         self._log = log
-        self._minutes = minutes
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
@@ -86,7 +83,6 @@ class MonitorSlot:
         self._attached: AttachedRank | None = None
         self._board: Board | None = None
         self._started_at = 0.0
-        self._pause_s = 0.0
         self._short_lives = 0
         self._seen_overdue = False
         self._paused_since_ns: int | None = None
@@ -102,33 +98,14 @@ class MonitorSlot:
         """PID of the current process; None without one."""
         return None if self._process is None else self._process.pid
 
-    def listen(self) -> None:
-        """Create the socket: a rank can connect, and waits."""
-        self._listener = listen(self.socket_path)
-
-    def is_lost(self) -> bool:
-        """Return True if the socket was removed."""
-        return self._listener is not None and not os.path.lexists(self.socket_path)
-
-    def listen_again(self) -> None:
-        """Recreate the socket, and a process that serves it.
-
-        Raises:
-            OSError: the socket can't be made.
-        """
-        lost, self._listener = self._listener, listen(self.socket_path)
-        if lost is not None:
-            lost.close()
-        if self._process is not None:  # otherwise a process is about to be started
-            self._replace("has lost its socket")
-
     def start(self) -> None:
-        """Start the process.
+        """Create the socket, at which a rank can connect and wait, and start the process that serves it.
 
         Raises:
-            OSError: it can't be started.
+            OSError: a socket or process can't be made.
         """
-        assert self._listener is not None
+        if self._listener is None:
+            self._listener = listen(self.socket_path)
         ours, theirs = socket.socketpair()
         try:
             self._process = monitor_process.spawn(
@@ -148,12 +125,29 @@ class MonitorSlot:
         self._pidfd = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours)
         self._reactor.watch(self._channel.fileno(), self.read)
-        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
+        self._reactor.watch(self._pidfd, self._replace, Priority.DEATH)
         if self._rank_pid is not None:
             self._order(GuardGroup(self._rank_pid, self._started_rank))
         if self._paused_since_ns is not None:
             self._order(Pause(self._paused_since_ns))  # read before it checks a rank
         self._arm_attached()
+
+    def is_lost(self) -> bool:
+        """Return True if the socket was removed."""
+        return self._listener is not None and not os.path.lexists(self.socket_path)
+
+    def listen_again(self) -> None:
+        """Recreate a removed socket, and a process that serves it.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        if self.is_lost():
+            assert self._listener is not None
+            lost, self._listener = self._listener, listen(self.socket_path)
+            lost.close()
+            if self._process is not None:  # otherwise a process is about to be started
+                self._replace("has lost its socket")
 
     def reading(self, cycle: int) -> RankReading:
         """Return the rank's board in this cycle and its collectives, or that the board is damaged.
@@ -219,13 +213,9 @@ class MonitorSlot:
             self._board.words[layout.W_STATE_WRITTEN] = value
 
     def pause(self, since_ns: int | None) -> None:
-        """Suspend hang detection, also in a replacement process, from ``since_ns`` on (monotonic)."""
+        """Suspend hang detection, also in a replacement process, from ``since_ns`` on (monotonic); None resumes it."""
         self._paused_since_ns = since_ns
-        self._order(Pause(since_ns))
-
-    def resume(self) -> None:
-        self._paused_since_ns = None
-        self._order(Resume())
+        self._order(Resume() if since_ns is None else Pause(since_ns))
 
     def ask_to_stop(self) -> None:
         """Tell the monitor that the job is over."""
@@ -263,12 +253,6 @@ class MonitorSlot:
             self._reactor.unwatch(fd)  # the process is ending: its pidfd reports that
             self._channel = None
 
-    def _died(self) -> None:
-        assert self._process is not None
-        self._take_all()
-        self._let_go()
-        self._replace(f"exited ({launcher_lines.exit_code(self._process.returncode)})")
-
     def _let_go(self) -> None:
         """Reap the process and close its descriptors."""
         assert self._process is not None
@@ -284,22 +268,23 @@ class MonitorSlot:
             self._channel.close()
             self._channel = None
 
-    def _replace(self, reason: str) -> None:
-        assert self._process is not None
+    def _replace(self, reason: str = "") -> None:
+        """End the process, if it hasn't ended itself, and start another one."""
+        process = self._process
+        assert process is not None
         self._take_all()
-        if self._process.returncode is None:
-            send_signal(self._pidfd, signal.SIGKILL)
-            self._let_go()
+        send_signal(self._pidfd, signal.SIGKILL)
+        self._let_go()
+        reason = reason or f"exited ({launcher_lines.exit_code(process.returncode)})"
         lived_s = time.monotonic() - self._started_at
         # a process that fails at once must not be restarted a thousand times a second
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
-        self._pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
-        self._say(launcher_lines.monitor_replaced(self._name(), reason, self._pause_s))
-        replaced = MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=self._process.pid)
-        self._log.write(replaced)
+        pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
+        self._say_replaced(reason, pause_s)
+        self._log.write(MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=process.pid))
         self._process = None
-        if self._pause_s:
-            self._reactor.call_later(self._pause_s, self._spawn_again)
+        if pause_s:
+            self._reactor.call_later(pause_s, self._spawn_again)
         else:
             self._spawn_again()
 
@@ -310,9 +295,19 @@ class MonitorSlot:
             self.start()
         except OSError as error:
             # the node is out of some resource; ranks are unwatched until it works again, which is reported
-            self._pause_s = _LONGEST_PAUSE_S
-            self._say(launcher_lines.monitor_replaced(self._name(), f"can't be started: {error}", self._pause_s))
-            self._reactor.call_later(self._pause_s, self._spawn_again)
+            self._say_replaced(f"can't be started: {error}", _LONGEST_PAUSE_S)
+            self._reactor.call_later(_LONGEST_PAUSE_S, self._spawn_again)
+
+    def _say_replaced(self, reason: str, pause_s: float) -> None:
+        rank = self._rank()
+        whose = f"local rank {self.local_rank}" if rank is None else f"rank {rank}"
+        if pause_s:
+            self._say(
+                f"the monitor of {whose} {reason}; starting another one in {pause_s:g} s, {whose} is not monitored "
+                "until then"
+            )
+        else:
+            self._say(f"the monitor of {whose} {reason}; replacing it")
 
     def _take_all(self) -> str | None:
         """Read the monitor's messages. Return a complaint if it must be replaced."""
@@ -354,9 +349,7 @@ class MonitorSlot:
         event = None if self._is_ending else event_of(self.local_rank, report)
         if event is not None:
             self._on_event(event)
-        if isinstance(report, Minute):
-            self._minutes.add(report, time.monotonic_ns())
-        elif isinstance(report, Logged) and not (isinstance(report, Attached) and report.watch_only):
+        if isinstance(report, Logged) and not (isinstance(report, Attached) and report.watch_only):
             self._log.write(report)
 
     def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
@@ -379,10 +372,6 @@ class MonitorSlot:
 
     def _rank(self) -> int | None:
         return None if self._attached is None else self._attached.rank
-
-    def _name(self) -> str:
-        rank = self._rank()
-        return f"local rank {self.local_rank}" if rank is None else f"rank {rank}"
 
 
 def event_of(local_rank: int, report: Report) -> events.MonitorReport | None:

@@ -77,7 +77,7 @@ def test_command_lines_of_the_manifests_are_valid(monkeypatch: pytest.MonkeyPatc
     for program, *words in (command, [*trainer["command"], *trainer["args"]]):
         assert program == "ft_launcher"
         line = parse(words)
-        assert line.stopped_code == STOPPED_CODE
+        assert line.where.stopped_code == STOPPED_CODE
         for grace in (grace for document in ALL for grace in found(document, "terminationGracePeriodSeconds")):
             assert grace > line.options.term_timeout
     name = jobset["metadata"]["name"]

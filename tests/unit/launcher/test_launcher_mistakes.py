@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.job.rules.lives import Ending
-from megatron_ft.launcher import arguments, job, outcome
+from megatron_ft.launcher import arguments, job
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.main import run_command
-from megatron_ft.launcher.outcome import LauncherEnd
+from megatron_ft.launcher.schedulers import kubernetes
 
 
 @pytest.fixture
@@ -185,9 +184,9 @@ class _Gone(io.StringIO):
 def test_error_before_the_job_begins_is_said_in_the_launchers_form(
     script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[LauncherEnd] = []
+    reasons: list[str] = []
     monkeypatch.setattr(job, "run", _no_file)
-    monkeypatch.setattr(outcome, "tell_kubernetes", ends.append)
+    monkeypatch.setattr(kubernetes, "write_reason", reasons.append)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     said = "the launcher can't start: OSError: [Errno 24] Too many open files"
     assert run_command([str(script)]) == 1
@@ -198,5 +197,5 @@ def test_error_before_the_job_begins_is_said_in_the_launchers_form(
     monkeypatch.setattr(sys, "stderr", _Gone())
     assert run_command([str(script)]) == 1
     assert run_command(["--no-such-option", str(script)]) == 2
-    assert [(end.code, end.ending) for end in ends] == [(1, Ending.FAILED)] * 3 + [(2, Ending.MISTAKE)]
-    assert ends[0].cause == said
+    assert reasons[:-1] == [f"failed: {said}"] * 3
+    assert reasons[-1].startswith("mistake: unrecognized arguments: --no-such-option")

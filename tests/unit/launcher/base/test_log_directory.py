@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_directories_and_files_we_make_cannot_be_written_by_others(tmp_path: Pat
     default = Path(default_place())
     assert default.parent.parent == state
     assert [mode(default), mode(default.parent), mode(state), mode(state.parent)] == [0o700, 0o700, 0o700, 0o755]
-    run_directory.remove_run_directory(run_dir := run_directory.make_run_directory())
+    shutil.rmtree(run_dir := run_directory.make_run_directory())
     assert not os.path.exists(run_dir)
     write_state(str(tmp_path / "ft_state.json"), {})
     assert not mode(tmp_path / "ft_state.json") & stat.S_IWOTH

@@ -56,9 +56,8 @@ def test_deleted_run_directory_is_recreated_and_reported_once(tmp_path: Path, mo
     assert "can't be recreated" in said[2]
     os.unlink(directory.path)
     directory.mend()
-    directory.remove()
-    directory.release()
-    directory.release()
+    directory.close()
+    directory.close()
     assert not os.path.lexists(directory.path)
 
 
@@ -71,7 +70,7 @@ def test_sockets_go_where_nobody_can_put_others_in_their_place(tmp_path: Path, m
             run_dir = run_directory.make_run_directory()
             assert (os.path.dirname(run_dir) == given) == is_safe
             assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o700
-            run_directory.remove_run_directory(run_dir)
+            shutil.rmtree(run_dir)
 
 
 def made(place: Path, name: str, *, mode: int = 0o700) -> Path:
@@ -113,5 +112,5 @@ def test_the_next_launcher_looks_in_its_place(monkeypatch: pytest.MonkeyPatch) -
         second = run_directory.make_run_directory()
         assert os.path.exists(first)
         os.close(claim)
-        run_directory.remove_run_directory(run_directory.make_run_directory())
+        shutil.rmtree(run_directory.make_run_directory())
         assert os.listdir(place) == [os.path.basename(second)], "it wasn't claimed"

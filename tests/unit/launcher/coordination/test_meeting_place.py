@@ -19,7 +19,7 @@ from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace, meeting_place
-from megatron_ft.launcher.scheduler.environment import SchedulerEnvironment
+from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
 HERE = "node01"
 C10D = "--rdzv-backend=c10d"

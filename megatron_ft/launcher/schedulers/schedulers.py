@@ -1,19 +1,50 @@
-"""Defaults from the scheduler for options that aren't given; one line lists them."""
+"""The schedulers, which of them has started this launcher, and the options that are taken from it."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch.distributed import run as torchrun
 
 from megatron_ft.core.config.torchrun import ETCD_BACKENDS
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.launcher.scheduler.environment import Scheduler, SchedulerEnvironment
+from megatron_ft.core.errors import ConfigError, nearest
+from megatron_ft.launcher.schedulers import kubernetes, slurm
+from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment, number
 
 _PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
-_NAMES = {Scheduler.SLURM: "Slurm", Scheduler.KUBERNETES: "Kubernetes"}
+_NONE = "none"
+
+
+SCHEDULERS = {"slurm": slurm, "kubernetes": kubernetes}
+"""By the value of ``--scheduler``, in the order in which "auto" looks for them."""
+
+
+def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str = "") -> SchedulerEnvironment:
+    """Return the facts. ``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
+
+    Raises:
+        ConfigError: there is no such scheduler, or no sign of it.
+    """
+    choices = ("auto", *SCHEDULERS, _NONE)
+    if choice not in choices:
+        raise ConfigError(f"--scheduler {choice!r}: must be {' or '.join(choices)}{nearest(choice, choices)}")
+    for name, scheduler in SCHEDULERS.items():
+        if choice in ("auto", name):
+            found: SchedulerEnvironment | None = scheduler.detect(environ, full_name=full_name, is_asked=choice == name)
+            if found is not None:
+                return found
+    return SchedulerEnvironment()
+
+
+def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple[int | None, str]:
+    """Return this launcher's rank among the job's, and the variable with it; None without one."""
+    for name in ("GROUP_RANK", slurm.rank_variable(environ, min_nodes, max_nodes), kubernetes.INDEX_VARIABLE):
+        value = number(environ, name)
+        if value is not None:
+            return value, name
+    return None, ""
 
 
 def take(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:
@@ -43,7 +74,7 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Scheduler
     if not taken:
         return ""
     told = ", ".join(f"{option} {value}" for option, value in taken.items())
-    return f"{_NAMES[where.scheduler]} {where.job}: {told} (--scheduler none disables this)"
+    return f"{where.title} {where.job}: {told} (--scheduler none disables this)"
 
 
 def own_logs(namespace: argparse.Namespace, where: SchedulerEnvironment) -> SchedulerEnvironment:

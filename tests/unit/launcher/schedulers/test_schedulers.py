@@ -17,8 +17,9 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.log_directory import make_log_directory
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
-from megatron_ft.launcher.outcome import LauncherEnd, tell_kubernetes
-from megatron_ft.launcher.scheduler.environment import Scheduler, detect
+from megatron_ft.launcher.outcome import LauncherEnd
+from megatron_ft.launcher.schedulers.kubernetes import write_reason
+from megatron_ft.launcher.schedulers.schedulers import detect
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -183,7 +184,7 @@ def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatc
     monkeypatch.setattr(arguments, "full_name", lambda: "llama-2.llama-net.default.svc.cluster.local")
     line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
     assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
-    assert (line.run_id, line.stopped_code) == ("llama", 143)
+    assert (line.run_id, line.where.stopped_code) == ("llama", 143)
     assert meeting_place(line, os.environ).rank == 2
 
 
@@ -204,13 +205,13 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_pods_say_nothing_of_their_job() -> None:
     where = detect({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, full_name="bench-7d9f")
-    assert (where.scheduler, where.run_id, where.endpoint) == (Scheduler.KUBERNETES, "", "")
+    assert (where.scheduler, where.run_id, where.endpoint) == ("kubernetes", "", "")
 
 
 def test_code_of_a_stopped_pod_is_not_that_of_a_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert line_in(monkeypatch, pod).stopped_code == 143
-    assert line_in(monkeypatch, pod, "--scheduler=none").stopped_code is None
+    assert line_in(monkeypatch, pod).where.stopped_code == 143
+    assert line_in(monkeypatch, pod, "--scheduler=none").where.stopped_code is None
 
 
 def test_a_pod_has_less_time_than_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +225,12 @@ def test_a_pod_has_less_time_than_its_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kubernetes_is_told_why(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.write_text("x" * 5000)
-    tell_kubernetes(LauncherEnd(93, Ending.NO_PROGRESS, "rank 0 exited with code 7"), path=str(path))
+    write_reason(LauncherEnd(93, Ending.NO_PROGRESS, "rank 0 exited with code 7").reason, path=str(path))
     assert path.read_text() == "no progress: rank 0 exited with code 7"
-    tell_kubernetes(LauncherEnd(1, Ending.FAILED, "y" * 9999), path=str(path))
+    write_reason(LauncherEnd(1, Ending.FAILED, "y" * 9999).reason, path=str(path))
     assert path.stat().st_size == 4000
-    tell_kubernetes(LauncherEnd(0), path=str(path))
-    tell_kubernetes(LauncherEnd(0, Ending.FINISHED), path=str(tmp_path / "none"))
+    write_reason(LauncherEnd(0).reason, path=str(path))
+    write_reason(LauncherEnd(0, Ending.FINISHED).reason, path=str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["termination-log"]
 
 

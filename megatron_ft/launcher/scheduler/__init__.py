@@ -1,1 +1,0 @@
-"""Facts from Slurm or Kubernetes in environment variables, and the options they set."""
