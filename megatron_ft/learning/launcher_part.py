@@ -15,6 +15,7 @@ from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
 from megatron_ft.core.board.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN, BoardSnapshot
 from megatron_ft.core.errors import near
 from megatron_ft.core.facts.monitor import Attached
+from megatron_ft.core.launcher_part import LauncherPart, PartEffect, PartEvent
 from megatron_ft.core.wording import counted
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
@@ -53,7 +54,7 @@ class LearningOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile:
+class StateFile(PartEffect):
     """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
 
     ``at_end``: of the run. ``sets_aside``: rename a broken file.
@@ -66,7 +67,7 @@ class StateFile:
 
 
 @dataclass(frozen=True, slots=True)
-class StateFileDone:
+class StateFileDone(PartEvent):
     """Answer to a ``StateFile``. ``state``: what was read, None if there is no usable file.
 
     ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
@@ -79,7 +80,7 @@ class StateFileDone:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStateWritten:
+class TellStateWritten(PartEffect):
     """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `core.board.layout`."""
 
     value: int
@@ -89,6 +90,8 @@ class Ranks(Protocol):
     """The ranks of this node in one cycle, by local rank."""
 
     cycle: int
+    place: int
+    world_size: int
     hooked: set[int]
 
     @property
@@ -107,13 +110,14 @@ class Turn(Protocol):
     def board(self, local_rank: int) -> BoardSnapshot | None: ...
 
 
-class LauncherLearning:
+class LauncherLearning(LauncherPart):
     """The part of one launcher, for the whole job."""
+
+    HEARS = Intervals | Killed | StateFileDone
 
     def __init__(self, options: LearningOptions) -> None:
         self._options = options
-        self._ranks: Ranks | None = None
-        self._place = self._world_size = 0
+        self._ranks: Ranks
         self._gathering = Gathering(-1, OF_RANKS_S)
         self._last = Intervals(0)
         """Last maxima of the job in this cycle. Once its run is over, what is learned is for the next one: ranks may do
@@ -129,50 +133,48 @@ class LauncherLearning:
         self._said: set[str] = set()
 
     @property
-    def due_ns(self) -> int | None:
-        """Latest time of the next ``tick``."""
+    def alarm_ns(self) -> int | None:
         due_s = self._gathering.due_s
         return None if due_s is None else int(due_s * 1e9) + 1
 
-    def begin(self, ranks: Ranks, *, place: int, world_size: int) -> None:
-        """Start anew for the ranks of a cycle."""
-        self._ranks, self._place, self._world_size = ranks, place, world_size
-        self._gathering, self._last = Gathering(ranks.cycle, OF_RANKS_S), Intervals(ranks.cycle)
+    def begin(self, cycle: Ranks, turn: Turn) -> None:
+        self._ranks = cycle
+        self._gathering, self._last = Gathering(cycle.cycle, OF_RANKS_S), Intervals(cycle.cycle)
 
-    def tick(self, turn: Turn) -> None:
+    def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Tell the leader the longest intervals of this node, when that is due."""
         ranks = self._ranks
-        if ranks is None or self._gathering.is_idle:
+        if self._gathering.is_idle:
             return  # boards needn't be read
         boards = {each: turn.board(each) for each in ranks.hooked & ranks.running}
         in_run = [each for each, board in boards.items() if board is None or not board.closing]
         if (result := self._gathering.take(in_run, turn.now_s)) is not None:
             turn.do(result)
 
-    def hear(self, message: Intervals | Killed | StateFileDone, turn: Turn) -> None:
+    def hear(self, event: Intervals | Killed | StateFileDone, turn: Turn) -> None:
         """Take a message of the leader, or about the file; the leader's on other cycles are ignored."""
-        match message:
+        match event:
             case StateFileDone(StateFile(document=None)):
-                self._was_read(message, turn)
+                self._was_read(event, turn)
             case StateFileDone(of, _, problem):
                 if problem:
                     self._say_once(problem, turn.say)
                 if of.at_end:
                     turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
-            case Intervals() if self._ranks is not None and message.cycle == self._ranks.cycle:
-                self._learn(message, turn)
-            case Killed() if self._ranks is not None and message.cycle == self._ranks.cycle:
-                self.killed(message, turn, is_own=False)
+            case Intervals() if event.cycle == self._ranks.cycle:
+                self._learn(event, turn)
+            case Killed() if event.cycle == self._ranks.cycle:
+                self.killed(event, turn, is_own=False)
 
     def hear_monitor(self, local_rank: int, report: object, turn: Turn) -> None:
         """Take a monitor's report; others than those of learning, and those on other cycles, are ignored."""
-        if self._ranks is None or getattr(report, "cycle", None) != self._ranks.cycle:
+        if getattr(report, "cycle", None) != self._ranks.cycle:
             return
         if isinstance(report, Attached) and not report.watch_only:
             self._script_learns |= report.learns
             if report.state_path and not self._path:
                 self._path = report.state_path
-                turn.do(StateFile(self._path, sets_aside=self._place == 0 and self._enforces))
+                turn.do(StateFile(self._path, sets_aside=self._ranks.place == 0 and self._enforces))
             self._arm(turn, [local_rank])
         elif isinstance(report, Intervals):
             self._gathering.hear(local_rank, report, turn.now_s)
@@ -191,11 +193,11 @@ class LauncherLearning:
         seen, before = self._learnable(result, turn, is_only_steps=is_only_steps), self._in_force()
         if seen:
             state = self._state.learn(seen, self._options.factor)
-            self._state = replace(state, configured_s=self._options.configured, world_size=self._world_size)
+            self._state = replace(state, configured_s=self._options.configured, world_size=self._ranks.world_size)
             self._arm(turn)
             self._say_changes(before, seen, turn)
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
-        if self._place == 0 and result.ended and not is_written:
+        if self._ranks.place == 0 and result.ended and not is_written:
             turn.do(TellStateWritten(STATE_NOT_WRITTEN))
 
     def _learnable(self, result: Intervals, turn: Turn, *, is_only_steps: bool) -> dict[str, Observed]:
@@ -220,7 +222,7 @@ class LauncherLearning:
         Double it if it was wrong in all likelihood. A real hang doesn't come back after the restart.
         """
         name, known = kill.name, self._killed.setdefault(kill.cycle, set())
-        if self._ranks is None or name in known:
+        if name in known:
             return
         known.add(name)
         if is_own:
@@ -254,8 +256,8 @@ class LauncherLearning:
                 told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
                 follows = "" if self._enforces else " (reported only)"
                 turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
-                if event.state.world_size not in (None, self._world_size):
-                    then, now = counted(event.state.world_size or 0, "rank"), counted(self._world_size, "rank")
+                if event.state.world_size not in (None, self._ranks.world_size):
+                    then, now = counted(event.state.world_size or 0, "rank"), counted(self._ranks.world_size, "rank")
                     differs = f"they were learned with {then}, and this run has {now}: the longest may be others now"
                     turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
         self._say_what_is_off(turn)
@@ -263,7 +265,7 @@ class LauncherLearning:
 
     def _write(self, turn: Turn, *, at_end: bool = False) -> bool:
         """Write the file if this node is to, and may. Return False if it isn't."""
-        writes = self._enforces and self._place == 0 and self._is_read and self._may_write
+        writes = self._enforces and self._ranks.place == 0 and self._is_read and self._may_write
         if writes:
             document = self._state.document(self._options.configured, self._options.floor_s)
             turn.do(StateFile(self._path, document, at_end))
@@ -282,7 +284,7 @@ class LauncherLearning:
     def _arm(self, turn: Turn, local_ranks: Collection[int] | None = None) -> None:
         """Arm the monitors of these ranks, or of all; of none in a run that is over, which may do something else."""
         ranks = self._ranks
-        if ranks is not None and (timeouts := self._in_force()) and (local_ranks or not self._last.ended):
+        if (timeouts := self._in_force()) and (local_ranks or not self._last.ended):
             turn.order(local_ranks or ranks.running & ranks.hooked, Arm(ranks.cycle, timeouts, self._enforces))
 
     def _say_once(self, text: str, say: Callable[[str], None]) -> None:

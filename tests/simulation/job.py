@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.turn import AgentPhase, Options
+from megatron_ft.core.agent.phases import AgentPhase
+from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.codec import PartMessage
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
@@ -31,6 +32,9 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen
 from megatron_ft.job.rules.member import HOLDER_STAYS_S, Member
+from megatron_ft.launcher.cycle.parts import launcher_parts
+from megatron_ft.learning.launcher_part import LearningOptions
+from megatron_ft.memory.rules.snapshots import Kept
 from tests.simulation.leader import ENDPOINT, JOB, CoordinatorProcess, Etcd, Judged, Lock
 from tests.simulation.plan import Fault, Hurt, Plan
 from tests.simulation.world import Host, Link, Process, World
@@ -194,7 +198,7 @@ class Launcher(Process):
             max_restarts=plan.rules.max_restarts,
             checks_health=True,
         )
-        self.agent = Agent(options, Pauses())
+        self.agent = Agent(options, launcher_parts(options, LearningOptions(), Pauses(), Kept()))
         self._agent_ns = self.agent.alarm_ns
         """When the agent is to be told the time; only an event changes that."""
         if plan.in_etcd:
@@ -433,7 +437,7 @@ class Launcher(Process):
             self.hear(events.NotStarted())
             return
         assert self._begun is not None
-        cycle, place, world = self.agent.cycle.record.cycle, self.member.place or 0, self._begun.decision.world
+        cycle, place, world = self.agent.cycle.cycle, self.member.place or 0, self._begun.decision.world
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._rerun, self.is_hung = "", None, False
         trained = self.ranks = Trained(cycle, self, self.world.now_s, self._begun)
@@ -468,7 +472,7 @@ class Launcher(Process):
         self._hear_exit(code, by_us=by_us)
 
     def _hear_exit(self, code: int, *, by_us: bool = False) -> None:
-        cycle, sent = self.agent.cycle.record, (9, 15) if by_us else ()
+        cycle, sent = self.agent.cycle, (9, 15) if by_us else ()
         at_ns = round(self.clock() * 1e9)
         self.hear(RankExited(rank=cycle.ranks[0], cycle=cycle.cycle, exitcode=code, at_ns=at_ns, signals_sent=sent))
 

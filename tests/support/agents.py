@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.core.codec import name_of
@@ -27,6 +27,8 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
+from megatron_ft.launcher.cycle.parts import launcher_parts
+from megatron_ft.learning.launcher_part import LearningOptions
 from megatron_ft.memory.rules.snapshots import Kept
 
 T = TypeVar("T")
@@ -119,7 +121,9 @@ class Driven:
 
     def __init__(self, found: Kept = Kept(), **options: object) -> None:  # noqa: B008 - frozen
         self.pauses = Pauses()
-        self.agent = Agent(Options(**options), self.pauses, found=found)  # type: ignore[arg-type]
+        learning = options.pop("learning", LearningOptions())
+        given = Options(**options)  # type: ignore[arg-type]
+        self.agent = Agent(given, launcher_parts(given, learning, self.pauses, found))  # type: ignore[arg-type]
         self.now_ns = START_NS
         self.done: list[effects.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)
@@ -130,9 +134,9 @@ class Driven:
         self.is_finished = False
 
     @property
-    def record(self) -> CycleRecord:
+    def record(self) -> NodeCycle:
         """Of its cycle."""
-        return self.agent.cycle.record
+        return self.agent.cycle
 
     def hear(self, *told: events.Event) -> list[effects.Effect]:
         """Tell it these; what it asks for then."""
@@ -195,7 +199,7 @@ class Driven:
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""
     ) -> list[effects.Effect]:
         """The coordinator ends the cycle."""
-        return self.hear(m.End(self.agent.cycle.record.cycle, outcome, restarts, lost, text))
+        return self.hear(m.End(self.agent.cycle.cycle, outcome, restarts, lost, text))
 
     def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[effects.Effect]:
         """The launcher is asked to stop."""

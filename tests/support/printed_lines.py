@@ -15,12 +15,14 @@ PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = (
     "core/agent/cycle_lines.py",
+    "diagnosis/launcher/hang_lines.py",
     "job/rules/job_lines.py",
     "launcher/base/launcher_lines.py",
     "memory/rules/lines.py",
 )
 """Files whose functions each format a line, or a part of one."""
 _FOLDERS = (
+    "diagnosis/launcher",
     "launcher",
     "run_ahead",
     "learning",
@@ -35,7 +37,7 @@ _FOLDERS = (
     "core/agent",
 )
 _LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
-_CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put")
+_CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put|Say|_over")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""
 _CUTS = ("removesuffix", "partition", "strftime")
 """Methods whose arguments aren't printed."""

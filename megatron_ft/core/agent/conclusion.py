@@ -15,9 +15,9 @@ from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.agent.events import Readings, StopAsked
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.core.facts.launcher import Abandoned, Cause, CauseKind
 from megatron_ft.job.rules.actions import Leave
 from megatron_ft.job.rules.messages import Goodbye, Report, Verdict
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
@@ -39,15 +39,14 @@ class LeaveReason:
         self.stuck = ""
         """Processes for which it is left out, in words; empty if a rank asked for it."""
 
-    def asked(self, event: StopAsked) -> None:
-        """Note a signal that asks the launcher to stop."""
+    def asked(self, event: StopAsked | Abandoned) -> None:
+        """Note a signal that asks the launcher to stop, or why it can't go on where it is."""
+        if isinstance(event, Abandoned):
+            self.abandoned = event.text
+            return
         self.signals.append(event.number)
         if event.again:
             self.hurry = self.hurry or event.number
-
-    def abandon(self, text: str) -> None:
-        """Note that the launcher can't go on where it is."""
-        self.abandoned = text
 
     @property
     def is_due(self) -> bool:
@@ -88,6 +87,21 @@ def stopped(number: int, well: bool) -> LauncherExit:
     return LauncherExit(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
 
 
+def report(cycle: NodeCycle, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
+    """Return the report on this node. Without a ``cause``, its ranks tell it."""
+    if state is NodeState.SUCCEEDED:
+        return Report(cycle.cycle, state)
+    why = cause or cycle.mixed or cycle.own_failure(seen) or cycle.cause()
+    return Report(
+        cycle.cycle,
+        state,
+        replace(why, text=why.line, iteration=None, detail=""),
+        cycle.reached(seen, why),
+        ranks=0 if why.rerun is None else len(cycle.ranks),
+        is_mixed=cycle.mixed is not None,
+    )
+
+
 @dataclass(frozen=True)
 class EndOfCycle:
     """Facts at the end of a cycle.
@@ -97,85 +111,52 @@ class EndOfCycle:
         leaving: requests to stop, or the launcher's reason to leave.
     """
 
-    record: CycleRecord
+    cycle: NodeCycle
     orders: CoordinatorView
     verdict: Verdict | None
     leaving: LeaveReason
     restarts_left: int
 
+    def conclude(self, outcome: Outcome) -> tuple[RestartDecision, Cause]:
+        """Return the decision after a cycle that hasn't ended well, and its cause."""
+        cycle, orders, leaving, verdict = self.cycle, self.orders, self.leaving, self.verdict
+        stops = RestartDecision(action=Action.GIVE_UP, restarts_left=self.restarts_left, reason="not restarting")
+        if verdict is not None:
+            if outcome is Outcome.STOPPED and cycle.shutdown_request is not None:
+                return stops, cycle.request_cause()
+            decision = verdict.decision
+            if decision.action is Action.RESTART and leaving.is_due:
+                decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
+            return decision, self._cause(verdict)
+        if leaving.signals:
+            text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
+            return stops, Cause(kind=CauseKind.REQUEST, text=text)
+        if leaving.abandoned:
+            return stops, Cause(text=leaving.abandoned)
+        if orders.left is not None:
+            return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
+        follows = "reconnecting to the job" if orders.is_cut_off else "on standby"
+        again = RestartDecision(action=Action.RESTART, restarts_left=self.restarts_left, reason=follows)
+        return again, Cause(text=orders.lost if orders.is_cut_off else cycle_lines.taken_for_lost(orders.lost))
 
-def report(record: CycleRecord, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
-    """Return the report on this node. Without a ``cause``, its ranks tell it."""
-    if state is NodeState.SUCCEEDED:
-        return Report(record.cycle, state)
-    why = cause or record.unrestored or record.own_failure(seen) or record.cause()
-    return Report(
-        record.cycle,
-        state,
-        replace(why, text=why.line, iteration=None, detail=""),
-        record.reached(seen, why),
-        ranks=0 if why.rerun is None else len(record.ranks),
-        is_mixed=record.unrestored is not None,
-    )
+    def _cause(self, verdict: Verdict) -> Cause:
+        """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
+        cycle, told = self.cycle, self.orders.told
+        if verdict.node == self.orders.place and told is not None and verdict.cause.text == told.cause.text:
+            if cycle.failed or cycle.found is not None:
+                return replace(cycle.cause(), host=verdict.cause.host)
+            if cycle.exclude_request is not None:
+                return replace(cycle.request_cause(), host=verdict.cause.host)
+        return verdict.cause_for(self.orders.place)
 
-
-def conclude(known: EndOfCycle, outcome: Outcome) -> tuple[RestartDecision, Cause]:
-    """Return the decision after a cycle that hasn't ended well, and its cause."""
-    record, verdict = known.record, known.verdict
-    stops = RestartDecision(action=Action.GIVE_UP, restarts_left=known.restarts_left, reason="not restarting")
-    if verdict is None and known.leaving.signals:
-        text = cycle_lines.stopped(known.leaving.signals[0].name, record.failures())
-        return stops, Cause(kind=CauseKind.REQUEST, text=text)
-    if verdict is None and known.leaving.abandoned:
-        return stops, Cause(kind=CauseKind.MEMBERSHIP, text=known.leaving.abandoned)
-    if verdict is None and known.orders.left is not None:
-        cause = Cause(
-            kind=CauseKind.MEMBERSHIP, text=known.orders.lost or known.orders.left.text or "the job has ended"
-        )
-        return replace(stops, reason=""), cause
-    if verdict is None:
-        text, follows = cycle_lines.taken_for_lost(known.orders.lost)
-        if known.orders.is_cut_off:
-            text, follows = known.orders.lost, "reconnecting to the job"
-        again = RestartDecision(action=Action.RESTART, restarts_left=known.restarts_left, reason=follows)
-        return again, Cause(kind=CauseKind.MEMBERSHIP, text=text)
-    if outcome is Outcome.STOPPED and record.shutdown_request is not None:
-        return stops, record.request_cause()
-    decision = verdict.decision
-    if decision.action is Action.RESTART and known.leaving.is_due:
-        decision = replace(decision, action=Action.GIVE_UP, reason="not restarting")
-    return decision, _cause(known, verdict)
-
-
-def asked_at_last(record: CycleRecord, outcome: Outcome) -> Outcome:
-    """Return the outcome, with requests of ranks that arrived last."""
-    if outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):
-        if record.shutdown_request is not None:
-            return Outcome.STOPPED
-        if record.exclude_request is not None:
-            return Outcome.EXCLUDED
-    return outcome
-
-
-def finish(known: EndOfCycle, cause: Cause, left: Leave, *, is_min_healthy: bool) -> LauncherExit:
-    """Return the end of a job whose last cycle has failed."""
-    verdict, told = known.verdict, known.orders.told
-    if verdict is None:
-        return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
-    # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
-    is_ours = verdict.cause.rank in known.record.ranks or verdict.node == known.orders.place
-    if is_min_healthy:
-        is_ours = told is not None and told.state is NodeState.UNHEALTHY
-    is_ours = is_ours and bool(known.record.failed) and verdict.outcome is not Outcome.STOPPED
-    return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
-
-
-def _cause(known: EndOfCycle, verdict: Verdict) -> Cause:
-    """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
-    record, told = known.record, known.orders.told
-    if verdict.node == known.orders.place and told is not None and verdict.cause.text == told.cause.text:
-        if record.failed or record.found is not None:
-            return replace(record.cause(), host=verdict.cause.host)
-        if record.exclude_request is not None:
-            return replace(record.request_cause(), host=verdict.cause.host)
-    return verdict.cause_for(known.orders.place)
+    def finish(self, cause: Cause, left: Leave, *, is_min_healthy: bool) -> LauncherExit:
+        """Return the end of a job whose last cycle has failed."""
+        verdict, told = self.verdict, self.orders.told
+        if verdict is None:
+            return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
+        # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
+        is_ours = verdict.cause.rank in self.cycle.ranks or verdict.node == self.orders.place
+        if is_min_healthy:
+            is_ours = told is not None and told.state is NodeState.UNHEALTHY
+        is_ours = is_ours and bool(self.cycle.failed) and verdict.outcome is not Outcome.STOPPED
+        return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)

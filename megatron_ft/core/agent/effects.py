@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import Cause, RankExited
+from megatron_ft.core.launcher_part import PartEffect
 from megatron_ft.core.messages.monitor_messages import RankOrder, Release
 from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.messages import NodeMessage, Verdict
-from megatron_ft.learning.launcher_part import StateFile, TellStateWritten
-from megatron_ft.memory.rules.snapshots import OfSnapshots, Restore
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
 
@@ -25,15 +25,10 @@ class CheckHealth:
 @dataclass(frozen=True, slots=True)
 class StartRanks:
     """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
-    ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more.
-
-    ``shift``: places by which the ranks of this node are rotated, as in `Decision`; ``restore``: what they go on
-    from, None: from no snapshot.
-    """
+    ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more."""
 
     restarts_left: int
-    shift: int = 0
-    restore: Restore | None = None
+    decision: Decision
 
 
 class TerminationMode(enum.Enum):
@@ -57,6 +52,12 @@ class TerminateRanks:
     way: TerminationMode
     grace_s: float
     leftover_grace_s: float | None = None
+
+
+Work = CheckHealth | StartRanks | TerminateRanks
+
+
+# -- effects that are done at once ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,6 @@ class LauncherExit:
     cause: Cause | None = None
 
 
-# -- effects that are done at once ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
     """Signal the live ranks among these; a stopped one is continued."""
@@ -142,20 +140,5 @@ class Write:
     at_ns: int | None = None
 
 
-Work = CheckHealth | StartRanks | TerminateRanks
-Effect = (
-    Work
-    | CycleRetrying
-    | LauncherExit
-    | SignalRanks
-    | OrderMonitor
-    | Release
-    | StateFile
-    | TellStateWritten
-    | KeepEvidence
-    | OfSnapshots
-    | NodeMessage
-    | TellStop
-    | Say
-    | Write
-)
+ToRanks = SignalRanks | OrderMonitor | Release | KeepEvidence
+Effect = Work | ToRanks | CycleRetrying | LauncherExit | NodeMessage | PartEffect | TellStop | Say | Write

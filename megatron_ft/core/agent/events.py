@@ -1,7 +1,7 @@
 """Events of the launcher's machine.
 
 Effects of the launcher's member of the control plane (`Begin` and `Leave` of `job.rules.actions`), and messages of the
-coordinator that it passes on (`End`, `Verdict`, `DiagnoseHang`), are events here; so is a rank's `WorkloadControl`.
+coordinator that it passes on (`End`, `Verdict`, messages of parts), are events here; so is a rank's `WorkloadControl`.
 Times are nanoseconds of CLOCK_MONOTONIC unless a name says otherwise.
 """
 
@@ -11,25 +11,18 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.core.codec import Fact
 from megatron_ft.core.control import WorkloadControl
-from megatron_ft.core.facts.launcher import (
-    Abandoned,
-    Cause,
-    NodeHealth,
-    RankExited,
-    RankStarted,
-    RestoreFailed,
-    SnapshotRestored,
-)
+from megatron_ft.core.facts.launcher import Abandoned, Cause, NodeHealth, RankExited, RankStarted
+from megatron_ft.core.launcher_part import PartEvent
 from megatron_ft.core.messages.monitor_messages import RankReport
 from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules.messages import OfCycle, StockTaken
-from megatron_ft.learning.launcher_part import StateFileDone
-from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, Restored, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +34,9 @@ class Readings:
         words: what each rank wrote about its end.
         stopped: True if the process is stopped by a signal.
         run_delays_ns: total CPU wait of each thread.
+        checkpointed: returns the iteration of the last checkpoint, None if no file holds it.
+        is_finished: returns True if the flag is there that the training is finished.
+        collectives: counts; None for a rank without a process group.
     """
 
     boards: Mapping[int, BoardSnapshot | None]
@@ -48,39 +44,26 @@ class Readings:
     stopped: Mapping[int, bool]
     run_delays_ns: Mapping[int, Mapping[int, int]]
     checkpointed: Callable[[], int | None] = lambda: None
-    """Returns the iteration of the last checkpoint, None if no file holds it."""
     is_finished: Callable[[], bool] = lambda: False
-    """Returns True if the flag is there that the training is finished."""
     collectives: Mapping[int, CollectiveCounts | None] = field(default_factory=lambda: defaultdict(lambda: None))
-    """Counts by rank; None for a rank without a process group."""
 
 
-# -- events: the launcher -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """``Agent.alarm_ns`` is over. Also the first event, once the launcher is up."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(NamedTuple):
     """A signal asks the launcher to stop. ``again``: the second request; no process is waited for any more."""
 
     number: signal.Signals
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
+class Continued(NamedTuple):
     """The launcher was stopped and continued, and so were its ranks, if the whole node was."""
 
 
-# -- events: ranks --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RanksMet:
+class RanksMet(NamedTuple):
     """The nodes have met. ``ranks``: the global ranks of this node, by local rank."""
 
     ranks: Sequence[int]
@@ -89,40 +72,32 @@ class RanksMet:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RanksStarted:
+class RanksStarted(NamedTuple):
     """All ranks were created."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(NamedTuple):
     """Ranks were not started. ``cause`` is None if the cycle is over, or the launcher was asked to stop."""
 
     cause: Cause | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RanksEnded:
-    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts.
-
-    ``kept``: what the keeper can restore.
-    """
+class RanksEnded(NamedTuple):
+    """Answer to ``TerminateRanks``. ``stuck``: processes that survived SIGKILL, in words and as facts."""
 
     stuck: str = ""
     processes: Sequence[ProcessFacts] = ()
-    kept: Kept = Kept()  # noqa: RUF009 - frozen
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorReport:
+class MonitorReport(NamedTuple):
     """A monitor reports something of its rank. `Detached` comes again from a monitor that replaces another one."""
 
     local_rank: int
     report: RankReport
 
 
-FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | StateFileDone
-FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | WorkloadControl
-FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
+FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | WorkloadControl
+FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | MonitorReport
 FromCoordinator = job.Begin | job.StandBy | OfCycle | job.PrintsJobLines | job.LeftOut | job.Leave
-Event = FromLauncher | FromRanks | FromKeeper | MonitorReport | FromCoordinator
+OfParts = PartEvent | StockTaken | Fact
+Event = FromLauncher | FromRanks | FromCoordinator | OfParts

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import Write
 from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.job.rules.actions import Say
+from megatron_ft.core.wording import counted
 from megatron_ft.job.rules.messages import NodeUnfit
 
 _FIRST_S = 2.0
 _LONGEST_S = 60.0
+_SHOWN = 200
 
 
 class HealthGate:
@@ -29,7 +29,7 @@ class HealthGate:
         turn.do(Write(event))
         if event.good:
             if self.failures:
-                turn.do(Say(cycle_lines.fit_again(self.failures)))
+                turn.say(f"node health check passed after {counted(self.failures, 'failure')}: joining")
             return True
         self.failures += 1
         if self.failures == 1:
@@ -37,7 +37,7 @@ class HealthGate:
         delay_s = retry_delay_s(self.failures)
         # ever less often, if it is like the one before
         if event.text != self._last or self.failures & (self.failures - 1) == 0:
-            turn.do(Say(cycle_lines.unfit(event.text, event.last_line, retry_s=delay_s)))
+            turn.say(f"node health check failed: {_failed(event)}; retrying in {delay_s:g} s")
         self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
         return False
 
@@ -45,11 +45,18 @@ class HealthGate:
         """Log and report the result of a check beside ranks, which run on whatever it says."""
         turn.do(Write(event))
         before, self._while_running = self._while_running, "" if event.good else event.text
-        if event.good:
-            if before:
-                turn.do(Say(cycle_lines.fit_while_running()))
-        elif event.text != before:
-            turn.do(Say(cycle_lines.unfit_while_running(event.text, event.last_line)))
+        if event.good and before:
+            turn.say("node health check passed again while ranks run")
+        elif not event.good and event.text != before:
+            turn.say(
+                f"node health check failed while ranks run: {_failed(event)}; "
+                "ranks run on; the node joins no round while it fails"
+            )
+
+
+def _failed(event: NodeHealth) -> str:
+    shown = event.last_line if len(event.last_line) <= _SHOWN else f"{event.last_line[: _SHOWN - 3]}..."
+    return f"{event.text} ({shown})" if shown else event.text
 
 
 def retry_delay_s(failures: int) -> float:

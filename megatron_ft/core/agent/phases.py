@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 
 from megatron_ft.core import state_table
-from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.records.rules.metrics import NodeActivity
+
+
+class AgentPhase(enum.Enum):
+    """Phase of the launcher; ``activity``: as metrics show it."""
+
+    def __init__(self, _name: str, activity: NodeActivity) -> None:
+        self.activity = activity
+
+    JOINING = "joining", NodeActivity.WAITING
+    CHECKING = "checking", NodeActivity.WAITING
+    """The health command runs."""
+    ASIDE = "aside", NodeActivity.UNFIT
+    READY = "ready", NodeActivity.WAITING
+    STARTING = "starting", NodeActivity.WAITING
+    RUNNING = "running", NodeActivity.TRAINING
+    ENDING = "ending", NodeActivity.ENDING
+    """Ranks are given time to end by themselves."""
+    TERMINATING = "terminating", NodeActivity.ENDING
+    JUDGING = "judging", NodeActivity.ENDING
+    """Why the cycle has ended isn't known yet."""
+    DONE = "done", NodeActivity.ENDED
+    """No rank is left, and not all nodes know yet how the job has ended."""
+    LEAVING = "leaving", NodeActivity.LEAVING
+    """The node has said goodbye, and waits until the others have received it."""
+    EXCLUDED = "excluded", NodeActivity.LEAVING
+    """The others go on without this node; the launcher waits for the end of the job."""
+    OVER = "over", NodeActivity.ENDED
 
 
 class PhaseEvent(enum.Enum):
@@ -30,38 +56,23 @@ class PhaseEvent(enum.Enum):
 
 
 _P, _E = AgentPhase, PhaseEvent
-TRANSITIONS: Mapping[tuple[AgentPhase, PhaseEvent], AgentPhase] = {
-    (_P.JOINING, _E.CHECK_DUE): _P.CHECKING,
-    (_P.JOINING, _E.FIT): _P.READY,
-    (_P.JOINING, _E.GOODBYE): _P.LEAVING,
-    (_P.JOINING, _E.OVER): _P.OVER,
-    (_P.CHECKING, _E.FIT): _P.READY,
-    (_P.CHECKING, _E.UNFIT): _P.ASIDE,
-    (_P.CHECKING, _E.GOODBYE): _P.LEAVING,
-    (_P.CHECKING, _E.OVER): _P.OVER,
-    (_P.ASIDE, _E.CHECK_DUE): _P.CHECKING,
-    (_P.ASIDE, _E.GOODBYE): _P.LEAVING,
-    (_P.ASIDE, _E.OVER): _P.OVER,
-    (_P.READY, _E.BEGIN): _P.STARTING,
-    (_P.READY, _E.GOODBYE): _P.LEAVING,
-    (_P.READY, _E.OVER): _P.OVER,
-    (_P.STARTING, _E.STARTED): _P.RUNNING,
-    (_P.STARTING, _E.NOT_STARTED): _P.RUNNING,
-    (_P.STARTING, _E.START_GIVEN_UP): _P.JOINING,
-    (_P.RUNNING, _E.CYCLE_ENDS): _P.ENDING,
-    (_P.ENDING, _E.RANKS_DUE): _P.TERMINATING,
-    (_P.TERMINATING, _E.RANKS_ENDED): _P.JUDGING,
-    (_P.JUDGING, _E.RESTART): _P.JOINING,
-    (_P.JUDGING, _E.NO_RESTART): _P.DONE,
-    (_P.JUDGING, _E.GOODBYE): _P.LEAVING,
-    (_P.DONE, _E.RESTART): _P.JOINING,
-    (_P.DONE, _E.NO_RESTART): _P.DONE,
-    (_P.DONE, _E.GOODBYE): _P.LEAVING,
-    (_P.DONE, _E.OVER): _P.OVER,
-    (_P.LEAVING, _E.GOODBYE): _P.LEAVING,
-    (_P.LEAVING, _E.LEFT_OUT): _P.EXCLUDED,
-    (_P.LEAVING, _E.OVER): _P.OVER,
-    (_P.EXCLUDED, _E.GOODBYE): _P.LEAVING,
-    (_P.EXCLUDED, _E.OVER): _P.OVER,
+_LEAVES = {_E.GOODBYE: _P.LEAVING, _E.OVER: _P.OVER}
+TRANSITIONS = {
+    (phase, event): after
+    for phase, row in {
+        _P.JOINING: {_E.CHECK_DUE: _P.CHECKING, _E.FIT: _P.READY, **_LEAVES},
+        _P.CHECKING: {_E.FIT: _P.READY, _E.UNFIT: _P.ASIDE, **_LEAVES},
+        _P.ASIDE: {_E.CHECK_DUE: _P.CHECKING, **_LEAVES},
+        _P.READY: {_E.BEGIN: _P.STARTING, **_LEAVES},
+        _P.STARTING: {_E.STARTED: _P.RUNNING, _E.NOT_STARTED: _P.RUNNING, _E.START_GIVEN_UP: _P.JOINING},
+        _P.RUNNING: {_E.CYCLE_ENDS: _P.ENDING},
+        _P.ENDING: {_E.RANKS_DUE: _P.TERMINATING},
+        _P.TERMINATING: {_E.RANKS_ENDED: _P.JUDGING},
+        _P.JUDGING: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, _E.GOODBYE: _P.LEAVING},
+        _P.DONE: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, **_LEAVES},
+        _P.LEAVING: {_E.GOODBYE: _P.LEAVING, _E.LEFT_OUT: _P.EXCLUDED, _E.OVER: _P.OVER},
+        _P.EXCLUDED: _LEAVES,
+    }.items()
+    for event, after in row.items()
 }
 state_table.check(TRANSITIONS, first=_P.JOINING, last=_P.OVER)

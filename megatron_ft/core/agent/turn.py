@@ -1,8 +1,7 @@
-"""Shared parts of the launcher's machine: its options, its phases, and the turn in which it takes an event."""
+"""Shared parts of the launcher's machine: its options, and the turn in which it takes an event."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,7 +12,6 @@ from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.messages.monitor_messages import RankOrder
 from megatron_ft.job.rules.actions import Say
-from megatron_ft.learning.launcher_part import LearningOptions
 
 LATE_NS = 500_000_000
 """Delay of a timer beyond which the whole node must have been stopped, and the ranks with it."""
@@ -28,7 +26,7 @@ class Options:
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         checks_health: there is a command that says whether the node is fit.
         watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
-        timeout applies to them. None: half of the timeout of their process group.
+            timeout applies to them. None: half of the timeout of their process group.
         ends_for_collectives: also end the cycle if ranks wait in a collective.
         says_all: this launcher prints lines about the whole job even if another one does.
         shares_output: the output of all launchers of the job goes to one place.
@@ -51,41 +49,22 @@ class Options:
     ends_for_collectives: bool = False
     says_all: bool = False
     shares_output: bool = False
-    learning: LearningOptions = LearningOptions()  # noqa: RUF009 - frozen
-
-
-class AgentPhase(enum.Enum):
-    """Phase of the launcher."""
-
-    JOINING = "joining"
-    CHECKING = "checking"
-    """The health command runs."""
-    ASIDE = "aside"
-    READY = "ready"
-    STARTING = "starting"
-    RUNNING = "running"
-    ENDING = "ending"
-    """Ranks are given time to end by themselves."""
-    TERMINATING = "terminating"
-    JUDGING = "judging"
-    """Why the cycle has ended isn't known yet."""
-    DONE = "done"
-    """No rank is left, and not all nodes know yet how the job has ended."""
-    LEAVING = "leaving"
-    """The node has said goodbye, and waits until the others have received it."""
-    EXCLUDED = "excluded"
-    """The others go on without this node; the launcher waits for the end of the job."""
-    OVER = "over"
 
 
 @dataclass(kw_only=True)
 class Turn:
-    """One event: its time, the ranks' readings, and the effects."""
+    """One event: its time, the ranks' readings, and the effects.
+
+    ``runs``: number of the cycle whose ranks start or run here; None if none does, or it is over. ``is_ready``: this
+    node waits for a cycle to begin.
+    """
 
     now_ns: int
     seen: Readings
+    printer: JobLinePrinter
+    runs: int | None = None
+    is_ready: bool = False
     effects: list[Effect] = field(default_factory=list)
-    printer: JobLinePrinter = field(default_factory=JobLinePrinter)
 
     @property
     def now_s(self) -> float:
@@ -99,6 +78,10 @@ class Turn:
         """Print a line about this node."""
         self.do(Say(text))
 
+    def say_for_all(self, text: str) -> None:
+        """Print a line about the whole job, unless another launcher does."""
+        self.effects += self.printer.for_all(text)
+
     def write(self, record: Record) -> None:
         """Write a record to the event log."""
         self.do(Write(record))
@@ -110,7 +93,3 @@ class Turn:
     def board(self, local_rank: int) -> BoardSnapshot | None:
         """Return the reading of a rank's board."""
         return self.seen.boards[local_rank]
-
-    def say_for_all(self, text: str) -> None:
-        """Print a line about the whole job, unless another launcher does."""
-        self.effects += self.printer.for_all(text)

@@ -19,19 +19,20 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.turn import AgentPhase, Options
+from megatron_ft.core.agent.phases import AgentPhase
+from megatron_ft.core.agent.turn import Options
 from megatron_ft.core.config.launcher_options import END, MIN_HEALTHY, OFF
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
+from megatron_ft.core.launcher_part import PartEffect
 from megatron_ft.core.mailbox import Inbox, Mailbox
-from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
 from megatron_ft.ipc.log import LAUNCHER
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
-from megatron_ft.job.rules.messages import Goodbye, NodeMessage
+from megatron_ft.job.rules.messages import Goodbye, NodeMessage, StockTaken
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
@@ -40,20 +41,22 @@ from megatron_ft.launcher.cycle import starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
-from megatron_ft.learning.launcher_part import LearningOptions, StateFile
+from megatron_ft.learning.launcher_part import LearningOptions, StateFile, TellStateWritten
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
-from megatron_ft.memory.rules.snapshots import CopyTo, Restore, Settled
+from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
+from megatron_ft.memory.rules.snapshots import Kept
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.records.launcher.telemetry import Telemetry
 
@@ -110,16 +113,17 @@ class FaultTolerantAgent(TorchAgent):
         self._launcher = launcher
         self._monitors, self._health, self._ranks = launcher.monitors, launcher.health, launcher.ranks
         self._coordination = coordination
-        options = _options(launcher.line, checks_health=launcher.health is not None)
-        self._machine = Agent(options, launcher.monitors.paused, coordination.orders, launcher.files.found)
+        given, options = launcher.line.options, _options(launcher.line, checks_health=launcher.health is not None)
+        configured = Configured.of(given.to_dict())
+        learning = LearningOptions(given.learn, given.safety_factor, given.learned_floor, configured)
+        parts = launcher_parts(options, learning, launcher.monitors.paused, launcher.files.found)
+        self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
         self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
         self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
         self._next_health_s = math.inf
-        self._restarts_left = 0
-        self._shift = 0
-        self._restore: Restore | None = None
+        self._starting: effects.StartRanks
         self._mailbox: Mailbox[effects.Effect] = Mailbox(self._act)
         self._work: effects.Work | None = None
         self._over: effects.LauncherExit | None = None
@@ -171,12 +175,12 @@ class FaultTolerantAgent(TorchAgent):
 
     def _result(self, over: effects.LauncherExit) -> RunResult:
         self._on_over(over)
-        ranks = self._machine.cycle.record.ranks
+        ranks = self._machine.cycle.ranks
         self.set_state(WorkerState.SUCCEEDED if over.how is effects.Exit.SUCCEEDED else WorkerState.FAILED)
         if over.how is effects.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
-            failures = self._ranks.failures(self._machine.cycle.record.failed, over.cause)
+            failures = self._ranks.failures(self._machine.cycle.failed, over.cause)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is effects.Exit.STOPPED:
             number = self._launcher.signals.received[0]
@@ -195,7 +199,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _hear(self, event: events.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        seen, before = self._ranks.readings(self._machine.cycle.record.cycle), self._machine.phase
+        seen, before = self._ranks.readings(self._machine.cycle.cycle), self._machine.phase
         asked = self._machine.handle(event, time.monotonic_ns(), seen)
         if asked or self._machine.phase is not before:
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", asked)
@@ -228,7 +232,7 @@ class FaultTolerantAgent(TorchAgent):
             )
 
     def _started(self, worker: Worker) -> None:
-        local_rank, rank = worker.local_rank, self._machine.cycle.record.ranks[worker.local_rank]
+        local_rank, rank = worker.local_rank, self._machine.cycle.ranks[worker.local_rank]
         self._monitors[local_rank].rank_started(worker.pid, rank)
         self._hear(RankStarted(rank=rank, local_rank=local_rank, pid=worker.pid, at_ns=worker.started_at_ns))
 
@@ -242,8 +246,8 @@ class FaultTolerantAgent(TorchAgent):
         failed_alone = worker.exitcode != 0 and not worker.signals_sent
         self._hear(
             RankExited(
-                rank=self._machine.cycle.record.ranks[local_rank],
-                cycle=self._machine.cycle.record.cycle,
+                rank=self._machine.cycle.ranks[local_rank],
+                cycle=self._machine.cycle.cycle,
                 local_rank=local_rank,
                 pid=worker.pid,
                 exitcode=worker.exitcode,
@@ -266,9 +270,6 @@ class FaultTolerantAgent(TorchAgent):
                 self._launcher.say(text)
             case effects.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
-            case StateFile():
-                post = self._launcher.reactor.post
-                self._file_calls.do(lambda: post(partial(self._hear, carry_out(effect))))
             case effects.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()
@@ -276,16 +277,22 @@ class FaultTolerantAgent(TorchAgent):
                 self._over = effect
             case effects.CheckHealth() | effects.StartRanks() | effects.TerminateRanks():
                 self._work = effect
-            case effects.OrderMonitor(local_rank, order):
-                self._monitors[local_rank].order(order)
-            case Release():
-                self._monitors.release(effect)
-            case Settled() | CopyTo():
-                self._memory.tell(effect)
+            case PartEffect():
+                self._act_for_part(effect)
             case _ if isinstance(effect, NodeMessage):
                 self._coordination.tell(effect)
             case _:
                 self._ranks.act(effect)
+
+    def _act_for_part(self, effect: PartEffect) -> None:
+        match effect:
+            case StateFile():
+                post = self._launcher.reactor.post
+                self._file_calls.do(lambda: post(partial(self._hear, carry_out(effect))))
+            case TellStateWritten(value):
+                self._ranks.state_written(value)
+            case ToKeeper(fact):
+                self._memory.tell(fact)
 
     def _perform(self, work: effects.Work) -> None:
         match work:
@@ -305,7 +312,7 @@ class FaultTolerantAgent(TorchAgent):
             self._check(self._work is None and self._machine.phase is AgentPhase.RUNNING)
             self.check_none_is_stuck()
 
-        self._run_health_check(self._machine.cycle.record.cycle, check)
+        self._run_health_check(self._machine.cycle.cycle, check)
         self._next_health_s = time.monotonic() + self._health_interval_s
 
     def _run_health_check(self, cycle: int, check: Callable[[], None]) -> None:
@@ -334,12 +341,17 @@ class FaultTolerantAgent(TorchAgent):
         there = self._ranks.terminate(work, end_rest)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         stuck = launcher_lines.stuck(there) if there else ""
-        self._memory.take_stock(work.way, lambda kept: self._hear(events.RanksEnded(stuck, processes, kept)))
+
+        def ended(kept: Kept) -> None:
+            self._hear(StockTaken(kept))
+            self._hear(events.RanksEnded(stuck, processes))
+
+        self._memory.take_stock(work.way, ended)
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
     def _start_ranks(self, work: effects.StartRanks) -> None:
-        self._restarts_left, self._shift, self._restore = work.restarts_left, work.shift, work.restore
+        self._starting = work
         self._ranks.forget()
         failed: Cause | None = None
         try:
@@ -358,11 +370,11 @@ class FaultTolerantAgent(TorchAgent):
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
         """Meet, for as long as ranks are wanted."""
         starting.meet(rendezvous, group, reactor=self._launcher.reactor, check=self._check_wanted)
-        starting.rotate(group.workers, self._shift)
+        starting.rotate(group.workers, self._starting.decision.shift)
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(events.RanksMet(ranks, group.group_rank or 0, nodes, size))
-        self._memory.prepare(self._machine.cycle.record.cycle, ranks, size, self._restore)
+        self._memory.prepare(self._machine.cycle.cycle, ranks, size, self._starting.decision.restore)
 
     def _check_wanted(self) -> None:
         self._take_signals()
@@ -371,9 +383,9 @@ class FaultTolerantAgent(TorchAgent):
     def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
         """Return the ranks of a cycle, once there is room for them."""
         return self._ranks.make(
-            cycle=self._machine.cycle.record.cycle,
+            cycle=self._machine.cycle.cycle,
             waiting_s=(time.monotonic_ns() - self._machine.joined_ns) / 1e9,
-            restarts_left=self._restarts_left,
+            restarts_left=self._starting.restarts_left,
             on_start=self._started,
             on_exit=self._ended,
             check=self._check_wanted,
@@ -403,5 +415,4 @@ def _options(line: CommandLine, *, checks_health: bool) -> Options:
         ends_for_collectives=given.watch_collectives.how == END,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
-        learning=LearningOptions(given.learn, given.safety_factor, given.learned_floor, Configured.of(given.to_dict())),
     )

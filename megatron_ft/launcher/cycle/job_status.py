@@ -7,7 +7,7 @@ import socket
 import time
 
 from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.board.layout import BoardSnapshot
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.launcher import CycleEnded
@@ -15,6 +15,8 @@ from megatron_ft.core.facts.monitor import RankGone
 from megatron_ft.core.facts.reported_hang import MOST_HANGS
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
+from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
+from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.ipc.linux.processes import process_began_ns, read_stat
 from megatron_ft.job.rules.restart_policy import Action
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -101,9 +103,14 @@ class JobStatus:
         self._ledger.take(Timed(now_ns, 0, "", gone))
 
     @property
-    def _record(self) -> CycleRecord | None:
+    def _record(self) -> NodeCycle | None:
         """Record of the last cycle whose ranks were started."""
-        return None if self._agent is None or self._agent.started is None else self._agent.started.record
+        return None if self._agent is None else self._agent.started
+
+    @property
+    def _lags(self) -> Lags:
+        slow = None if self._agent is None else self._agent.part(SlowRanksOnNode)
+        return Lags(-1, 0.0) if slow is None else slow.lags
 
     @property
     def is_spokesman(self) -> bool:
@@ -120,13 +127,12 @@ class JobStatus:
             iteration=self.last_iteration(),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
             nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},
-            lags=() if agent is None else agent.lags.worst,
+            lags=self._lags.worst,
         )
 
     def facts(self) -> JobFacts:
         """Return the answer to a status request."""
         agent, record, paused = self._agent, self._record, self._monitors.paused
-        met = None if agent is None or agent.started is None else agent.started.met
         max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
         accounting = self.accounting(at_once=False)
@@ -139,8 +145,8 @@ class JobStatus:
             phase=JobPhase.STARTING if agent is None else _phase(agent),
             cycle=None if record is None else record.cycle,
             cycle_started_ns=None if record is None else record.spawned_ns,
-            nodes=0 if met is None else met.nodes,
-            world_size=0 if met is None else met.world_size,
+            nodes=0 if record is None else record.nodes,
+            world_size=0 if record is None else record.world_size,
             max_restarts=max_restarts,
             restarts_left=max_restarts if agent is None else _restarts_left(agent),
             observe_only=self._line.options.observe_only,
@@ -148,12 +154,12 @@ class JobStatus:
             last_cause=None if agent is None or agent.failed is None else _last_cause(agent.failed),
             goodput=None if accounting.goodput is None else accounting.goodput.share,
             hangs=accounting.hangs[-MOST_HANGS:],
-            slow_ranks=() if agent is None else agent.lags.named,
+            slow_ranks=self._lags.named,
             ranks=make_rows(ranks, paused, now_ns),
             now_ns=now_ns,
         )
 
-    def _rank(self, record: CycleRecord, local_rank: int) -> tuple[RankFacts, RankReading]:
+    def _rank(self, record: NodeCycle, local_rank: int) -> tuple[RankFacts, RankReading]:
         started, rank_exit = record.started[local_rank], record.exits.get(local_rank)
         facts = RankFacts(
             rank=record.ranks[local_rank],

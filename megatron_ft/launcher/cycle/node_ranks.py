@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import CollectiveCounts
 from megatron_ft.core.facts.launcher import Cause, RankExited
+from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.ipc.linux import process_tree
@@ -27,7 +28,6 @@ from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
-from megatron_ft.learning.launcher_part import TellStateWritten
 from megatron_ft.link.file_queue import bounded_call
 
 T = TypeVar("T")
@@ -127,15 +127,21 @@ class NodeRanks:
 
     # -- what is done to them ---------------------------------------------------------------------------------
 
-    def act(self, effect: effects.Effect) -> None:
+    def state_written(self, value: int) -> None:
+        """Tell the ranks what became of the learned timeouts: a STATE_ value of the board."""
+        for local_rank in self._workers:
+            self._monitors[local_rank].state_written(value)
+
+    def act(self, effect: effects.ToRanks) -> None:
         """Carry out an effect of the launcher's machine."""
         match effect:
+            case effects.OrderMonitor(local_rank, order):
+                self._monitors[local_rank].order(order)
+            case Release():
+                self._monitors.release(effect)
             case effects.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
-            case TellStateWritten(value):
-                for local_rank in self._workers:
-                    self._monitors[local_rank].state_written(value)
             case effects.KeepEvidence(ended):
                 words, stderr = self._words(ended.local_rank, ended.cycle), self._stderrs.get(ended.local_rank, "")
                 snapshot = self._monitors[ended.local_rank].reading(ended.cycle).snapshot

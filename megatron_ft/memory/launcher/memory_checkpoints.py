@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects, events
+from megatron_ft.core.agent import effects
 from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.memory.base.keeper_messages import Prepare, RankBegan
 from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
 from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, OfSnapshots, Restore, Restored, Saved, Settled
 
 
 class MemoryCheckpoints:
     """One launcher's. ``to_machine`` takes the events for the machine."""
 
-    def __init__(self, keeper: Keeper, files: SnapshotFiles, to_machine: Callable[[events.FromKeeper], None]) -> None:
+    def __init__(self, keeper: Keeper, files: SnapshotFiles, to_machine: Callable[[FromKeeper], None]) -> None:
         self._keeper = keeper
         self._files = files
         self._to_machine = to_machine

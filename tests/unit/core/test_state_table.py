@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.core import state_table
-from megatron_ft.core.agent.phases import TRANSITIONS, PhaseEvent
-from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.core.agent.phases import TRANSITIONS, AgentPhase, PhaseEvent
 from megatron_ft.core.state_table import as_list, check, follow
 
 DOCS = Path(__file__).parents[3] / "docs" / "design"

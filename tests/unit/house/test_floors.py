@@ -38,6 +38,7 @@ FLOORS = {
     "core": Floor(inside=("learning", "diagnosis", "memory/rules", "records/rules", "job/rules"), pure=True),
     "learning": Floor(inside=("core", "job/rules"), pure=True),
     "diagnosis": Floor(inside=("core", "job/rules"), pure=True),
+    "diagnosis/launcher": Floor(inside=("core", "learning", "diagnosis", "job/rules"), pure=True),
     "link": Floor(inside=("core",)),  # the bottom of the house
     "ipc": Floor(
         inside=("core", "diagnosis", "learning", "link", "job/rules", "memory/rules"),
@@ -79,6 +80,7 @@ FLOORS = {
         inside=(
             "core",
             "diagnosis",
+            "diagnosis/launcher",
             "learning",
             "link",
             "ipc",

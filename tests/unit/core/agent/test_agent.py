@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.agent.effects import Exit, TerminationMode
-from megatron_ft.core.agent.turn import AgentPhase
+from megatron_ft.core.agent.phases import AgentPhase
 from megatron_ft.core.control import WorkloadAction, WorkloadControl
 from megatron_ft.core.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
 from megatron_ft.core.messages.monitor_messages import Collect, Release
@@ -211,12 +211,12 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
 
 
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
-    assert succeeded().hear(job.Begin(held(1)))[-1] == effects.StartRanks(3)
+    assert succeeded().hear(job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
     driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
-    assert driven.hear(again, job.Begin(held(1)))[-1] == effects.StartRanks(3)
+    assert driven.hear(again, job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
     assert len(driven.said) == 1
 
 

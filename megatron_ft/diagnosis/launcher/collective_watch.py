@@ -9,21 +9,19 @@ count as silence. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from megatron_ft.core.agent import cycle_lines
-from megatron_ft.core.agent.effects import OrderMonitor, Write
-from megatron_ft.core.agent.hang import LAST_NOTES_NS, complete_notes, tell_notes
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.effects import Write
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import running_intervals
 from megatron_ft.core.facts.launcher import NoCollective
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import Collect
+from megatron_ft.core.launcher_part import LauncherPart
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
-from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.diagnosis.launcher import hang_lines
+from megatron_ft.diagnosis.launcher.deadlines import Deadlines
+from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
 
 _SHARE_OF_GROUP = 0.5
 """Share of a group's own timeout, which ends the job: the report comes before that."""
@@ -35,31 +33,22 @@ _ANSWER_NS = 15_000_000_000
 """Time for the coordinator's answer; later it may have been replaced, or have found that other nodes' ranks go on."""
 
 
-@dataclass
-class _Collecting:
-    """Collection of evidence on the ranks of this node, until ``until_ns`` at the latest."""
+class CollectiveWatch(LauncherPart):
+    """The watch of the running cycle on this node. ``hangs`` ends a cycle, ``deadlines`` a rank of this node."""
 
-    until_ns: int
-    asked: set[int]
-    notes: dict[int, RankSnapshot] = field(default_factory=dict)
+    HEARS = Reviewed
 
-
-_LOOK_NS = 700_000_000
-"""Time between two observations of a rank."""
-
-
-class NodeCollectiveWatch:
-    """The watch of one cycle on this node, from the start of its ranks."""
-
-    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, now_ns: int) -> None:
+    def __init__(self, options: Options, pauses: Pauses, hangs: HangsOnNode, deadlines: Deadlines) -> None:
         self._options = options
-        self._record = record
         self._pauses = pauses
+        self._hangs = hangs
+        self._deadlines = deadlines
+        self._cycle: NodeCycle
         self._timeout_ns = self._every_ns = 0
-        self._set_timeout(None if options.collectives_timeout_s is None else round(options.collectives_timeout_s * 1e9))
-        self._looked_ns = now_ns
-        self._due_ns = now_ns + self._every_ns
-        self._moved_ns = now_ns
+        self._looked_ns = 0
+        self._due_ns: int | None = None
+        """Time of the next look; None: nothing is watched."""
+        self._moved_ns = 0
         """Time at which the last collective was seen to begin or complete, as far as that counts."""
         self._excused_ns = 0
         """Nanoseconds since then in which the node was stopped, which don't count."""
@@ -70,85 +59,64 @@ class NodeCollectiveWatch:
         self._ask_again_ns = 0
         self._is_told = False
         """True once this silence was reported to the user."""
-        self._collecting: _Collecting | None = None
-        self._is_over = False
-        """True once the launcher was asked to stop: nothing is due any more."""
-
-    @property
-    def alarm_ns(self) -> int | None:
-        """Latest time of the next ``go_on``."""
-        times = [self._due_ns] if self._is_on else []
-        if self._collecting is not None:
-            times.append(self._collecting.until_ns - LAST_NOTES_NS)
-        return min(times, default=None)
-
-    @property
-    def _is_on(self) -> bool:
-        return self._options.watches_collectives and not self._is_over
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def excuse_stop(self, now_ns: int) -> None:
-        """Start anew after a stop of the whole node: no time before it counts."""
-        self._begin_anew(now_ns)
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle, self._grouped, self._due_ns = cycle, set(), None
 
-    def collect(self, turn: Turn, *, looks: bool = False) -> None:
-        """Have evidence collected on the ranks of this node, which go on running.
+    def started(self, turn: Turn) -> None:
+        timeout_s = self._options.collectives_timeout_s
+        self._set_timeout(None if timeout_s is None else round(timeout_s * 1e9))
+        self._begin_anew(turn.now_ns)
+        self._looked_ns = turn.now_ns
+        self._due_ns = turn.now_ns + self._every_ns if self._options.watches_collectives else None
 
-        ``looks``: and what they do meanwhile.
-        """
-        if self._collecting is None:
-            alive = self._record.observed
-            self._collecting = _Collecting(turn.now_ns + round(EVIDENCE_S * 1e9), alive)
-            for local_rank in sorted(alive):
-                again_ns = turn.now_ns + _LOOK_NS if looks else None
-                order = Collect(self._record.cycle, self._collecting.until_ns, passive=True, again_ns=again_ns)
-                turn.do(OrderMonitor(local_rank, order))
+    def continued(self, now_ns: int) -> None:
+        self._begin_anew(now_ns)  # no time before a stop of the whole node counts
 
-    def noted(self, note: RankSnapshot) -> None:
-        """Record a monitor's snapshot of its rank."""
-        if self._collecting is not None and note.local_rank in self._collecting.asked:
-            self._collecting.notes[note.local_rank] = note
+    @property
+    def alarm_ns(self) -> int | None:
+        return self._due_ns
 
-    def reviewed(self, review: Reviewed, place: int, turn: Turn) -> RankHung | None:
-        """Report the review of all ranks; the node that had asked logs it. ``place`` is this node's.
-
-        Return the verdict for which this node is to end the cycle, None without one.
-        """
-        options, is_asker = self._options, review.asker == place
-        ends = options.ends_for_collectives and review.is_waited and not options.observe_only
+    def hear(self, event: Reviewed, turn: Turn) -> None:
+        """Report the review of all ranks; the node that had asked logs it, and ends the cycle if the user wants that.
+        Under ``min-healthy`` the node of the rank that keeps the others waiting ends that rank."""
+        options, cycle, is_asker = self._options, self._cycle, event.asker == self._cycle.place
+        if event.timed or event.decides or turn.runs != event.cycle or not cycle.is_started:
+            return
+        ends = options.ends_for_collectives and event.is_waited and not options.observe_only
         self._is_told, self._is_asked = True, False
-        turn.say_for_all(cycle_lines.no_collective(review, ends=ends))
+        turn.say_for_all(hang_lines.no_collective(event, ends=ends))
         if is_asker:
             silence = NoCollective(
-                cycle=self._record.cycle,
-                rank=review.rank,
-                elapsed_s=review.elapsed_s,
-                timeout_s=review.timeout_s,
-                text=review.text,
+                cycle=cycle.cycle,
+                rank=event.rank,
+                elapsed_s=event.elapsed_s,
+                timeout_s=event.timeout_s,
+                text=event.text,
                 ends=ends,
             )
             turn.do(Write(silence))
-        is_own = review.rank in self._record.ranks
-        if options.min_healthy and review.rank is not None:
+        is_own = event.rank in cycle.ranks
+        if options.min_healthy and event.rank is not None:
             is_asker = is_own  # each node ends its own ranks
-        if not (ends and is_asker and self._record.running):
-            return None
-        local_rank = self._record.ranks.index(review.rank) if is_own else min(self._record.running)
-        return self._verdict(local_rank, review.elapsed_s, turn.now_ns)
+        if not (ends and is_asker and cycle.running):
+            return
+        local_rank = cycle.ranks.index(event.rank) if is_own else min(cycle.running)
+        verdict = self._verdict(local_rank, event.elapsed_s, turn.now_ns)
+        if options.min_healthy:
+            self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {verdict.rank} "), turn)
+        else:
+            self._hangs.found(verdict, turn, is_seen=False)
 
     # -- what is due --------------------------------------------------------------------------------------------
 
-    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Send the snapshots once they are complete, and check for silence when that is due."""
-        collecting = self._collecting
-        if collecting is not None and (
-            turn.now_ns >= collecting.until_ns - LAST_NOTES_NS or not collecting.notes.keys() < collecting.asked
-        ):
-            self._collecting = None
-            tell_notes(turn, self._record.cycle, complete_notes(self._record, collecting.notes, turn), passive=True)
-        self._is_over = self._is_over or is_stopping
-        if not self._is_on or turn.now_ns < self._due_ns:
+    def tick(self, turn: Turn, *, is_stopping: bool) -> None:
+        """Look for silence when that is due, until the launcher was asked to stop."""
+        if is_stopping:
+            self._due_ns = None
+        if self._due_ns is None or turn.now_ns < self._due_ns:
             return
         if turn.now_ns - self._due_ns > LATE_NS:
             self._excused_ns += turn.now_ns - self._looked_ns - self._pauses.within(self._looked_ns, turn.now_ns)
@@ -161,7 +129,7 @@ class NodeCollectiveWatch:
         self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
 
     def _judge(self, turn: Turn) -> None:
-        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._record.observed)}
+        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._cycle.observed)}
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
         is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
         self._grouped |= known.keys()
@@ -177,7 +145,8 @@ class NodeCollectiveWatch:
         newest_ns = max(found.moved_ns for found in judged.values())
         if newest_ns > self._moved_ns:
             if self._is_told:
-                turn.say_for_all(cycle_lines.collectives_go_on((newest_ns - self._moved_ns) / 1e9))
+                seconds = (newest_ns - self._moved_ns) / 1e9
+                turn.say_for_all(f"collectives complete again on this node, after {seconds:.0f} s")
             self._begin_anew(newest_ns)
         silent_ns = turn.now_ns - self._moved_ns - self._excused_ns
         silent_ns -= self._pauses.within(self._moved_ns, turn.now_ns)
@@ -199,13 +168,12 @@ class NodeCollectiveWatch:
             self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
             return
         self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
-        verdict = self._verdict(local_rank, silent_ns / 1e9, turn.now_ns)
-        turn.do(Hang(self._record.cycle, verdict, passive=True))
+        turn.do(Hang(self._cycle.cycle, self._verdict(local_rank, silent_ns / 1e9, turn.now_ns), passive=True))
 
     def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> RankHung:
         return RankHung(
-            rank=self._record.ranks[local_rank],
-            cycle=self._record.cycle,
+            rank=self._cycle.ranks[local_rank],
+            cycle=self._cycle.cycle,
             local_rank=local_rank,
             kind=COLLECTIVES,
             since_ns=max(0, now_ns - round(elapsed_s * 1e9)),

@@ -9,17 +9,18 @@ that hangs, only a rank that others wait for is terminated; one that only waits 
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
-from megatron_ft.core.agent import cycle_lines
 from megatron_ft.core.agent.effects import OrderMonitor, Write
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.agent.turn import Options, Turn
 from megatron_ft.core.facts.launcher import MoreTime
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import ConfirmHang, ExtendTimeout
+from megatron_ft.core.launcher_part import LauncherPart
+from megatron_ft.core.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
-from megatron_ft.job.rules.actions import Say
+from megatron_ft.diagnosis.launcher import hang_lines
+from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.learning.rule import MOST_EXTENDED
 
 _MORE = 1.25
@@ -27,12 +28,15 @@ _LEAST_MORE_S = 1.0
 _OF_VERDICT = ("rank", "local_rank", "cycle", "kind", "section", "iteration", "elapsed_s", "timeout_s")
 
 
-class LastLook:
-    """The suspects of one cycle on this node."""
+class LastLook(LauncherPart):
+    """The suspects of the running cycle on this node. ``deadlines`` terminates ranks that their monitors don't."""
 
-    def __init__(self, options: Options, record: CycleRecord) -> None:
+    HEARS = Reviewed
+
+    def __init__(self, options: Options, deadlines: Deadlines) -> None:
         self._options = options
-        self._record = record
+        self._deadlines = deadlines
+        self._cycle: NodeCycle
         self._suspects: dict[int, RankHung] = {}
         """Suspects by local rank."""
         self._events: dict[int, int] = {}
@@ -41,50 +45,54 @@ class LastLook:
         """Extended intervals that were reported to the user, each once."""
         self._is_over = False
 
-    def suspected(self, verdict: RankHung, turn: Turn) -> None:
-        """Have all ranks of the job examined, because a timeout of a rank of this node is over."""
-        if self._is_over:
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle, self._suspects, self._said, self._is_over = cycle, {}, set(), False
+
+    def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
+        """Have all ranks of the job examined, if a timeout of a rank of this node is over."""
+        if not isinstance(report, Suspect) or self._is_over or not self._cycle.has(local_rank, report.cycle):
             return
-        verdict = msgspec.structs.replace(verdict, rank=self._record.ranks[verdict.local_rank])
+        verdict = replace(report.verdict, rank=self._cycle.ranks[local_rank])
         if not self._suspects:
             self._events = self._count_events(turn)
-        self._suspects[verdict.local_rank] = verdict
+        self._suspects[local_rank] = verdict
         if verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
             if verdict.enforced and not self._options.observe_only:
-                turn.do(Say(cycle_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s)))
+                turn.say(hang_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s))
             self._decide("", None, turn)
         else:
-            turn.do(Hang(self._record.cycle, verdict, passive=True, decides=True))
+            turn.do(Hang(self._cycle.cycle, verdict, passive=True, decides=True))
 
-    def reviewed(self, review: Reviewed, turn: Turn) -> RankHung | None:
+    def hear(self, event: Reviewed, turn: Turn) -> None:
         """Confirm the suspects that hang, and let the others go on.
 
-        With ``min-healthy``, return the verdict on the rank of this node that keeps the others waiting, if its own
-        timeout isn't over.
+        With ``min-healthy``, terminate the rank of this node that keeps the others waiting, if its own timeout isn't
+        over.
         """
-        suspects = set(self._suspects)
-        self._decide(review.progress or self._own_progress(turn), review, turn)
-        rank = review.rank
-        if not self._options.min_healthy or review.hanging != (rank,) or rank is None or rank not in self._record.ranks:
-            return None
-        local_rank = self._record.ranks.index(rank)
-        if local_rank in suspects or local_rank not in self._record.running or local_rank in self._record.hung:
-            return None
-        return RankHung(
+        cycle, rank, suspects = self._cycle, event.rank, set(self._suspects)
+        if not event.decides or event.timed or turn.runs != event.cycle or not cycle.is_started:
+            return
+        self._decide(event.progress or self._own_progress(turn), event, turn)
+        if not self._options.min_healthy or event.hanging != (rank,) or rank is None or rank not in cycle.ranks:
+            return
+        local_rank = cycle.ranks.index(rank)
+        if local_rank in suspects or local_rank not in cycle.running or local_rank in cycle.hung:
+            return
+        verdict = RankHung(
             rank=rank,
-            cycle=self._record.cycle,
+            cycle=cycle.cycle,
             local_rank=local_rank,
-            kind=review.kind,
-            since_ns=max(0, turn.now_ns - round(review.elapsed_s * 1e9)),
-            section=review.section,
-            elapsed_s=review.elapsed_s,
-            timeout_s=review.timeout_s,
-            iteration=review.iteration,
+            kind=event.kind,
+            since_ns=max(0, turn.now_ns - round(event.elapsed_s * 1e9)),
+            section=event.section,
+            elapsed_s=event.elapsed_s,
+            timeout_s=event.timeout_s,
+            iteration=event.iteration,
             at_ns=turn.now_ns,
         )
+        self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {rank} "), turn)
 
-    def close(self) -> None:
-        """Stop: all ranks are about to be terminated."""
+    def ending(self, turn: Turn) -> None:
         self._suspects, self._is_over = {}, True
 
     def _decide(self, progress: str, review: Reviewed | None, turn: Turn) -> None:
@@ -100,28 +108,28 @@ class LastLook:
                 extended.append(verdict)
             elif review is not None and self._only_waits(verdict, review):
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
-                turn.do(Say(cycle_lines.only_waits(verdict, review.text)))
+                turn.say(hang_lines.only_waits(verdict, review.text))
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
         keys = {(each.local_rank, each.iteration, each.timed): each for each in extended if each.enforced}
         news = [each for key, each in keys.items() if key not in self._said]
         self._said |= keys.keys()
         if news:
-            turn.do(Say(cycle_lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s)))
+            turn.say(hang_lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s))
 
     def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
-        is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._record.running
+        is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._cycle.running
         return is_asked and bool(review.hanging) and verdict.rank not in review.hanging
 
     def _count_events(self, turn: Turn) -> dict[int, int]:
-        boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._record.observed)
+        boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._cycle.observed)
         return {local_rank: board.ring_head for local_rank, board in boards if board is not None}
 
     def _own_progress(self, turn: Turn) -> str:
         """Return what a rank of this node has done since the first suspicion, in words."""
         for local_rank, events in self._count_events(turn).items():
             if events > self._events.get(local_rank, events):
-                return f"rank {self._record.ranks[local_rank]} has entered or left a section"
+                return f"rank {self._cycle.ranks[local_rank]} has entered or left a section"
         return ""
 
 

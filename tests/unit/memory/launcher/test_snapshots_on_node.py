@@ -10,6 +10,7 @@ from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, Sna
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
     Kept,
     KeptSnapshot,
@@ -30,8 +31,8 @@ def restoring(driven: Driven, restore: Restore | None) -> list[effects.Effect]:
     begun = held(1, nodes=2)
     decision = replace(begun.decision, restore=restore)
     asked = driven.hear(events.Tick(), job.Begin(replace(begun, decision=decision)), events.RanksMet([0, 10], 0, 2, 4))
-    driven.record.created(events.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
-    driven.record.created(events.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
+    driven.hear(events.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
+    driven.hear(events.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
     return asked + driven.hear(events.RanksStarted())
 
 
@@ -42,7 +43,7 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.ends()
     driven.exits(1, -15, sent=(15,))
     driven.wait(60.0)
-    driven.hear(events.RanksEnded(kept=kept), verdict(node=0))
+    driven.hear(m.StockTaken(kept), events.RanksEnded(), verdict(node=0))
 
 
 def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
@@ -52,8 +53,8 @@ def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_nu
     begun = held(1, nodes=2)
     driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
     driven.wait(60.0)
-    driven.hear(events.RanksEnded(kept=STOCK), replace(verdict(node=1), cycle=1))
-    assert driven.agent.cycle.record.cycle == 1
+    driven.hear(m.StockTaken(STOCK), events.RanksEnded(), replace(verdict(node=1), cycle=1))
+    assert driven.agent.cycle.cycle == 1
     assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
 
 
@@ -94,7 +95,7 @@ def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the
     driven = Driven(max_nodes=2)
     driven.run(nodes=2)
     assert driven.hear(Saved(KEY)) == [Saved(KEY)]
-    assert driven.hear(Settled(KEY, KEY)) == [Settled(KEY, KEY)]
+    assert driven.hear(Settled(KEY, KEY)) == [ToKeeper(Settled(KEY, KEY))]
     old = SnapshotKey(3, 0, 7)
     assert driven.hear(Saved(old), Settled(old, old)) == []
     driven.ends(Outcome.FAILED)

@@ -9,23 +9,25 @@ still at work, a rank that merely doesn't exit is terminated and treated as fini
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
-from megatron_ft.core.agent import cycle_lines
-from megatron_ft.core.agent.effects import OrderMonitor, SignalRanks, Write
-from megatron_ft.core.agent.record import CycleRecord
+from megatron_ft.core.agent.effects import SignalRanks, Write
+from megatron_ft.core.agent.node_cycle import NodeCycle
 from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
 from megatron_ft.core.board.intervals import SETUP
 from megatron_ft.core.escalation import Escalation
+from megatron_ft.core.facts.monitor import Attached, Detached
 from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import Collect
+from megatron_ft.core.launcher_part import LauncherPart
+from megatron_ft.core.messages.monitor_messages import Collect, Observation, RankReport
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
-from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
-from megatron_ft.job.rules.actions import Say
+from megatron_ft.diagnosis.launcher import hang_lines
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.state import HEARTBEATS
 
 _PAUSED_NS = 200_000_000
@@ -35,7 +37,7 @@ _NO_HOOKS_S = 120.0
 
 @dataclass(kw_only=True)
 class _Wait:
-    """Deadline for the "startup" or the "exit" (``kind``) of one rank."""
+    """Deadline for the "startup" or the "exit" (``kind``) of one rank; it was last checked at ``asked_ns``."""
 
     kind: str
     local_rank: int
@@ -45,18 +47,18 @@ class _Wait:
     due_ns: int
     excused_ns: int = 0
 
-    def check_in(self, now_ns: int, delay_ns: int) -> None:
-        """Set the next check, ``delay_ns`` from now."""
-        self.asked_ns, self.due_ns = now_ns, now_ns + delay_ns
 
+class Deadlines(LauncherPart):
+    """Deadlines of the ranks, and the end of those that are late.
 
-class Deadlines:
-    """Deadlines of one cycle's ranks, from their start. ``pauses``: times in which hang detection is suspended."""
+    ``pauses``: times in which hang detection is suspended; ``configured``: the user's timeouts.
+    """
 
-    def __init__(self, options: Options, record: CycleRecord, pauses: Pauses, turn: Turn) -> None:
+    def __init__(self, options: Options, configured: Mapping[str, float | None], pauses: Pauses) -> None:
         self._options = options
-        self._record = record
+        self._configured = configured
         self._pauses = pauses
+        self._cycle: NodeCycle
         self._waits: dict[int, _Wait] = {}
         self._asked: set[int] = set()
         """Ranks whose monitors were asked for evidence."""
@@ -68,34 +70,36 @@ class Deadlines:
         self._stopped_ns = 0
         """End of the last stop of the whole node."""
         self._hooks_due_ns: int | None = None
-        timeouts = options.learning.configured.timeouts
-        if any(timeouts.values()) and options.startup_timeout_s is None:
-            self._hooks_due_ns = turn.now_ns + round((timeouts.get(SETUP) or _NO_HOOKS_S) * 1e9)
-        if options.startup_timeout_s is not None:
-            for local_rank in record.started.keys() - record.hooked:
-                began_ns = record.started[local_rank].at_ns
-                self._wait("startup", local_rank, began_ns, options.startup_timeout_s, turn)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def attached(self, local_rank: int) -> None:
-        """Drop the deadline of a rank that has begun its monitoring, maybe for the second time."""
-        self._waits.pop(local_rank, None)
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle = cycle
+        for each in (self._waits, self._asked, self._to_end, self._escalations):
+            each.clear()
+        self._collect_until_ns = self._hooks_due_ns = None
 
-    def detached(self, local_rank: int, at_ns: int, turn: Turn) -> None:
-        """Start the exit deadline of a rank that has ended its monitoring; a replacement monitor repeats the event."""
-        timeout_s = self._options.exit_timeout_s
-        if timeout_s is not None and local_rank in self._record.started and local_rank not in self._waits:
-            self._wait("exit", local_rank, at_ns, timeout_s, turn)
+    def started(self, turn: Turn) -> None:
+        timeout_s = self._options.startup_timeout_s
+        if timeout_s is None and any(self._configured.values()):
+            self._hooks_due_ns = turn.now_ns + round((self._configured.get(SETUP) or _NO_HOOKS_S) * 1e9)
+        for local_rank in self._cycle.started.keys() - self._cycle.hooked if timeout_s is not None else ():
+            self._wait("startup", local_rank, self._cycle.started[local_rank].at_ns, timeout_s, turn)
 
-    def noted(self, note: RankSnapshot) -> None:
-        """Record the evidence that a monitor has collected on its rank."""
-        if note.local_rank in self._asked:
-            self._asked.discard(note.local_rank)
-            if note.frame:
-                self._record.locate(note.rank, f"in {note.frame}")
+    def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
+        cycle, timeout_s = self._cycle, self._options.exit_timeout_s
+        if not (cycle.is_started and cycle.has(local_rank, report.cycle)):
+            return
+        if isinstance(report, Attached) and not report.watch_only:
+            self._waits.pop(local_rank, None)  # it has begun its monitoring, maybe for the second time
+        elif isinstance(report, Detached) and local_rank not in self._waits:  # a replacement monitor repeats this
+            self._wait("exit", local_rank, report.at_ns or turn.now_ns, timeout_s, turn)
+        elif isinstance(report, Observation) and local_rank in self._asked:
+            self._asked.discard(local_rank)
+            if report.note.frame:
+                cycle.locate(cycle.ranks[local_rank], f"in {report.note.frame}")
 
-    def excuse_stop(self, now_ns: int) -> None:
+    def continued(self, now_ns: int) -> None:
         """Exclude a stop of the whole node.
 
         The node may have been stopped at any moment since each deadline was last checked: none of that time counts. A
@@ -107,20 +111,19 @@ class Deadlines:
 
     @property
     def alarm_ns(self) -> int | None:
-        """Latest time of the next ``go_on``."""
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
         return earliest(*times, self._collect_until_ns, self._hooks_due_ns)
 
-    def go_on(self, turn: Turn, *, is_stopping: bool) -> None:
+    def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
-        for local_rank in self._record.exits:
+        for local_rank in self._cycle.exits:
             self._waits.pop(local_rank, None)
             self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._check(wait, turn, is_stopping=is_stopping)
         if self._to_end and (not self._asked or turn.now_ns >= (self._collect_until_ns or 0)):
-            self.end(self._to_end & self._record.running, turn)
+            self._end(self._to_end & self._cycle.running, turn)
             self._to_end.clear()
             self._asked.clear()
             self._collect_until_ns = None
@@ -132,23 +135,23 @@ class Deadlines:
 
     def _say_unwatched(self, turn: Turn) -> None:
         """Say which configured timeouts protect nothing, because no hook tells that they run."""
-        record = self._record
-        idle = sorted(record.ranks[local_rank] for local_rank in record.running - record.hooked)
-        if idle:
-            turn.say_for_all(cycle_lines.calls_no_hooks(idle))
-        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in record.running & record.hooked}
+        cycle = self._cycle
+        if idle := sorted(cycle.ranks[local_rank] for local_rank in cycle.running - cycle.hooked):
+            turn.say_for_all(hang_lines.calls_no_hooks(idle))
+        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in cycle.running & cycle.hooked}
         silent = sorted(
-            record.ranks[local_rank]
+            cycle.ranks[local_rank]
             for local_rank, board in boards.items()
             if board is not None and not board.heartbeats and any(section.open_count for section in board.sections)
         )
-        timeouts = self._options.learning.configured.timeouts
-        if silent and any(timeouts.get(name) for name in HEARTBEATS):
-            turn.say_for_all(cycle_lines.sends_no_heartbeats(silent))
+        if silent and any(self._configured.get(name) for name in HEARTBEATS):
+            turn.say_for_all(hang_lines.sends_no_heartbeats(silent))
 
     # -- ranks that are late --------------------------------------------------------------------------------------
 
-    def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float, turn: Turn) -> None:
+    def _wait(self, kind: str, local_rank: int, since_ns: int, timeout_s: float | None, turn: Turn) -> None:
+        if timeout_s is None or local_rank not in self._cycle.started:
+            return
         due_ns = max(turn.now_ns, since_ns + round(timeout_s * 1e9))
         wait = self._waits[local_rank] = _Wait(
             kind=kind, local_rank=local_rank, since_ns=since_ns, timeout_s=timeout_s, asked_ns=since_ns, due_ns=due_ns
@@ -159,7 +162,7 @@ class Deadlines:
     def _check(self, wait: _Wait, turn: Turn, *, is_stopping: bool) -> None:
         now_ns = turn.now_ns
         if self._pauses.since_ns is not None:
-            wait.check_in(now_ns, _PAUSED_NS)
+            wait.asked_ns, wait.due_ns = now_ns, now_ns + _PAUSED_NS
             return
         if now_ns - wait.due_ns > LATE_NS:
             self._excuse(wait, now_ns)
@@ -167,7 +170,7 @@ class Deadlines:
         elapsed_ns = now_ns - wait.since_ns - paused_ns - wait.excused_ns
         left_ns = round(wait.timeout_s * 1e9) - elapsed_ns
         if left_ns > 0:
-            wait.check_in(now_ns, left_ns)
+            wait.asked_ns, wait.due_ns = now_ns, now_ns + left_ns
             return
         del self._waits[wait.local_rank]
         if wait.kind == "exit" or not is_stopping:
@@ -179,12 +182,13 @@ class Deadlines:
         wait.asked_ns = now_ns
 
     def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
-        local_rank, board = wait.local_rank, turn.seen.boards[wait.local_rank]
+        cycle, local_rank = self._cycle, wait.local_rank
+        board = turn.seen.boards[local_rank]
         verdict = RankHung(
-            rank=self._record.ranks[local_rank],
-            cycle=self._record.cycle,
+            rank=cycle.ranks[local_rank],
+            cycle=cycle.cycle,
             local_rank=local_rank,
-            pid=self._record.started[local_rank].pid,
+            pid=cycle.started[local_rank].pid,
             kind=wait.kind,
             since_ns=wait.since_ns,
             elapsed_s=elapsed_s,
@@ -194,18 +198,18 @@ class Deadlines:
             state="T" if turn.seen.stopped[local_rank] else None,
             observed_only=self._options.observe_only,
         )
-        turn.do(Write(msgspec.structs.replace(verdict, text=describe_hang(verdict))))
+        turn.do(Write(replace(verdict, text=describe_hang(verdict))))
         if verdict.observed_only:
-            turn.do(Say(cycle_lines.observed(verdict)))
+            turn.say(hang_lines.observed(verdict))
             return
-        if wait.kind == "exit" and self._record.only_exits_are_missing(turn.seen):
-            self._record.finished_late(local_rank)
-            turn.do(Say(cycle_lines.finished_late(verdict)))
+        if wait.kind == "exit" and cycle.only_exits_are_missing(turn.seen):
+            cycle.finished_late(local_rank)
+            turn.say(hang_lines.finished_late(verdict))
         else:
-            self._record.found_by_launcher(verdict, turn.now_s, turn.seen)
-            self._blame(verdict, wait, turn)
+            cycle.found_hung(verdict, turn, by_monitor=False)
+            self._suspect_late_ones(verdict, wait, turn)
         if not self._ask(local_rank, turn, ends=True):
-            self.end({local_rank}, turn)
+            self._end({local_rank}, turn)
             return
         self._to_end.add(local_rank)
         if self._collect_until_ns is None:
@@ -217,26 +221,31 @@ class Deadlines:
 
         A rank that may go on living gets no signal for it.
         """
-        if local_rank not in self._asked and local_rank in self._record.watched:
+        if local_rank not in self._asked and local_rank in self._cycle.watched:
             passive = self._options.min_healthy and not ends
-            order = Collect(self._record.cycle, turn.now_ns + round(EVIDENCE_S * 1e9), passive)
-            turn.do(OrderMonitor(local_rank, order))
+            turn.order([local_rank], Collect(self._cycle.cycle, turn.now_ns + round(EVIDENCE_S * 1e9), passive))
             self._asked.add(local_rank)
         return local_rank in self._asked
 
-    def _blame(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
+    def _suspect_late_ones(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
         """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
         one."""
         others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
-        if not others or self._record.suspects is not None:
+        if not others or self._cycle.suspects is not None:
             return
         suspects = [late.local_rank, *others]
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
-        self._record.suspect(verdict, stopped if len(stopped) == 1 else suspects)
+        self._cycle.suspect(verdict, stopped if len(stopped) == 1 else suspects)
         for local_rank in others:
             self._ask(local_rank, turn, ends=False)
 
-    def end(self, local_ranks: set[int], turn: Turn) -> None:
+    def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
+        """Terminate a rank of this node that keeps the others waiting; these go on."""
+        self._cycle.locate(verdict.rank, where)
+        self._cycle.found_hung(verdict, turn, by_monitor=False)
+        self._end({verdict.local_rank}, turn)
+
+    def _end(self, local_ranks: set[int], turn: Turn) -> None:
         """Terminate the ranks as their monitors would: only the processes themselves, with SIGKILL after a grace."""
         for local_rank in sorted(local_ranks):
             self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)

@@ -1,0 +1,203 @@
+"""A hang on one node: evidence on all its ranks is collected, within a bound, and sent on. Pure.
+
+The coordinator asks all nodes for theirs, and finds which rank is the cause. The monitor that found the hang ends its
+rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Under
+``min-healthy`` each node decides for itself. Ranks that weren't found hung may go on living: nothing is sent to them.
+"""
+
+from __future__ import annotations
+
+from megatron_ft.core.agent.effects import Write
+from megatron_ft.core.agent.node_cycle import NodeCycle
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, HangReported, RankExited
+from megatron_ft.core.facts.shared import RankHung
+from megatron_ft.core.launcher_part import LauncherPart
+from megatron_ft.core.messages.monitor_messages import Observation, RankReport, Release
+from megatron_ft.core.times import earliest
+from megatron_ft.diagnosis.cycle_cause import LOST_PEER
+from megatron_ft.diagnosis.exits import is_secondary_failure, one_line
+from megatron_ft.diagnosis.hang_diagnosis import blamed
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
+from megatron_ft.diagnosis.launcher import hang_lines
+from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.learning.launcher_part import LauncherLearning
+from megatron_ft.learning.messages import Killed
+
+_LOOK_NS = 700_000_000
+"""Time between two observations of a rank."""
+
+
+class HangsOnNode(LauncherPart):
+    """Hangs of the ranks of one node. ``learning`` is told of each learned timeout that ends or reports a rank."""
+
+    HEARS = DiagnoseHang | Reviewed
+
+    def __init__(self, options: Options, learning: LauncherLearning) -> None:
+        self._options = options
+        self._learning = learning
+        self._cycle: NodeCycle
+        self._verdict: RankHung | None = None
+        """First verdict of this node in this cycle."""
+        self._evidence: EvidenceOnNode | None = None
+        """Evidence for the cause of this cycle's end."""
+        self._review: EvidenceOnNode | None = None
+        """Evidence on ranks that run on."""
+        self._is_told = self._is_over = False
+        self._asked: set[tuple[str, int | None]] = set()
+        """Intervals (what is timed, and the iteration) of this cycle that outlasted a report-only timeout."""
+        self._would_hang: set[tuple[str, int | None]] = set()
+        """Intervals reported to the user as hangs that end nothing."""
+
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle, self._verdict, self._evidence, self._review = cycle, None, None, None
+        self._is_told = self._is_over = False
+        self._asked = set()
+
+    # -- what the leader asks for, and tells ----------------------------------------------------------------------
+
+    def hear(self, event: DiagnoseHang | Reviewed, turn: Turn) -> None:
+        if turn.runs != event.cycle:
+            return
+        if isinstance(event, Reviewed):
+            if event.timed and (event.timed, event.iteration) not in self._would_hang:
+                self._would_hang.add((event.timed, event.iteration))
+                self._report(event, turn)
+        elif not event.passive:
+            self._begin(turn, from_ns=turn.now_ns)
+        elif self._review is None and self._cycle.is_started:
+            self._review = EvidenceOnNode(self._cycle, turn.now_ns, passive=True)
+            again_ns = turn.now_ns + _LOOK_NS if event.looks else None
+            self._review.ask(self._cycle.observed, turn, again_ns=again_ns)
+
+    def _report(self, review: Reviewed, turn: Turn) -> None:
+        """Report a hang that ends no rank."""
+        turn.say_for_all(hang_lines.would_be_hang(review, observes_only=self._options.observe_only))
+        told = HangReported(
+            cycle=review.cycle,
+            rank=review.rank,
+            section=review.timed,
+            iteration=review.iteration,
+            elapsed_s=review.elapsed_s,
+            text=review.text,
+        )
+        turn.do(Write(told))
+        self._learning.reported(review.timed, turn)
+
+    # -- what monitors say ----------------------------------------------------------------------------------------
+
+    def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
+        if isinstance(report, RankHung) and report.observed_only and not report.learned:
+            turn.say(hang_lines.observed(report))
+            return
+        if not self._cycle.has(local_rank, report.cycle):
+            return
+        if isinstance(report, Observation):
+            if self._review is not None and local_rank in self._review.asked:
+                self._review.noted(local_rank, report)
+            if self._is_over:
+                turn.do(Release(self._cycle.cycle))
+            elif self._evidence is not None:  # evidence from before the verdict says little about the hang
+                self._evidence.noted(local_rank, report)
+        elif isinstance(report, RankHung) and local_rank in self._cycle.started:
+            interval = report.timed, report.iteration
+            if not report.observed_only:
+                self._cycle.found_hung(report, turn, by_monitor=True)
+                self.found(report, turn)
+            elif interval not in self._asked:  # all nodes are asked what keeps a rank beyond a report-only timeout
+                self._asked.add(interval)
+                turn.do(Hang(self._cycle.cycle, report, passive=True))
+
+    def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
+        """Start the diagnosis of a hung rank. ``is_seen``: its monitor found it, and is collecting evidence already."""
+        if self._is_over:
+            turn.do(Release(self._cycle.cycle))
+            return
+        if verdict.learned:
+            kill = Killed(verdict.cycle, verdict.timed, verdict.timeout_s, verdict.was_extended)
+            self._learning.killed(kill, turn)
+        self._verdict = self._verdict or verdict
+        if is_seen:
+            self._begin(turn, from_ns=verdict.at_ns, known=verdict.local_rank)
+        else:
+            self._begin(turn, from_ns=turn.now_ns)
+
+    def exited(self, end: RankExited, turn: Turn) -> None:
+        """Find the rank that another one waited for or lost, before all are ended."""
+        is_left_alone = self._options.min_healthy or self._options.observe_only
+        if self._evidence is not None or self._is_over or is_left_alone or not is_secondary_failure(end):
+            return
+        if self._cycle.own_failure(turn.seen) is not None:
+            return  # it explains the lost peer
+        self._verdict = RankHung(
+            rank=end.rank,
+            cycle=end.cycle,
+            local_rank=end.local_rank,
+            kind=LOST_PEER,
+            since_ns=turn.now_ns,
+            elapsed_s=0.0,
+            timeout_s=0.0,
+            iteration=end.iteration,
+            at_ns=turn.now_ns,
+            error=one_line(end.error or ""),
+        )
+        self._begin(turn, from_ns=turn.now_ns)
+
+    # -- evidence -------------------------------------------------------------------------------------------------
+
+    def _begin(self, turn: Turn, *, from_ns: int, known: int | None = None) -> None:
+        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected."""
+        if self._evidence is not None or self._is_over:
+            return
+        decides = self._options.min_healthy
+        if not decides and self._verdict is not None:
+            # a job isn't given up for timeouts of our own making
+            reached = self._cycle.reached(turn.seen) if self._verdict.is_certain else None
+            turn.do(Hang(self._cycle.cycle, self._verdict, reached))
+        self._evidence = EvidenceOnNode(self._cycle, from_ns, passive=decides)
+        self._evidence.ask(self._cycle.observed, turn, known=() if known is None else (known,))
+
+    @property
+    def is_deciding(self) -> bool:
+        return self._options.min_healthy and self._evidence is not None and not self._is_over
+
+    @property
+    def alarm_ns(self) -> int | None:
+        is_open = self._evidence is not None and not (self._is_told or self._is_over)
+        return earliest(
+            self._evidence.due_ns if self._evidence is not None and is_open else None,
+            None if self._review is None else self._review.due_ns,
+        )
+
+    def tick(self, turn: Turn, *, is_stopping: bool) -> None:
+        """Send the snapshots, or decide, once evidence on all ranks has come, or the bound is near."""
+        review, evidence = self._review, self._evidence
+        if review is not None and review.is_complete(turn.now_ns):
+            self._review = None
+            review.tell(turn)
+        if evidence is None or self._is_told or self._is_over or not evidence.is_complete(turn.now_ns):
+            return
+        self._is_told = True
+        if not self._options.min_healthy:
+            evidence.tell(turn)
+        elif self._verdict is not None:
+            found = blamed(evidence.of_all(turn), self._verdict, are_all=True, several=False)
+            self._cycle.blame(found)
+            if found is not None:
+                log_finding(self._cycle.cycle, found, turn)
+            self.ending(turn)
+
+    def ending(self, turn: Turn) -> None:
+        """Collect no more evidence, and let the monitors end the hung ranks."""
+        self._is_over = True
+        turn.do(Release(self._cycle.cycle))
+
+    def blamed(self, cause: Cause, turn: Turn) -> None:
+        if self._cycle.found is None:  # otherwise it is logged already
+            log_finding(self._cycle.cycle, cause, turn)
+
+
+def log_finding(cycle: int, cause: Cause, turn: Turn) -> None:
+    """Log the cause of a hang, if the evidence on all ranks adds something. One launcher of the job does that."""
+    if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
+        turn.do(Write(Finding(cycle=cycle, rank=cause.rank, text=cause.detail)))

@@ -1,0 +1,96 @@
+"""How much the ranks of this node wait for others, told to the coordinator, and its answer told to the user. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from megatron_ft.core.agent.effects import Write
+from megatron_ft.core.agent.node_cycle import NodeCycle
+from megatron_ft.core.agent.turn import Options, Turn
+from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.facts.launcher import SlowRank
+from megatron_ft.core.launcher_part import LauncherPart
+from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
+
+
+class SlowRanksOnNode(LauncherPart):
+    """The waits of the running cycle."""
+
+    HEARS = Lags
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._cycle: NodeCycle
+        self._due_ns: int | None = None
+        self._every_ns = 0
+        self._told: dict[int, RankWaits] = {}
+        """By local rank, all looks that the coordinator was told of."""
+        self.lags = Lags(-1, 0.0)
+        """Which ranks of the running cycle hold the others back, on the launcher that speaks for the job."""
+        self._slow: dict[int, RankLag] = {}
+
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle, self._due_ns, self._told, self._slow = cycle, None, {}, {}
+        self.lags = Lags(cycle.cycle, 0.0)
+
+    def started(self, turn: Turn) -> None:
+        self._every_ns = round(window_s(self._cycle.nodes) / 2 * 1e9)
+        if self._options.watches_collectives and self._cycle.world_size > 1:
+            self._due_ns = turn.now_ns + self._every_ns
+
+    def ending(self, turn: Turn) -> None:
+        self.lags = Lags(self._cycle.cycle, 0.0)
+
+    @property
+    def alarm_ns(self) -> int | None:
+        return self._due_ns
+
+    def tick(self, turn: Turn, *, is_stopping: bool) -> None:
+        """Tell the coordinator of the looks since the last time, when that is due, until the launcher has to stop."""
+        if is_stopping:
+            self._due_ns = None
+        if self._due_ns is None or turn.now_ns < self._due_ns:
+            return
+        self._due_ns = turn.now_ns + self._every_ns
+        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._cycle.observed)}
+        # nothing is read any more of a rank that has ended its monitoring
+        monitored = [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
+        more = [self._more(local_rank, turn.seen.collectives[local_rank]) for local_rank in monitored]
+        if told := tuple(each for each in more if each is not None):
+            turn.do(Waits(self._cycle.cycle, told))
+
+    def _more(self, local_rank: int, counts: CollectiveCounts | None) -> RankWaits | None:
+        """Return the looks since the last time; None without any."""
+        if counts is None:
+            return None
+        rank = self._cycle.ranks[local_rank]
+        now = RankWaits(rank, counts.looks, counts.waiting, counts.waits)
+        before = self._told.get(local_rank, RankWaits(rank, 0, 0, 0))
+        self._told[local_rank] = now
+        looks = now.looks - before.looks
+        if looks <= 0:  # none, or it is another board: the rank has begun its monitoring again
+            return None
+        return RankWaits(rank, looks, max(0, now.waiting - before.waiting), max(0, now.waits - before.waits))
+
+    def hear(self, event: Lags, turn: Turn) -> None:
+        """Take the result for all ranks, and tell the user which ones hold the others back, or don't any more."""
+        if event.cycle != self._cycle.cycle or not self._cycle.is_started:
+            return
+        self.lags = event
+        if event.slow is None:
+            return
+        lagging = {each.rank: each for each in event.named}
+        news = [each for rank, each in lagging.items() if rank not in self._slow]
+        over = [each for rank, each in self._slow.items() if rank not in lagging]
+        for each in news:
+            turn.say_for_all(f"{each.text} (reported only)")
+            turn.do(Write(_fact(each, event)))
+        for each in over:
+            turn.say_for_all(f"rank {each.rank} no longer holds the others back")
+            turn.do(Write(replace(_fact(each, event), is_over=True)))
+        self._slow = lagging
+
+
+def _fact(lag: RankLag, lags: Lags) -> SlowRank:
+    facts = {name: getattr(lag, name) for name in ("rank", "node", "lag", "waits")}
+    return SlowRank(cycle=lags.cycle, over_s=lags.over_s, **facts)
