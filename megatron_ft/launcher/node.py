@@ -27,19 +27,15 @@ from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
-from megatron_ft.launcher.cycle.fault_tolerant_agent import LauncherServices
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.node_ranks import LauncherServices, NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.starting import RankStarter, shared_environment
+from megatron_ft.launcher.cycle.starting import shared_environment
 from megatron_ft.launcher.early_command_line import why_fresh
 from megatron_ft.launcher.monitors.monitors import Monitors
-from megatron_ft.launcher.processes.crash_evidence import CrashEvidence
-from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
-from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Ranks, Spawner, find_setpriv
+from megatron_ft.launcher.processes.worker import Ranks, find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
 from megatron_ft.memory.base import digests
@@ -73,11 +69,10 @@ class LauncherNode(LauncherServices):
         """
         self.line = line
         self.log = log
-        self._log_dir = log_dir
-        """Directory of the logs; None without logs."""
+        self.log_dir = log_dir
         self.say = say
         self._orphans = process_tree.Orphans()
-        self._children = Children()
+        self.children = Children()
         become_subreaper()
         self.reactor = Reactor()
         self.inbox = Inbox()
@@ -95,23 +90,23 @@ class LauncherNode(LauncherServices):
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.options.term_timeout)
-        self._run_dir = RunDirectory(self.say)
-        self._forking = self._make_forking(server, announce)
+        self.run_dir = RunDirectory(self.say)
+        self.forking = self._make_forking(server, announce)
         self.monitors = self._make_monitors(ranks)
         status = self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         log.follow(self._recorded)
         self.control = self._make_control(status)
-        self._running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
-        self._children.add(self._running.pids)
+        self.running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
+        self.children.add(self.running.pids)
         secret = None
         with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
             secret = read_secret(os.environ)
         self.keeper = self._make_keeper(secret)
         self.files = self._make_files(ranks, announce, takes_copies=secret is not None)
         self.health = self._make_health_check()
-        self.ranks = self._make_ranks()
+        self.ranks = NodeRanks(self)
         self.joins_by = joining.JoinContext(
-            self.reactor, self.stop, self._children, self.say, says_all=line.says_all, progress=self.status.progress
+            self.reactor, self.stop, self.children, self.say, says_all=line.says_all, progress=self.status.progress
         )
 
     def _make_telemetry(self) -> Telemetry:
@@ -125,7 +120,7 @@ class LauncherNode(LauncherServices):
             setpriv=find_setpriv() if line.options.on_event else (),
             say=self.say,
         )
-        self._children.add(telemetry.pids)
+        self.children.add(telemetry.pids)
         return telemetry
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -143,10 +138,10 @@ class LauncherNode(LauncherServices):
             say=self.say,
             announce=announce,
             check_stop=self.stop.check,
-            known_children=self._children.pids,
+            known_children=self.children.pids,
             environment=functools.partial(shared_environment, self.line),
         )
-        self._children.add(forking.pids)
+        self.children.add(forking.pids)
         return forking
 
     def _make_monitors(self, ranks: int) -> Monitors:
@@ -155,46 +150,46 @@ class LauncherNode(LauncherServices):
             count=ranks,
             options=MonitorOptions(
                 config=options,
-                log_dir=self._log_dir,
+                log_dir=self.log_dir,
                 run_id=self.line.run_id,
                 observe_only=options.observe_only,
                 asks_first=options.restart_policy == MIN_HEALTHY and not options.observe_only,
             ),
-            run_dir=self._run_dir.path,
+            run_dir=self.run_dir.path,
             reactor=self.reactor,
             log=self.log,
             say=self.say,
             on_event=self.inbox.put,
             on_check=self._each_second,
         )
-        self._children.add(monitors.pids)
-        self._run_dir.add(monitors.is_lost, monitors.listen_again)
+        self.children.add(monitors.pids)
+        self.run_dir.add(monitors.is_lost, monitors.listen_again)
         return monitors
 
     def _make_control(self, status: JobStatus) -> ControlSocket:
         control = ControlSocket(
-            os.path.join(self._run_dir.path, "launcher.sock"),
+            os.path.join(self.run_dir.path, "launcher.sock"),
             self.reactor,
             say=self.say,
             on_request=self.inbox.put,
             on_order=self.monitors.pause_or_resume,
             on_question=status.facts,
         )
-        self._run_dir.add(control.is_lost, control.listen_again)
+        self.run_dir.add(control.is_lost, control.listen_again)
         return control
 
     def _make_keeper(self, secret: bytes | None) -> Keeper:
         keeper = Keeper(
             self.reactor,
-            os.path.join(self._run_dir.path, "keeper.sock"),
+            os.path.join(self.run_dir.path, "keeper.sock"),
             xxhash=digests.find_module(),
             secret=secret,
             copies_bytes_per_s=self.line.options.memory_checkpoint_bandwidth * 10**6,
             say=self.say,
             on_event=self.inbox.put,
         )
-        self._children.add(keeper.pids)
-        self._run_dir.add(keeper.is_lost, keeper.listen_again)
+        self.children.add(keeper.pids)
+        self.run_dir.add(keeper.is_lost, keeper.listen_again)
         return keeper
 
     def _make_files(self, ranks: int, announce: Callable[[str], None], *, takes_copies: bool) -> SnapshotFiles:
@@ -224,39 +219,11 @@ class LauncherNode(LauncherServices):
             command,
             timeout_s=options.node_health_timeout,
             reactor=self.reactor,
-            known_children=self._children.pids,
-            directories=job_directories(options, self._log_dir),
+            known_children=self.children.pids,
+            directories=job_directories(options, self.log_dir),
         )
-        self._children.add(health.pids)
+        self.children.add(health.pids)
         return health
-
-    def _make_ranks(self) -> NodeRanks:
-        line, reactor, log, say = self.line, self.reactor, self.log, self.say
-        termination = Termination(
-            reactor, known_children=self._children.pids, in_a_hurry=self.signals.is_in_a_hurry, say=say
-        )
-        starter = RankStarter(
-            line=line,
-            reactor=reactor,
-            stop=self.stop,
-            say=say,
-            run_dir=self._run_dir,
-            monitors=self.monitors,
-            control=self.control,
-            keeper=self.keeper,
-            forking=self._forking,
-            spawn=Spawner(self._forking).spawn,
-            termination=termination,
-        )
-        return NodeRanks(
-            monitors=self.monitors,
-            starter=starter,
-            running=self._running,
-            termination=termination,
-            device_memory=DeviceMemoryWait(reactor, log=log, say=say),
-            crash_evidence=CrashEvidence(log, self._log_dir, say),
-            checkpoint_file=line.options.checkpoint_iteration_file,
-        )
 
     def start(self, command: Sequence[str]) -> None:
         """Listen for monitors and ranks, and start to import what the ranks' ``command`` imports.
@@ -268,8 +235,8 @@ class LauncherNode(LauncherServices):
             self.control.start()
             self.monitors.start()
             self.keeper.listen()
-            if self._forking is not None:
-                self._forking.prepare(command, why_fresh(command))
+            if self.forking is not None:
+                self.forking.prepare(command, why_fresh(command))
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
@@ -287,12 +254,12 @@ class LauncherNode(LauncherServices):
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
         steps: list[Callable[[], object]] = [self.telemetry.close]
         steps += [] if self.health is None else [self.health.close]
-        steps += [] if self._forking is None else [self._forking.close]
+        steps += [] if self.forking is None else [self.forking.close]
         steps += [
             self.keeper.close,
             self.monitors.stop,
             self.control.close,
-            self._run_dir.close,
+            self.run_dir.close,
         ]
         steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.orphan_watch.close]
         failed: list[OSError] = []
@@ -301,13 +268,13 @@ class LauncherNode(LauncherServices):
                 step()
             except OSError as error:
                 failed.append(error)
-        if failed and os.path.exists(self._run_dir.path):
-            what, where = launcher_lines.in_one_line(failed[0]), self._run_dir.path
+        if failed and os.path.exists(self.run_dir.path):
+            what, where = launcher_lines.in_one_line(failed[0]), self.run_dir.path
             self.say(f"cleanup was incomplete ({what}): {where} may be left behind")
 
     def _woken(self) -> None:
         self.signals.drain()
-        self._running.forward_signals()
+        self.running.forward_signals()
         self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         self._reap_orphans()
@@ -318,11 +285,11 @@ class LauncherNode(LauncherServices):
 
     def _each_second(self) -> None:
         self.orphan_watch.check()
-        self._run_dir.mend()
+        self.run_dir.mend()
         self.telemetry.look(self.status)
         if self._orphans.are_awaited:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        known = self._children.pids()
+        known = self.children.pids()
         self._orphans.reap(lambda pid: pid in known)

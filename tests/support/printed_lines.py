@@ -37,7 +37,7 @@ _FOLDERS = (
     "core/agent",
 )
 _LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
-_CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put|Say|_over")
+_CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put|_over")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""
 _CUTS = ("removesuffix", "partition", "strftime")
 """Methods whose arguments aren't printed."""

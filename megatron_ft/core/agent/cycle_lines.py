@@ -32,6 +32,11 @@ def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Ou
     return f"{follows}, {decision.restarts_left} of {counted(max_restarts, 'restart')} left"
 
 
+def failed_here(cycle: int, text: str) -> str:
+    """Format the failure of ranks of this node, if another node's launcher prints why the cycle ended."""
+    return f"cycle {cycle}: {text}"
+
+
 def run_finished(cycles: int) -> str:
     return f"all ranks finished after {counted(cycles, 'cycle')}"
 

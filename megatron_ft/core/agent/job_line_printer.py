@@ -61,7 +61,7 @@ class JobLinePrinter:
     def failed(self, report: Report) -> list[Say]:
         """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
         is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
-        return [Say(f"cycle {report.cycle}: {report.cause.text}")] if is_news and not self.speaks else []
+        return [Say(cycle_lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
     def over(self, over: LauncherExit, left: Leave | None, said: str) -> list[Say]:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""

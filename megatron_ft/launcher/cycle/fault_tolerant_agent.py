@@ -25,7 +25,7 @@ from megatron_ft.core.config.launcher_options import END, MIN_HEALTHY, OFF
 from megatron_ft.core.errors import FaultToleranceError
 from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.core.launcher_part import PartEffect
-from megatron_ft.core.mailbox import Inbox, Mailbox
+from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.core.state_table import report_unlisted
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.ipc.linux.proc import process_facts
@@ -35,30 +35,22 @@ from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, StockTaken
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.orphan_watch import OrphanWatch
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle import starting
-from megatron_ft.launcher.cycle.control_socket import ControlSocket
-from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.node_ranks import NodeRanks
+from megatron_ft.launcher.cycle.node_ranks import LauncherServices
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
-from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.learning.launcher_part import LearningOptions, StateFile, TellStateWritten
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.link.reactor import Reactor, Timer
-from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.link.reactor import Timer
+from megatron_ft.memory.launcher.keeper_process import KeeperEvent
 from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
-from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept
-from megatron_ft.records.event_log import EventLog
-from megatron_ft.records.launcher.telemetry import Telemetry
 
 LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write of learned timeouts."""
@@ -70,27 +62,6 @@ class JobOverError(FaultToleranceError):
 
 class _CycleOverError(FaultToleranceError):
     """Raised when the next cycle isn't wanted any more, to give up its preparation."""
-
-
-class LauncherServices:
-    """Parts of the launcher for the agent: event loop, event sources, and outputs."""
-
-    line: CommandLine
-    reactor: Reactor
-    signals: SignalWatch
-    stop: StopRequests
-    inbox: Inbox[events.Event | SignalWatch | KeeperEvent]
-    orphan_watch: OrphanWatch
-    control: ControlSocket
-    log: EventLog
-    say: Callable[[str], None]
-    status: JobStatus
-    keeper: Keeper
-    telemetry: Telemetry
-    files: SnapshotFiles
-    monitors: Monitors
-    health: HealthCheck | None
-    ranks: NodeRanks
 
 
 class FaultTolerantAgent(TorchAgent):

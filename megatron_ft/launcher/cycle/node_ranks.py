@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,51 +11,83 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.core.agent import effects, events
 from megatron_ft.core.board.layout import CollectiveCounts
+from megatron_ft.core.config.launcher_options import OFF
 from megatron_ft.core.facts.launcher import Cause, RankExited
+from megatron_ft.core.mailbox import Inbox
 from megatron_ft.core.messages.monitor_messages import Release
+from megatron_ft.core.rank_variables import WATCH_VARIABLE
 from megatron_ft.core.status.job_facts import RankReading
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.proc import run_delays_ns
+from megatron_ft.ipc.linux.process_tree import Children
 from megatron_ft.ipc.linux.processes import ProcessStat
-from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.starting import RankStarter
+from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.orphan_watch import OrphanWatch
+from megatron_ft.launcher.base.run_directory import RunDirectory
+from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.cycle import reference_names, starting
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
-from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
+from megatron_ft.launcher.processes.health_command import FINISHED_FLAG, HealthCheck
+from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Ranks, Worker
+from megatron_ft.launcher.processes.worker import Ranks, Spawner, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.records.event_log import EventLog
+from megatron_ft.records.launcher.telemetry import Telemetry
+from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 T = TypeVar("T")
 
 
+class LauncherServices:
+    """Parts of the launcher for its agent and its ranks: event loop, event sources, outputs, other processes."""
+
+    line: CommandLine
+    reactor: Reactor
+    signals: SignalWatch
+    stop: StopRequests
+    inbox: Inbox[events.Event | SignalWatch | KeeperEvent]
+    orphan_watch: OrphanWatch
+    control: ControlSocket
+    log: EventLog
+    log_dir: str | None
+    """Directory of the logs; None without logs."""
+    say: Callable[[str], None]
+    run_dir: RunDirectory
+    children: Children
+    status: JobStatus
+    keeper: Keeper
+    telemetry: Telemetry
+    files: SnapshotFiles
+    monitors: Monitors
+    health: HealthCheck | None
+    forking: ForkingSpawner | None
+    """Spawner that forks ranks; None if ranks are never forked."""
+    running: Ranks
+    ranks: NodeRanks
+
+
 class NodeRanks:
-    """The ranks of this node.
+    """The ranks of this node."""
 
-    ``checkpoint_file`` holds the iteration of the last checkpoint; None: there is no such file.
-    """
-
-    def __init__(
-        self,
-        *,
-        monitors: Monitors,
-        starter: RankStarter,
-        running: Ranks,
-        termination: Termination,
-        device_memory: DeviceMemoryWait,
-        crash_evidence: CrashEvidence,
-        checkpoint_file: str | None,
-    ) -> None:
-        self._monitors = monitors
-        self._starter = starter
-        self._running = running
-        self._termination = termination
-        self._device_memory = device_memory
-        self._crash_evidence = crash_evidence
-        self._checkpointed = functools.partial(checkpointed, checkpoint_file)
+    def __init__(self, node: LauncherServices) -> None:
+        self._node = node
+        self._monitors = node.monitors
+        self._spawner = Spawner(node.forking)
+        self._termination = Termination(
+            node.reactor, known_children=node.children.pids, in_a_hurry=node.signals.is_in_a_hurry, say=node.say
+        )
+        self._device_memory = DeviceMemoryWait(node.reactor, log=node.log, say=node.say)
+        self._crash_evidence = CrashEvidence(node.log, node.log_dir, node.say)
         self._workers: dict[int, Worker] = {}
         """Ranks of the last cycle, by local rank."""
         self._error_files: dict[int, str] = {}
@@ -73,7 +104,7 @@ class NodeRanks:
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(self._workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(self._workers[local_rank].pid)),
-            checkpointed=self._checkpointed,
+            checkpointed=lambda: reference_names.checkpointed(self._node.line.options.checkpoint_iteration_file),
             is_finished=lambda: bounded_call(lambda: os.path.exists(os.environ.get(FINISHED_FLAG, "")), False),
             collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
         )
@@ -105,25 +136,63 @@ class NodeRanks:
         """Drop the ranks of the last cycle, before others are created."""
         self._workers = {}
 
-    def make(self, *, check: Callable[[], None], **given: Any) -> WorkerContext:
-        """Prepare the ranks of a cycle as ``given``, once the device memory of the last ones is free.
+    def make(
+        self,
+        *,
+        check: Callable[[], None],
+        cycle: int,
+        waiting_s: float,
+        restarts_left: int,
+        envs: dict[int, dict[str, str]],
+        **given: Any,
+    ) -> WorkerContext:
+        """Return the ranks of a cycle, not started, once the device memory of the last ones is free.
 
-        ``check`` is called during the wait.
+        ``check`` is called during the wait; ``waiting_s``: seconds for which this node has waited for the cycle;
+        ``given``: torch's arguments of ``start_processes``, and what to call with each rank when it starts and exits.
 
         Raises:
             any exception of ``check``.
         """
         self._device_memory.wait(check)
-        context = self._starter.prepare(**given)
+        node, line = self._node, self._node.line
+        node.run_dir.mend()
+        infra_rank = reference_names.infra_rank(line, os.environ)
+        ours = reference_names.variables(cycle, time.time(), waiting_s, infra_rank)
+        ours |= {"FT_LAUNCHER_IPC_SOCKET": node.control.path, "FT_CYCLE": str(cycle), **node.keeper.variables()}
+        ours[WATCH_VARIABLE] = "off" if line.options.watch_collectives.how == OFF else "on"
+        for local_rank, env in envs.items():
+            env.update(ours)
+            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
+        if node.forking is not None:
+            # nodes that join or leave restart ranks, too
+            node.forking.expects_restart = restarts_left > 0 or line.max_nodes > 1
+        given.pop("start_method", None)
+        specs = CycleLogs(
+            given.pop("logs_specs"),
+            run_dir=node.run_dir.path,
+            say=node.say,
+            blocking=node.stop.blocking,
+            prefix=line.options.per_cycle_applog_prefix,
+        )
+        context = WorkerContext(
+            spawn=self._spawner.spawn,
+            environment=starting.shared_environment(line),
+            reactor=node.reactor,
+            end=self._termination.end,
+            envs=envs,
+            logs_specs=specs,
+            **given,
+        )
         self._workers = context.workers
-        self._running.follow(context.workers)
+        node.running.follow(context.workers)
         self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
         return context
 
     def release(self) -> None:
         """Let forked ranks go on, once the start of their cycle was reported."""
-        if self._starter.forking is not None:
-            self._starter.forking.release()
+        if self._node.forking is not None:
+            self._node.forking.release()
 
     # -- what is done to them ---------------------------------------------------------------------------------
 

@@ -14,7 +14,11 @@ import pytest
 import megatron_ft
 
 PACKAGE = Path(megatron_ft.__file__).parent
-PURE = [path for folder in ("core", "job/rules", "records/rules") for path in sorted((PACKAGE / folder).rglob("*.py"))]
+PURE = [
+    path
+    for folder in ("core", "diagnosis", "learning", "job/rules", "records/rules")
+    for path in sorted((PACKAGE / folder).rglob("*.py"))
+]
 OWN = ("self", "cls")
 
 OWNER = """
