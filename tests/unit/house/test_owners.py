@@ -16,7 +16,7 @@ import megatron_ft
 PACKAGE = Path(megatron_ft.__file__).parent
 PURE = [
     path
-    for folder in ("core", "diagnosis", "learning", "job/rules", "records/rules")
+    for folder in ("core", "diagnosis", "job/rules", "records/rules")
     for path in sorted((PACKAGE / folder).rglob("*.py"))
 ]
 OWN = ("self", "cls")

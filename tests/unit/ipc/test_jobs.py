@@ -80,10 +80,16 @@ class FakeLauncher:
             started={local_rank: SimpleNamespace(pid=os.getpid()) for local_rank in range(ranks)},
             exits={},
             hung={},
+            nodes=2,
+            world_size=ranks + 10,
         )
-        met = SimpleNamespace(nodes=2, world_size=ranks + 10)
-        started = SimpleNamespace(record=record, met=met)
-        self.agent = SimpleNamespace(started=started, ended=None, failed=None, restarts_left=2, lags=Lags(0, 0.0))
+        self.agent = SimpleNamespace(
+            started=record,
+            ended=None,
+            failed=None,
+            restarts_left=2,
+            part=lambda _kind: SimpleNamespace(lags=Lags(0, 0.0)),
+        )
         self.status.follow(cast("Any", self.agent))
         return record
 
