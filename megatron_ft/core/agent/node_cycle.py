@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -145,6 +146,22 @@ class NodeCycle:
             self._first_steps[local_rank] = report.began_ns or 0, report.at_ns
         elif isinstance(report, Observation) and local_rank in self.hung:
             self._hang_notes.setdefault(local_rank, self.own_note(local_rank, report.note))
+
+    def verdict(
+        self, local_rank: int, kind: str, turn: Turn, *, elapsed_s: float = 0.0, timeout_s: float = 0.0, **more: Any
+    ) -> RankHung:
+        """Return a verdict of the launcher itself; ``more``: other fields."""
+        return RankHung(
+            rank=self.ranks[local_rank],
+            cycle=self.cycle,
+            local_rank=local_rank,
+            kind=kind,
+            since_ns=more.pop("since_ns", max(0, turn.now_ns - round(elapsed_s * 1e9))),
+            elapsed_s=elapsed_s,
+            timeout_s=timeout_s,
+            at_ns=turn.now_ns,
+            **more,
+        )
 
     def found_hung(self, verdict: RankHung, turn: Turn, *, by_monitor: bool) -> None:
         """Note that a rank was found hung: by its monitor, which doesn't see if it waits for another, or by us."""

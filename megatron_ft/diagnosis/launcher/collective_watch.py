@@ -104,7 +104,7 @@ class CollectiveWatch(LauncherPart):
         if not (ends and is_asker and cycle.running):
             return
         local_rank = cycle.ranks.index(event.rank) if is_own else min(cycle.running)
-        verdict = self._verdict(local_rank, event.elapsed_s, turn.now_ns)
+        verdict = self._verdict(local_rank, event.elapsed_s, turn)
         if options.min_healthy:
             self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {verdict.rank} "), turn)
         else:
@@ -168,16 +168,8 @@ class CollectiveWatch(LauncherPart):
             self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
             return
         self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
-        turn.do(Hang(self._cycle.cycle, self._verdict(local_rank, silent_ns / 1e9, turn.now_ns), passive=True))
+        turn.do(Hang(self._cycle.cycle, self._verdict(local_rank, silent_ns / 1e9, turn), passive=True))
 
-    def _verdict(self, local_rank: int, elapsed_s: float, now_ns: int) -> RankHung:
-        return RankHung(
-            rank=self._cycle.ranks[local_rank],
-            cycle=self._cycle.cycle,
-            local_rank=local_rank,
-            kind=COLLECTIVES,
-            since_ns=max(0, now_ns - round(elapsed_s * 1e9)),
-            elapsed_s=elapsed_s,
-            timeout_s=self._timeout_ns / 1e9,
-            at_ns=now_ns,
-        )
+    def _verdict(self, local_rank: int, elapsed_s: float, turn: Turn) -> RankHung:
+        timeout_s = self._timeout_ns / 1e9
+        return self._cycle.verdict(local_rank, COLLECTIVES, turn, elapsed_s=elapsed_s, timeout_s=timeout_s)

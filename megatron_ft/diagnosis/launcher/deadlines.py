@@ -22,12 +22,12 @@ from megatron_ft.core.escalation import Escalation
 from megatron_ft.core.facts.monitor import Attached, Detached
 from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.messages.monitor_messages import Collect, Observation, RankReport
+from megatron_ft.core.messages.monitor_messages import Observation, RankReport
 from megatron_ft.core.pauses import Pauses
 from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.launcher import hang_lines
-from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
 from megatron_ft.learning.state import HEARTBEATS
 
 _PAUSED_NS = 200_000_000
@@ -60,11 +60,9 @@ class Deadlines(LauncherPart):
         self._pauses = pauses
         self._cycle: NodeCycle
         self._waits: dict[int, _Wait] = {}
-        self._asked: set[int] = set()
-        """Ranks whose monitors were asked for evidence."""
+        self._evidence: EvidenceOnNode | None = None
         self._to_end: set[int] = set()
-        """Ranks to terminate once evidence on all ``_asked`` ranks has come."""
-        self._collect_until_ns: int | None = None
+        """Ranks to terminate once all evidence has come that was asked for."""
         self._escalations: dict[int, Escalation] = {}
         """Escalations of ranks that are being ended."""
         self._stopped_ns = 0
@@ -75,9 +73,9 @@ class Deadlines(LauncherPart):
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._cycle = cycle
-        for each in (self._waits, self._asked, self._to_end, self._escalations):
+        self._evidence, self._hooks_due_ns = None, None
+        for each in (self._waits, self._to_end, self._escalations):
             each.clear()
-        self._collect_until_ns = self._hooks_due_ns = None
 
     def started(self, turn: Turn) -> None:
         timeout_s = self._options.startup_timeout_s
@@ -94,8 +92,8 @@ class Deadlines(LauncherPart):
             self._waits.pop(local_rank, None)  # it has begun its monitoring, maybe for the second time
         elif isinstance(report, Detached) and local_rank not in self._waits:  # a replacement monitor repeats this
             self._wait("exit", local_rank, report.at_ns or turn.now_ns, timeout_s, turn)
-        elif isinstance(report, Observation) and local_rank in self._asked:
-            self._asked.discard(local_rank)
+        elif isinstance(report, Observation) and self._evidence is not None and local_rank in self._evidence.asked:
+            self._evidence.noted(local_rank, report)
             if report.note.frame:
                 cycle.locate(cycle.ranks[local_rank], f"in {report.note.frame}")
 
@@ -113,7 +111,8 @@ class Deadlines(LauncherPart):
     def alarm_ns(self) -> int | None:
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        return earliest(*times, self._collect_until_ns, self._hooks_due_ns)
+        evidence_ns = self._evidence.due_ns if self._evidence is not None and self._to_end else None
+        return earliest(*times, evidence_ns, self._hooks_due_ns)
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
@@ -122,11 +121,10 @@ class Deadlines(LauncherPart):
             self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._check(wait, turn, is_stopping=is_stopping)
-        if self._to_end and (not self._asked or turn.now_ns >= (self._collect_until_ns or 0)):
+        if self._to_end and (self._evidence is None or self._evidence.is_complete(turn.now_ns)):
             self._end(self._to_end & self._cycle.running, turn)
             self._to_end.clear()
-            self._asked.clear()
-            self._collect_until_ns = None
+            self._evidence = None
         for local_rank in list(self._escalations):
             self._advance(local_rank, turn)
         if self._hooks_due_ns is not None and turn.now_ns >= self._hooks_due_ns:
@@ -184,17 +182,15 @@ class Deadlines(LauncherPart):
     def _report_late(self, wait: _Wait, elapsed_s: float, turn: Turn) -> None:
         cycle, local_rank = self._cycle, wait.local_rank
         board = turn.seen.boards[local_rank]
-        verdict = RankHung(
-            rank=cycle.ranks[local_rank],
-            cycle=cycle.cycle,
-            local_rank=local_rank,
-            pid=cycle.started[local_rank].pid,
-            kind=wait.kind,
-            since_ns=wait.since_ns,
+        verdict = cycle.verdict(
+            local_rank,
+            wait.kind,
+            turn,
             elapsed_s=elapsed_s,
             timeout_s=wait.timeout_s,
+            since_ns=wait.since_ns,
+            pid=cycle.started[local_rank].pid,
             iteration=None if board is None else board.iteration,
-            at_ns=turn.now_ns,
             state="T" if turn.seen.stopped[local_rank] else None,
             observed_only=self._options.observe_only,
         )
@@ -208,24 +204,14 @@ class Deadlines(LauncherPart):
         else:
             cycle.found_hung(verdict, turn, by_monitor=False)
             self._suspect_late_ones(verdict, wait, turn)
-        if not self._ask(local_rank, turn, ends=True):
-            self._end({local_rank}, turn)
-            return
+        self._ask(local_rank, turn)
         self._to_end.add(local_rank)
-        if self._collect_until_ns is None:
-            self._collect_until_ns = turn.now_ns + round(EVIDENCE_S * 1e9)
 
-    def _ask(self, local_rank: int, turn: Turn, *, ends: bool) -> bool:
-        """Have evidence collected on a rank, once. Return False without a monitor. ``ends``: it is about to be
-        terminated.
-
-        A rank that may go on living gets no signal for it.
-        """
-        if local_rank not in self._asked and local_rank in self._cycle.watched:
-            passive = self._options.min_healthy and not ends
-            turn.order([local_rank], Collect(self._cycle.cycle, turn.now_ns + round(EVIDENCE_S * 1e9), passive))
-            self._asked.add(local_rank)
-        return local_rank in self._asked
+    def _ask(self, local_rank: int, turn: Turn, *, passive: bool = False) -> None:
+        """Have evidence collected on a rank, once, if it has a monitor."""
+        self._evidence = self._evidence or EvidenceOnNode(self._cycle, turn.now_ns, passive=False)
+        if local_rank in self._cycle.watched - self._evidence.asked:
+            self._evidence.ask([local_rank], turn, passive=passive)
 
     def _suspect_late_ones(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
         """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
@@ -237,7 +223,7 @@ class Deadlines(LauncherPart):
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
         self._cycle.suspect(verdict, stopped if len(stopped) == 1 else suspects)
         for local_rank in others:
-            self._ask(local_rank, turn, ends=False)
+            self._ask(local_rank, turn, passive=self._options.min_healthy)  # a rank that may go on gets no signal
 
     def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on."""

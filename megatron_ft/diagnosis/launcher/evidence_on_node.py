@@ -32,11 +32,18 @@ class EvidenceOnNode:
         """Snapshots by local rank."""
 
     def ask(
-        self, local_ranks: Collection[int], turn: Turn, *, known: Collection[int] = (), again_ns: int | None = None
+        self,
+        local_ranks: Collection[int],
+        turn: Turn,
+        *,
+        known: Collection[int] = (),
+        passive: bool | None = None,
+        again_ns: int | None = None,
     ) -> None:
         """Have evidence collected on these ranks, except ``known`` ones, on which it is being collected already."""
         self.asked |= {*local_ranks}
-        order = Collect(self._cycle.cycle, self.until_ns, passive=self._passive, again_ns=again_ns)
+        passive = self._passive if passive is None else passive
+        order = Collect(self._cycle.cycle, self.until_ns, passive=passive, again_ns=again_ns)
         turn.order({*local_ranks} - {*known}, order)
 
     def noted(self, local_rank: int, report: Observation) -> None:

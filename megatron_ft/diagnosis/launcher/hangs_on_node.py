@@ -129,18 +129,8 @@ class HangsOnNode(LauncherPart):
             return
         if self._cycle.own_failure(turn.seen) is not None:
             return  # it explains the lost peer
-        self._verdict = RankHung(
-            rank=end.rank,
-            cycle=end.cycle,
-            local_rank=end.local_rank,
-            kind=LOST_PEER,
-            since_ns=turn.now_ns,
-            elapsed_s=0.0,
-            timeout_s=0.0,
-            iteration=end.iteration,
-            at_ns=turn.now_ns,
-            error=one_line(end.error or ""),
-        )
+        error = one_line(end.error or "")
+        self._verdict = self._cycle.verdict(end.local_rank, LOST_PEER, turn, iteration=end.iteration, error=error)
         self._begin(turn, from_ns=turn.now_ns)
 
     # -- evidence -------------------------------------------------------------------------------------------------

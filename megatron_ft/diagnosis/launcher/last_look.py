@@ -78,18 +78,8 @@ class LastLook(LauncherPart):
         local_rank = cycle.ranks.index(rank)
         if local_rank in suspects or local_rank not in cycle.running or local_rank in cycle.hung:
             return
-        verdict = RankHung(
-            rank=rank,
-            cycle=cycle.cycle,
-            local_rank=local_rank,
-            kind=event.kind,
-            since_ns=max(0, turn.now_ns - round(event.elapsed_s * 1e9)),
-            section=event.section,
-            elapsed_s=event.elapsed_s,
-            timeout_s=event.timeout_s,
-            iteration=event.iteration,
-            at_ns=turn.now_ns,
-        )
+        facts = {name: getattr(event, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
+        verdict = cycle.verdict(local_rank, event.kind, turn, **facts)
         self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {rank} "), turn)
 
     def ending(self, turn: Turn) -> None:
