@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.tensorboard import TensorBoardFiles
 from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
-from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.core.facts.minutes import HEARTBEAT
 from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
-from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, NodeActivity, Series
+from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, Series
 
 if TYPE_CHECKING:
     from megatron_ft.cli.logs.runs import Run
@@ -89,38 +88,19 @@ def _read(directory: str, board: TensorBoardFiles | None) -> Sequence[Series]:
 
 
 def _of_run(directory: str, run: Run) -> Sequence[Series]:
-    from megatron_ft.cli.status.job_directory import life_of
-    from megatron_ft.cli.status.job_view import State, view
+    from megatron_ft.cli.analysis.interval_lengths import timeouts_in_force
+    from megatron_ft.cli.logs.runs import life_of
+    from megatron_ft.cli.status.job_directory import view
 
-    activities = {
-        State.WAITING: NodeActivity.WAITING,
-        State.TRAINING: NodeActivity.TRAINING,
-        State.ENDING: NodeActivity.ENDING,
-        State.READY: NodeActivity.WAITING,
-        State.FINISHED: NodeActivity.ENDED,
-        State.STANDBY: NodeActivity.STANDBY,
-        State.UNFIT: NodeActivity.UNFIT,
-        State.LEAVING: NodeActivity.LEAVING,
-        State.SILENT: NodeActivity.LOST,
-        State.ENDED: NodeActivity.ENDED,
-        State.LOST: NodeActivity.LOST,
-    }
-    metrics, timeouts = JobMetrics(), None
+    metrics = JobMetrics()
     for each in run.records:
-        if isinstance(each.record, Timeouts):
-            timeouts = each.record
-        elif each.record is not None:
+        if each.record is not None:
             metrics.hear(each.record, each.host)
     job = view(run, life_of(directory, run), time.time_ns())
     readings = GaugeValues(
         accounting=run.accounting,
         iteration=job.iteration,
-        timeouts={} if timeouts is None else _by_section(timeouts),
-        nodes={row.name: activities[row.state] for row in job.nodes},
+        timeouts={name: seconds for name, seconds in timeouts_in_force(run).items() if name != HEARTBEAT},
+        nodes={row.name: row.state for row in job.nodes},
     )
     return metrics.series(readings, of_job=True)
-
-
-def _by_section(timeouts: Timeouts) -> dict[str, float]:
-    every = {**timeouts.sections, OUT_OF_SECTION: timeouts.out_of_section}
-    return {name: seconds for name, seconds in every.items() if seconds is not None}

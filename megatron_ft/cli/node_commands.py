@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
@@ -21,8 +22,10 @@ _ON_EACH_NODE = (
 
 
 def add_commands(commands: Any) -> None:
-    _add(commands, "pause", "suspend hang detection on this node until `resume`", _ON_EACH_NODE, _pause)
-    _add(commands, "resume", "resume hang detection; the pause counts against no timeout", _ON_EACH_NODE, _resume)
+    pause = functools.partial(_order, PauseDetection(), "paused until `megatron-ft resume`", "was paused already")
+    resume = functools.partial(_order, ResumeDetection(), "resumed", "was not paused")
+    _add(commands, "pause", "suspend hang detection on this node until `resume`", _ON_EACH_NODE, pause)
+    _add(commands, "resume", "resume hang detection; the pause counts against no timeout", _ON_EACH_NODE, resume)
     parser = _add(
         commands,
         "stacks",
@@ -69,15 +72,9 @@ def _add(
     return parser
 
 
-def _pause(jobs: list[RunningJob], _args: argparse.Namespace) -> int:
-    return _order(jobs, PauseDetection(), "paused until `megatron-ft resume`", "was paused already")
-
-
-def _resume(jobs: list[RunningJob], _args: argparse.Namespace) -> int:
-    return _order(jobs, ResumeDetection(), "resumed", "was not paused")
-
-
-def _order(jobs: list[RunningJob], what: PauseDetection | ResumeDetection, done: str, was_done: str) -> int:
+def _order(
+    what: PauseDetection | ResumeDetection, done: str, was_done: str, jobs: list[RunningJob], _: argparse.Namespace
+) -> int:
     code = 0
     for job in jobs:
         try:
@@ -107,12 +104,19 @@ def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
 
 
 def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
+    def pid_of_rank() -> int:
+        pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
+        if args.rank not in pids:
+            there = f"those of {jobs[0].run_id} here: {', '.join(map(str, sorted(pids))) or 'none'}"
+            raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node; {there}")
+        return pids[args.rank]
+
     try:
-        pid = _pid_of(args.rank, jobs)
+        pid = pid_of_rank()
         process = os.pidfd_open(pid)
         try:
             # the id may have become another process's since the launcher named it; it can't any more
-            if _pid_of(args.rank, jobs) != pid:
+            if pid_of_rank() != pid:
                 raise ProcessLookupError
             signal.pidfd_send_signal(process, args.signal)
         finally:
@@ -131,12 +135,3 @@ def _signal(name: str) -> signal.Signals:
         return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
     except KeyError:
         raise argparse.ArgumentTypeError(f"{name} is not a signal; for instance KILL, STOP, CONT or TERM") from None
-
-
-def _pid_of(rank: int, jobs: Sequence[RunningJob]) -> int:
-    """Raises ConfigError: the job has no such rank that runs on this node."""
-    pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
-    if rank not in pids:
-        there = ", ".join(map(str, sorted(pids))) or "none"
-        raise ConfigError(f"--rank {rank}: not a rank that runs on this node; those of {jobs[0].run_id} here: {there}")
-    return pids[rank]

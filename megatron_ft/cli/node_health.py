@@ -12,8 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,16 +42,6 @@ that says why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu
 cycle."""
 
 Problems = Callable[[], list[str]]
-
-
-@dataclass
-class _Running:
-    """One check. A process stuck in the kernel is left behind."""
-
-    name: str
-    pid: int
-    fd: int
-    text: bytes = b""
 
 
 def add_command(commands: Any) -> None:
@@ -93,13 +82,10 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.checks!r}: must be names of checks ({', '.join(CHECKS)}){refused}") from None
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = args.ranks if args.ranks is not None else int(given) if given.isdecimal() else 0
-    directories = {
-        "disk": [tempfile.gettempdir()],
-        "storage": list(filter(None, os.environ.get(DIRECTORIES_VARIABLE, "").split(os.pathsep))),
-    }
     if "segment" in checks and not args.segment_health_check_dir:
         raise ConfigError("the check segment needs --segment-health-check-dir DIR")
-    problems = check(_planned(checks, directories, ranks, args.segment_health_check_dir), args.bound)
+    planned = [each for name in checks for each in _planned(name, ranks, args.segment_health_check_dir or "")]
+    problems = check(planned, args.bound)
     if problems:
         print("; ".join(problems))
     return _UNFIT if problems else 0
@@ -107,56 +93,65 @@ def _run(args: argparse.Namespace) -> int:
 
 def check(planned: Sequence[tuple[str, Problems]], bound_s: float) -> list[str]:
     """Return the problems of all checks, run at the same time, each within the bound (seconds)."""
-    running = [_start(name, problems) for name, problems in planned]
+    running = [(name, *_start(name, problems)) for name, problems in planned]
     deadline_s = time.monotonic() + bound_s
     found: list[str] = []
-    for each in running:
-        if not _read(each, deadline_s):
-            found.append(f"{each.name} doesn't answer within {bound_s:g} s")
-            os.kill(each.pid, signal.SIGKILL)
-        elif each.text:
-            found.append(each.text.decode(errors="replace"))
-        os.close(each.fd)
+    for name, pid, read in running:
+        text = b""
+        while select.select([read], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            data = os.read(read, 4096)
+            if not data:
+                os.waitpid(pid, 0)
+                found += [text.decode(errors="replace")] if text else []
+                break
+            text += data
+        else:  # a process stuck in the kernel is left behind
+            found.append(f"{name} doesn't answer within {bound_s:g} s")
+            os.kill(pid, signal.SIGKILL)
+        os.close(read)
     return found
 
 
-def _planned(
-    checks: Sequence[str], directories: Mapping[str, list[str]], ranks: int, segment_dir: str | None
-) -> list[tuple[str, Problems]]:
-    planned: list[tuple[str, Problems]] = []
-    for name in checks:
-        if name == "gpu":
-            planned.append((name, lambda: _gpu(ranks)))
-        elif name == "net":
-            planned.append((name, lambda: net_problems(node_facts.interfaces_up(), node_facts.ports())))
-        elif name == "nvidia-smi":
-            planned.append((name, _told(name, _nvidia_smi)))
-        elif name == "mounts":
-            planned.append((name, lambda: lustre_problems(node_facts.lustre_health())))
-            mounts = network_mounts(node_facts.mountinfo())
-            for what, each in ((f"mounts: {each}", each) for each in mounts):
-                planned.append((what, _told(what, partial(_mount, each))))
-        elif name == "segment":
-            file = segment_file(os.environ)
-            path = os.path.join(segment_dir or "", file)
-            planned.append((name, _told(f"segment: {path}", partial(_segment, path)) if file else list))
-        else:
-            kind, _, path = name.partition(":")
-            for what, each in ((f"{kind}: {each}", each) for each in ([path] if path else directories[kind])):
-                planned.append((what, _told(what, partial(_directory, kind, each))))
-    return planned
-
-
-def _told(what: str, look: Problems) -> Problems:
-    """Return the check with a file or a command that can't be used as a problem, too."""
-
-    def problems() -> list[str]:
+def _start(name: str, problems: Problems) -> tuple[int, int]:
+    """Run a check in a process of its own. Return its PID, and a descriptor that yields its problems."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
         try:
-            return look()
+            text = "; ".join(problems())
         except OSError as error:
-            return [f"{what}: {error.strerror}"]
+            text = f"{name}: {error.strerror}"
+        except BaseException as error:  # noqa: BLE001 - whatever it is: the node isn't known to be ready
+            text = f"{name}: {error!r}"
+        os.write(write, text.encode()[:4096])
+        os._exit(0)
+    os.close(write)
+    return pid, read
 
-    return problems
+
+def _planned(name: str, ranks: int, segment_dir: str) -> list[tuple[str, Problems]]:
+    """Return what a check looks at, each with the function that does."""
+    kind, _, path = name.partition(":")
+    match kind:
+        case "gpu":
+            return [(name, lambda: _gpu(ranks))]
+        case "net":
+            return [(name, lambda: net_problems(node_facts.interfaces_up(), node_facts.ports()))]
+        case "nvidia-smi":
+            return [(name, _nvidia_smi)]
+        case "mounts":
+            mounts = network_mounts(node_facts.mountinfo())
+            looks = [(f"mounts: {each}", partial(_mount, each)) for each in mounts]
+            return [(name, lambda: lustre_problems(node_facts.lustre_health())), *looks]
+        case "segment":
+            file = segment_file(os.environ)
+            path = os.path.join(segment_dir, file)
+            return [(f"segment: {path}", partial(_segment, path))] if file else []
+    directories = {
+        "disk": [tempfile.gettempdir()],
+        "storage": list(filter(None, os.environ.get(DIRECTORIES_VARIABLE, "").split(os.pathsep))),
+    }
+    return [(f"{kind}: {each}", partial(_directory, kind, each)) for each in ([path] if path else directories[kind])]
 
 
 def _gpu(ranks: int) -> list[str]:
@@ -182,28 +177,3 @@ def _nvidia_smi() -> list[str]:
     done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).strip().splitlines()
     return [f"nvidia-smi ended with code {done.returncode}: {said[-1] if said else ''}"] if done.returncode else []
-
-
-def _start(name: str, problems: Problems) -> _Running:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            text = "; ".join(problems())
-        except BaseException as error:  # noqa: BLE001 - whatever it is: the node isn't known to be ready
-            text = f"{name}: {error!r}"
-        os.write(write, text.encode()[:4096])
-        os._exit(0)
-    os.close(write)
-    return _Running(name, pid, read)
-
-
-def _read(running: _Running, deadline_s: float) -> bool:
-    """Read the check's output. Return True if it has ended in time."""
-    while select.select([running.fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        data = os.read(running.fd, 4096)
-        if not data:
-            os.waitpid(running.pid, 0)
-            return True
-        running.text += data
-    return False

@@ -50,9 +50,7 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     picture = tmp_path / "out.png"
     dom = browse(path, tmp_path / "profile", "--dump-dom")
     elements = Elements(dom[dom.index("<body") :])
-    kinds = [tag for tag, _ in elements.tags]
     assert ("body", {"data-ready": "yes"}) in elements.tags  # the script came to its end
-    assert kinds.count("svg") >= 4
     for tag, attributes in elements.tags:
         for name in ("src", "href", "xlink:href"):
             assert (attributes.get(name) or "#").startswith(("data:", "#")), (tag, attributes)
@@ -60,7 +58,7 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     assert "rank 2 is stopped" in dom
     assert "next_batch &lt;b&gt;&amp;&lt;/b&gt;" in dom
     assert 'id="planted"' not in dom
-    assert "<title>run of " in dom
+    assert "<title>job generated: 4 ranks on 1 node" in dom
     browse(path, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1400,1600", "--hide-scrollbars")
     from matplotlib import image
 
@@ -79,7 +77,8 @@ def test_a_click_shows_the_failure_closely_and_its_evidence(tmp_path: Path) -> N
     before = browse(write_again(path, text), tmp_path / "p1", "--dump-dom")
     assert evidence_file(job, job.faults[1]) in before
     dom = browse(path, tmp_path / "p2", "--dump-dom")
-    shown = dom[dom.index('<div id="evidence">') : dom.index("<h2>Cycles")]
+    shown = dom[dom.index('<div id="evidence">') :]
+    shown = shown[: shown.index("<script")]
     assert evidence_file(job, HANG) in shown
     assert evidence_file(job, job.faults[1]) not in shown
     (whole_run, around) = (re.search(r'data-view="(\S+) (\S+) 0.000 4.000"', each) for each in (before, dom))
@@ -96,7 +95,8 @@ def test_the_page_tells_of_the_rank_under_the_pointer(tmp_path: Path) -> None:
     dom = browse(path, tmp_path / "profile", "--dump-dom")
     assert re.search(r"rank 3, cycle 0, 1\.[45]\d\d s \(", dom)
     assert "): setup</div>" in dom
-    shown = dom[dom.index('<div id="evidence">') : dom.index("<h2>Cycles")]
+    shown = dom[dom.index('<div id="evidence">') :]
+    shown = shown[: shown.index("<script")]
     assert "No evidence of rank 3 in cycle 0." in shown
     assert "show that of rank 2</button>" in shown
 

@@ -121,7 +121,8 @@ def observed(tracks: Iterable[Track]) -> dict[str, Interval]:
 
 def intervals_of(timeline: Timeline) -> list[Interval]:
     """Return a row for each section observed or with a timeout, then out of section and between heartbeats."""
-    found, timeouts, told = observed(timeline.tracks), timeouts_in_force(timeline.run), timeline.run.accounting
+    found, told = observed(timeline.tracks), timeline.run.accounting
+    timeouts = {_LOGGED.get(name, name): seconds for name, seconds in timeouts_in_force(timeline.run).items()}
     hangs = Counter(_LOGGED.get(hang.section, hang.section) for hang in told.hangs)
     causes = [each.cause for each in told.cycles if each.cause is not None and each.cause.kind is CauseKind.HANG]
     hangs.update(_LOGGED.get(cause.section, cause.section) for cause in causes)
@@ -139,7 +140,7 @@ def intervals_of(timeline: Timeline) -> list[Interval]:
 
 
 def timeouts_in_force(run: Run) -> dict[str, float]:
-    """Return seconds by name, from the last `timeouts` record of each rank; the smallest, if ranks differ.
+    """Return seconds by logged name, from the last `timeouts` record of each rank; the smallest, if ranks differ.
 
     Only records of the last cycle that has any count: before, ranks may have had other timeouts.
     """
@@ -148,7 +149,7 @@ def timeouts_in_force(run: Run) -> dict[str, float]:
     last = {record.rank: record for record in told if record.cycle == last_cycle}
     found: dict[str, float] = {}
     for record in last.values():
-        of = {**record.sections, OUT_OF_SECTION: record.out_of_section, HEARTBEATS: record.heartbeat}
+        of = {**record.sections, minutes.OUT_OF_SECTION: record.out_of_section, minutes.HEARTBEAT: record.heartbeat}
         for name, seconds in of.items():
             if seconds and 0 < seconds < _LIMIT_S:
                 found[name] = min(seconds, found.get(name, seconds))

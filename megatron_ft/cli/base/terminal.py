@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, ConsoleRenderable
 
 T = TypeVar("T")
 _LEAST_WIDTH = 160
@@ -65,20 +65,38 @@ def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
         bar.stop()
 
 
+def follow(
+    frame: Callable[[], tuple[ConsoleRenderable | str, bool]],
+    least_s: float,
+    pause: Callable[[float], None] = time.sleep,
+    console: Console | None = None,
+) -> None:
+    """Redraw what ``frame`` returns until it says that nothing follows, or until Ctrl-C.
+
+    Pauses are of ``least_s`` seconds at least; frames take at most a fifth of the time.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=terminal() if console is None else console, auto_refresh=False) as live:
+        try:
+            goes_on = True
+            while goes_on:
+                began_s = time.monotonic()
+                drawn, goes_on = frame()
+                live.update(Text(drawn) if isinstance(drawn, str) else drawn, refresh=True)
+                if goes_on:
+                    pause(max(least_s, 4 * (time.monotonic() - began_s)))
+        except KeyboardInterrupt:
+            return  # the normal way to leave
+
+
 def plain(text: str, *, keep_lines: bool = False) -> str:
     """Return a text from outside, harmless for a terminal; in one line unless ``keep_lines``.
 
     Pass it to rich as ``Text``: in a plain str, square brackets would be markup.
     """
     return "\n".join(map(printable, text.split("\n"))) if keep_lines else printable(text)
-
-
-def add_rows(table: Table, rows: Iterable[Sequence[str]], style: str = "") -> None:
-    """Add rows of texts from any source."""
-    from rich.text import Text
-
-    for row in rows:
-        table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
 
 
 def took(seconds: float | None) -> str:
@@ -88,3 +106,16 @@ def took(seconds: float | None) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.2f} s"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for a person: "0.4 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"."""
+    if seconds < 10:
+        return f"{int(seconds * 10) / 10:.1f} s"
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes == 0:
+        return f"{whole} s"
+    if hours == 0:
+        return f"{minutes} min {whole % 60:02} s"
+    return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, Ru
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.hosts import natural
+from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
+from megatron_ft.job.rules.lives import Life
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
@@ -155,6 +158,16 @@ def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: b
         except OSError as error:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     return split_runs(logs)
+
+
+def life_of(directory: str, run: Run) -> Life | None:
+    """Return the last life in ``result.json``, unless it had ended before this run began."""
+    try:
+        lives = read_lives_file(lives_path(directory)).lives
+    except (OSError, ValueError):
+        return None  # a run that has just begun
+    opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_ns / 1e9))
+    return lives[-1] if lives and not (lives[-1].ended and lives[-1].ended < opened) else None
 
 
 def split_runs(files: Sequence[EventLogFile]) -> list[Run]:

@@ -18,6 +18,7 @@ from types import FrameType
 
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.signal_rules import Asked, SecondRequest
@@ -264,6 +265,28 @@ def _end(step: subprocess.Popen[bytes], life: Life) -> int:
         step.kill()
         step.wait()
     return life.exit_code or 0
+
+
+def status_on_nodes(job: int, how: str) -> int:
+    """Run `megatron-ft status` on each node of a running job, with the option ``how``. Return its exit code.
+
+    Raises:
+        ConfigError: the job doesn't run, or Slurm doesn't answer.
+    """
+    try:
+        words = batch_script.show(str(job))
+        answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        found = commands.allocation(answer.stdout)
+        if found is None:
+            raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
+        if found.state != "RUNNING":
+            raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
+        # the nodes need this Python at the same path
+        status = [sys.executable, "-m", "megatron_ft", "status", how]
+        words = commands.on_each_node(job, nodes=found.nodes, status=status)
+        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
+    except OSError as error:
+        raise ConfigError(f"--slurm: {words[0]} can't be started: {error.strerror}") from None
 
 
 def say(text: str) -> None:

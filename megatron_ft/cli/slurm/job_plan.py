@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +12,9 @@ from megatron_ft.cli.slurm.batch import Batch, Plan
 from megatron_ft.cli.slurm.commands import export_of
 from megatron_ft.cli.slurm.policy import Limits
 from megatron_ft.core.config.config import OPTIONS
-from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 
-_LAUNCHERS = frozenset(
-    {
-        *(word for each in OPTIONS.values() for word in each.spellings),
-        *(word for each in TORCHRUN_OPTIONS.values() for word in each.spellings),
-    }
-)
-"""Options of ft_launcher."""
 _PROGRAMS = ("ft_launcher", "torchrun", "srun", "megatron-ft")
 _DESCRIPTION = """\
 The body of a batch script: it runs ft_launcher on each node by srun, forwards Slurm's signals, and when the step
@@ -43,29 +34,16 @@ def add_command(commands: Any) -> None:
 def check_separator(words: Sequence[str]) -> None:
     """Check that ``--`` precedes the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
 
-    Without it argparse would report the launcher's options as unknown, and take some of the script's for its own.
+    Without it argparse would take some of the launcher's and of the script's options for its own.
 
     Raises:
-        ConfigError: ``--`` is missing, or comes too late.
+        ConfigError: ``--`` is missing.
     """
-    parser = argparse.ArgumentParser()
-    _add_options(parser)
-    rest = list(words)
-    while rest and rest[0] != "--":
-        word = rest.pop(0)
-        name, equals, _ = word.partition("=")
-        actions = {id(each): each for known, each in parser._option_string_actions.items() if known.startswith(name)}
-        if not word.startswith("-") or (len(actions) != 1 and (name in _LAUNCHERS or "--" not in rest)):
-            ours = words[: len(words) - len(rest) - 1]
-            raise ConfigError(
-                f"-- is missing before {word}: ft_launcher's arguments come after it, as in: "
-                f"{shlex.join(['megatron-ft', 'slurm', *ours, '--', word])} ..."
-            )
-        if len(actions) != 1:
-            return  # argparse names the option that was meant
-        (action,) = actions.values()
-        if action.nargs is None and not equals:
-            del rest[:1]
+    if not {"--", "-h", "--help"} & {*words}:
+        raise ConfigError(
+            "-- is missing: what is to be run comes after --, as in: "
+            "megatron-ft slurm --spares 1 -- --nproc-per-node 8 train.py"
+        )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

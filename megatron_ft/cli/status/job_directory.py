@@ -1,35 +1,92 @@
-"""`megatron-ft status JOB_DIR`: state of a whole job, from the event logs in its shared directory."""
+"""`megatron-ft status JOB_DIR`: state of a whole job, from the event logs in its shared directory.
+
+What a cycle was tells the accounting of the run; here are the nodes, now, and what the job waits for. A launcher
+records what changes, and every minute what its ranks do, if these call hooks: of a job without hooks that trains
+nothing is heard for hours.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from megatron_ft.cli.base.terminal import terminal
-from megatron_ft.cli.status.status_table import duration
-from megatron_ft.core.codec import to_builtins
+from megatron_ft.cli.base.terminal import duration, follow
+from megatron_ft.core.codec import Fact, Finite, Int, to_builtins
 from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import columns, counted, printable
-from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
-from megatron_ft.job.rules.lives import Life
+from megatron_ft.core.facts import launcher as records
+from megatron_ft.core.facts.reported_hang import ReportedHang
+from megatron_ft.core.hosts import natural
+from megatron_ft.core.wording import columns, counted, listed, printable
+from megatron_ft.job.rules.lives import Ending, Life
+from megatron_ft.records.rules.metrics import NodeActivity
 
 if TYPE_CHECKING:
+    from megatron_ft.cli.logs.read import EventLogFile
     from megatron_ft.cli.logs.runs import Run
-    from megatron_ft.cli.status.job_view import JobView
 
 _LONG_S = 120.0
 _REDRAW_S = 2.0
-_NO_ID = "none"
-"""torchrun's default --rdzv-id."""
+_RESTARTS = "restart"
 
 
-def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
-    """Print the state of the newest run in the directory; in a terminal, follow it. Return False if there is none.
+class NodeRow(Fact, frozen=True, kw_only=True):
+    """One node. ``cycle``, ``place``: of the last cycle it took part in; ``detail`` as in "exit code 0"."""
+
+    name: str
+    state: NodeActivity
+    detail: str = ""
+    cycle: Int | None = None
+    place: Int | None = None
+    age_s: Finite = 0.0
+
+
+class JobView(Fact, frozen=True, kw_only=True):
+    """The newest run of a job. ``age_s`` is the time since its newest record; None is unknown.
+
+    Args:
+        log_dir: where its logs are.
+        is_over: by ``result.json``, or because all launchers have recorded their end.
+        outcome, cause: by ``result.json``, once the job has ended.
+        exit_code: by ``result.json``, or that of all launchers, if equal.
+        cycle: last cycle that has begun, ``cycle_s`` seconds ago; ``runs``: it hasn't ended on every node.
+        waits_for: in words; empty for nothing.
+        goodput: share of productive steps; None if no iteration has begun.
+        hangs: reported ones.
+        last_cycle, last_cause: last cycle that has not ended well, and why.
+    """
+
+    run_id: str
+    age_s: Finite
+    nodes: tuple[NodeRow, ...]
+    log_dir: str = ""
+    is_over: bool = False
+    outcome: Ending | None = None
+    exit_code: Int | None = None
+    cause: str = ""
+    cycle: Int | None = None
+    cycle_s: Finite = 0.0
+    runs: bool = False
+    ranks: Int | None = None
+    max_restarts: Int | None = None
+    restarts_left: Int | None = None
+    iteration: Int | None = None
+    goodput: Finite | None = None
+    hangs: tuple[ReportedHang, ...] = ()
+    waits_for: str = ""
+    last_cycle: Int | None = None
+    last_cause: str = ""
+
+
+def print_job(directory: str, *, as_json: bool, once: bool, pause: Callable[[float], None] = time.sleep) -> bool:
+    """Print the state of the newest run in the directory; in a terminal, redraw it until Ctrl-C or the job's end.
+
+    Returns:
+        False if there is no run.
 
     Raises:
         ConfigError: the directory can't be read.
@@ -37,31 +94,19 @@ def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
     job = read_job(directory)
     if job is None:
         return False
+    known = [job]
+
+    def frame() -> tuple[str, bool]:
+        known[:] = [read_job(directory) or known[0]]
+        return text_of(known[0]), not known[0].is_over
+
     if as_json:
         print(json.dumps(to_builtins(job), indent=2), flush=True)
     elif once or job.is_over or not sys.stdout.isatty():
         print(text_of(job), flush=True)
     else:
-        follow(job, directory)
+        follow(frame, _REDRAW_S, pause)
     return True
-
-
-def follow(job: JobView, directory: str, *, pause: Callable[[float], None] = time.sleep) -> None:
-    """Redraw the state until Ctrl-C, or until the job is over; reading takes at most a fifth of the time."""
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(Text(text_of(job)), console=terminal(), auto_refresh=False) as live:
-        try:
-            pause_s = _REDRAW_S
-            while not job.is_over:
-                pause(pause_s)
-                began_s = time.monotonic()
-                job = read_job(directory) or job
-                pause_s = max(_REDRAW_S, 4 * (time.monotonic() - began_s))
-                live.update(Text(text_of(job)), refresh=True)
-        except KeyboardInterrupt:
-            return  # the normal way to leave
 
 
 def read_job(directory: str) -> JobView | None:
@@ -70,8 +115,7 @@ def read_job(directory: str) -> JobView | None:
     Raises:
         ConfigError: the directory can't be read.
     """
-    from megatron_ft.cli.logs.runs import log_directory, runs_in
-    from megatron_ft.cli.status.job_view import view
+    from megatron_ft.cli.logs.runs import life_of, log_directory, runs_in
 
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
@@ -79,25 +123,148 @@ def read_job(directory: str) -> JobView | None:
     runs = runs_in([directory])
     if not runs or not any(log.header.role == "launcher" for log in runs[-1].files):
         return None
-    job = view(runs[-1], life_of(directory, runs[-1]), time.time_ns())
-    return replace(job, log_dir=directory)
+    return view(runs[-1], life_of(directory, runs[-1]), time.time_ns(), log_dir=directory)
 
 
-def life_of(directory: str, run: Run) -> Life | None:
-    """Return the last life in ``result.json``, unless it had ended before this run began."""
-    try:
-        lives = read_lives_file(lives_path(directory)).lives
-    except (OSError, ValueError):
-        return None  # a run that has just begun
-    if not lives:
-        return None
-    opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_ns / 1e9))
-    return None if lives[-1].ended and lives[-1].ended < opened else lives[-1]
+def view(run: Run, life: Life | None, now_ns: int, *, log_dir: str = "") -> JobView:
+    """Return how the job of a run stands; ``life``: the job's, as ``result.json`` has it, None if that isn't known."""
+    launchers = [log for log in run.files if log.header.role == "launcher"]
+    ages_s: dict[str, float] = {}
+    for log, offset_ns in zip(run.files, run.offsets_ns, strict=True):
+        age_s = max(0, now_ns - log.newest - offset_ns) / 1e9
+        ages_s[log.host] = min(ages_s.get(log.host, age_s), age_s)
+    cycle = max((each.cycle for each in run.started), default=None)
+    ended = None if life is None or life.outcome is Ending.RUNNING else life
+    codes = [each.record.exit_code for each in run.records if isinstance(each.record, records.RunEnded)]
+    is_over = ended is not None or len(codes) == len(launchers)
+    rows = _rows(launchers, cycle, ages_s, is_over=is_over)
+    newest = next((each for each in run.cycles if each.cycle == cycle), None)
+    failed = next((each for each in reversed(run.cycles) if each.cause is not None), None)
+    iterations = [*(each.last_iteration for each in run.cycles), None if life is None else life.iteration]
+    own_code = codes[0] if is_over and len(set(codes)) == 1 else None
+    goodput = run.accounting.goodput
+    return JobView(
+        run_id=run.run_id,
+        age_s=min(ages_s.values()),
+        nodes=tuple(rows),
+        log_dir=log_dir,
+        is_over=is_over,
+        outcome=None if ended is None else ended.outcome,
+        exit_code=own_code if ended is None else ended.exit_code,
+        cause="" if ended is None else ended.cause,
+        cycle=cycle,
+        cycle_s=0.0 if newest is None else max(0, now_ns - newest.begin_ns) / 1e9,
+        runs=any(row.state is NodeActivity.TRAINING for row in rows),
+        ranks=run.world_size,
+        max_restarts=run.max_restarts,
+        restarts_left=None if newest is None else newest.restarts_left,
+        iteration=max((each for each in iterations if each is not None and each >= 0), default=None),
+        goodput=None if goodput is None else goodput.share,
+        hangs=run.accounting.hangs,
+        waits_for="" if is_over else _waits_for(rows, cycle),
+        last_cycle=None if failed is None else failed.cycle,
+        last_cause="" if failed is None or failed.cause is None else failed.cause.text,
+    )
+
+
+def _rows(
+    launchers: Sequence[EventLogFile], newest: int | None, ages_s: Mapping[str, float], *, is_over: bool
+) -> list[NodeRow]:
+    """Return one row per node, in the order of places."""
+    rows = []
+    last_ns: dict[str, int] = {}
+    for log in launchers:
+        last_ns[log.host] = max(last_ns.get(log.host, 0), log.header.wall_ns)
+    for log in launchers:
+        row = _row(log, newest, ages_s[log.host])
+        # else its host has had another launcher since
+        rows += [row] if row.cycle == newest or log.header.wall_ns == last_ns[log.host] else []
+    # a node that others have lost records the end of a cycle that goes on: the majority is right
+    training = [row for row in rows if row.state is NodeActivity.TRAINING]
+    goes_on = 2 * len(training) > sum(row.cycle == newest for row in rows)
+    unsure = (NodeActivity.TRAINING, NodeActivity.LOST)
+    for at, row in enumerate(rows):
+        if is_over and row.state in unsure:
+            rows[at] = replace(row, state=NodeActivity.LOST, detail="has recorded no end")
+        elif goes_on and row.state is NodeActivity.WAITING:
+            rows[at] = replace(row, state=NodeActivity.STANDBY, detail="")
+        elif not goes_on and row.state is NodeActivity.TRAINING:
+            rows[at] = replace(row, state=NodeActivity.ENDING, detail="its ranks, or lost")
+    return sorted(rows, key=lambda row: (row.place is None, row.place or 0, natural(row.name)))
+
+
+def _row(log: EventLogFile, newest: int | None, age_s: float) -> NodeRow:
+    """Return the state of a node by the records of its launcher; ``newest``: the newest cycle of the job."""
+    started: records.CycleStarted | None = None
+    ended: records.CycleEnded | None = None
+    last: object = None
+    for entry in log.entries:
+        match entry.record:
+            case records.CycleStarted() as record:
+                started, ended, last = record, None, None
+            case records.CycleEnded() as record if started is not None and record.cycle == started.cycle:
+                ended = record
+            case records.NodeHealth() | records.StopRequested() | records.Abandoned() | records.RunEnded() as record:
+                last = record
+    is_ill = isinstance(last, records.NodeHealth) and not last.good
+    match last:
+        case records.RunEnded(exit_code=code):
+            state, detail = NodeActivity.ENDED, f"exit code {code}"
+        case records.StopRequested(signal=why) | records.Abandoned(text=why):
+            state, detail = NodeActivity.LEAVING, why
+        case records.NodeHealth(text=why) if is_ill and (
+            started is None or ended is not None or started.cycle != newest
+        ):
+            state, detail = NodeActivity.UNFIT, why
+        case _ if started is None:
+            state = NodeActivity.WAITING if newest is None else NodeActivity.STANDBY
+            detail = ""
+        case _ if started.cycle != newest:
+            state = NodeActivity.LOST if ended is None else NodeActivity.STANDBY
+            detail = f"since cycle {started.cycle}"
+        case _ if ended is None:
+            state, detail = NodeActivity.TRAINING, "its health check fails" if is_ill else ""
+        case _ if ended.action == _RESTARTS:
+            state, detail = NodeActivity.WAITING, "for the next cycle"
+        case _:
+            state, detail = NodeActivity.ENDED, ended.outcome
+    cycle, place = (None, None) if started is None else (started.cycle, started.group_rank)
+    return NodeRow(name=log.host, state=state, detail=detail, cycle=cycle, place=place, age_s=age_s)
+
+
+def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
+    """Return what the next cycle needs, or this one's end."""
+
+    def named(state: NodeActivity) -> list[str]:
+        return [row.name for row in rows if row.state is state]
+
+    ready, ending = named(NodeActivity.WAITING), named(NodeActivity.ENDING)
+    if not ready:
+        return ""
+    if ending:
+        return f"the end of cycle {cycle} on {listed(ending)}"
+    parts = [f"{counted(len(ready), 'node')} recorded as ready"]
+    for state in (NodeActivity.UNFIT, NodeActivity.LOST, NodeActivity.LEAVING):
+        parts += [f"{state.value}: {listed(named(state))}"] if named(state) else []
+    return f"nodes to meet for cycle {0 if cycle is None else cycle + 1} ({'; '.join(parts)})"
 
 
 def text_of(job: JobView) -> str:
     """Return the job's state for a person, harmless for a terminal."""
-    lines = [f"job{'' if job.run_id == _NO_ID else f' {job.run_id}'}: {_progress(job)}"]
+    if job.is_over:
+        code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
+        parts = [f"{'ended' if job.outcome is None else job.outcome.value}{code}"]
+        parts += [] if job.cycle is None else [counted(job.cycle + 1, "cycle")]
+    elif job.cycle is None:
+        parts = ["no cycle has begun yet"]
+    else:
+        parts = [f"cycle {job.cycle} {f'running for {duration(job.cycle_s)}' if job.runs else 'has ended'}"]
+    parts += [] if job.ranks is None else [counted(job.ranks, "rank")]
+    if job.restarts_left is not None and job.max_restarts is not None:
+        parts.append(f"{job.restarts_left} of {counted(job.max_restarts, 'restart')} left")
+    parts += [] if job.iteration is None else [f"iteration {job.iteration}"]
+    parts += [] if job.goodput is None else [f"goodput {job.goodput:.1%}"]
+    lines = [f"job{'' if job.run_id == 'none' else f' {job.run_id}'}: {', '.join(parts)}"]
     lines += [f"waiting for {job.waits_for}"] if job.waits_for else []
     if job.cause:
         lines.append(f"it ended: {job.cause}")
@@ -111,24 +278,3 @@ def text_of(job: JobView) -> str:
     doubt = " (ranks that call hooks are recorded every minute: it may have been killed, or not reach this directory)"
     newest = f"newest record: {duration(job.age_s)} ago{doubt if is_silent else ''}"
     return "\n".join(map(printable, [*lines, *(hang.line for hang in job.hangs), "", *columns(cells), "", newest]))
-
-
-def _progress(job: JobView) -> str:
-    if job.is_over:
-        code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
-        parts = [f"{'ended' if job.outcome is None else job.outcome.value}{code}"]
-        parts += [] if job.cycle is None else [counted(job.cycle + 1, "cycle")]
-    elif job.cycle is None:
-        parts = ["no cycle has begun yet"]
-    else:
-        how = f"running for {duration(job.cycle_s)}" if job.runs else "has ended"
-        parts = [f"cycle {job.cycle} {how}"]
-    if job.ranks is not None:
-        parts.append(counted(job.ranks, "rank"))
-    if job.restarts_left is not None and job.max_restarts is not None:
-        parts.append(f"{job.restarts_left} of {counted(job.max_restarts, 'restart')} left")
-    if job.iteration is not None:
-        parts.append(f"iteration {job.iteration}")
-    if job.goodput is not None:
-        parts.append(f"goodput {job.goodput:.1%}")
-    return ", ".join(parts)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from megatron_ft.cli.base.terminal import plain, terminal
-from megatron_ft.cli.slurm import commands
+from megatron_ft.cli.base.terminal import follow, plain, terminal
+from megatron_ft.cli.slurm.batch import status_on_nodes
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.codec import to_builtins
 from megatron_ft.core.errors import ConfigError, FaultToleranceError
 from megatron_ft.core.status.job_facts import JobFacts
 from megatron_ft.ipc.jobs import ANSWER_S, JobWatch, choose, find_jobs
-from megatron_ft.job.rules import batch_script
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -66,7 +63,7 @@ def add_command(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.slurm is not None:
-        return _on_nodes_of(args.slurm, "--json" if args.json else "--pids" if args.pids else "--once")
+        return status_on_nodes(args.slurm, "--json" if args.json else "--pids" if args.pids else "--once")
     if args.log_dir is not None:
         if args.pids:
             raise ConfigError(
@@ -104,59 +101,29 @@ def _run(args: argparse.Namespace) -> int:
 def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"jobs": [job_object(watch.facts) for watch in watches]}, indent=2), flush=True)
-    elif args.pids:
+        return
+    if args.pids:
         rows = [row for watch in watches for row in watch.facts.ranks if row.exit_code is None]
         for row in sorted(rows, key=lambda row: row.rank):
             print(row.rank, row.pid, flush=True)
+        return
+    console, running = terminal(), list(watches)
+
+    def frame() -> tuple[Group, bool]:
+        """Ask the launchers; those that are gone are told of once, and left out."""
+        for watch in list(running):
+            try:
+                watch.ask(_REDRAW_S)
+            except FaultToleranceError:
+                running.remove(watch)
+                gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
+                console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
+        return _draw(running, console, lines=console.height // max(1, len(running))), bool(running)
+
+    if watches and console.is_terminal and not console.is_dumb_terminal and not args.once:
+        follow(frame, _REDRAW_S, console=console)
     elif watches:
-        console = terminal()
-        if console.is_terminal and not console.is_dumb_terminal and not args.once:
-            _live(watches, console)
-        else:
-            console.print(_draw(watches, console, lines=None))
-
-
-def _on_nodes_of(job: int, how: str) -> int:
-    """Run this command on each node of a running Slurm job, with the option ``how``. Return its exit code.
-
-    Raises:
-        ConfigError: the job doesn't run, or Slurm doesn't answer.
-    """
-    try:
-        words = batch_script.show(str(job))
-        answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        found = commands.allocation(answer.stdout)
-        if found is None:
-            raise ConfigError(f"--slurm {job}: {answer.stderr.strip() or 'Slurm knows no such job'}")
-        if found.state != "RUNNING":
-            raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
-        # the nodes need this Python at the same path
-        status = [sys.executable, "-m", "megatron_ft", "status", how]
-        words = commands.on_each_node(job, nodes=found.nodes, status=status)
-        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
-    except OSError as error:
-        raise ConfigError(f"--slurm: {words[0]} can't be started: {error.strerror}") from None
-
-
-def _live(watches: list[JobWatch], console: Console) -> None:
-    """Redraw until Ctrl-C, or until all jobs are gone."""
-    from rich.live import Live
-
-    running = list(watches)
-    with Live(console=console, auto_refresh=False) as live:
-        try:
-            while running:
-                live.update(_draw(running, console, lines=console.height // len(running)), refresh=True)
-                time.sleep(_REDRAW_S)
-                for watch in list(running):
-                    try:
-                        watch.ask(_REDRAW_S)
-                    except FaultToleranceError:
-                        running.remove(watch)
-                        gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
-                        live.console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
-        except KeyboardInterrupt:
-            return  # the normal way to leave
+        console.print(_draw(watches, console, lines=None))
 
 
 def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Group:

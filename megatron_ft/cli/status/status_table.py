@@ -5,10 +5,10 @@ Texts from outside (names of sections, errors) go through ``plain``: they may ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megatron_ft.cli.base.terminal import plain
+from megatron_ft.cli.base.terminal import duration, plain
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent
@@ -17,17 +17,15 @@ from megatron_ft.core.wording import counted
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
-COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 20, "state": 17}
+_COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used": 20, "state": 17}
 """Columns with their usual widths, so that nothing jumps from one drawing to the next."""
 _ROOM_FOR_ALL = 120
 _LONGEST_NAME = 20
 _TABLE_LINES = 6
 """Lines of a table without its rows, with the line below it, and the cursor's line."""
 _LEAST_ROWS = 3
-_MANY = 0.8
-_SOME = 0.5
+_MANY, _SOME = 0.8, 0.5
 _WORDS = {
     RankState.HUNG: ("hung, being terminated", "bold red"),
     RankState.DAMAGED: ("board damaged", "magenta"),
@@ -37,16 +35,15 @@ _WORDS = {
     RankState.PAUSED: ("paused", "yellow"),
     RankState.RUNNING: ("running", "green"),
 }
-_HEARTBEATS = {
-    HangKind.INITIAL_HEARTBEAT.value: "first heartbeat",
-    HangKind.HEARTBEAT.value: "heartbeat",
-}
+_HEARTBEATS = {HangKind.INITIAL_HEARTBEAT.value: "first heartbeat", HangKind.HEARTBEAT.value: "heartbeat"}
 _PHASES = {
     JobPhase.STARTING: "starting",
     JobPhase.RUNNING: "running",
     JobPhase.RESTARTING: "ended, the next one is starting",
     JobPhase.ENDING: "ended, the job is ending",
 }
+_Styled = tuple[str, str]
+"""Text and its style."""
 
 
 def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None) -> Group:
@@ -57,12 +54,10 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     from rich.console import Group
     from rich.text import Text
 
-    head = list(_head(facts, note))
+    head = [Text(text, style=style, overflow="fold") for text, style in _head(facts, note)]
     used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
     shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
-    parts: list[Text | Table] = [*head]
-    if shown:
-        parts.append(_rank_table(shown, width=width))
+    parts: list[Text | Table] = [*head, *([_rank_table(shown, width=width)] if shown else [])]
     if len(shown) < len(facts.ranks):
         names = {row.rank for row in shown}
         hidden = [row for row in facts.ranks if row.rank not in names]
@@ -72,101 +67,76 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     return Group(*parts)
 
 
-def duration(seconds: float) -> str:
-    """Format seconds for a person: "0.4 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h"."""
-    if seconds < 10:
-        return f"{int(seconds * 10) / 10:.1f} s"
-    whole = int(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if minutes == 0:
-        return f"{whole} s"
-    if hours == 0:
-        return f"{minutes} min {whole % 60:02} s"
-    return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"
-
-
-def _head(facts: JobFacts, note: str | None) -> Iterator[Text]:
-    from rich.text import Text
-
+def _head(facts: JobFacts, note: str | None) -> Iterator[_Styled]:
     now_ns = facts.now_ns
     up = duration((now_ns - facts.started_ns) / 1e9)
-    yield Text.assemble(
-        (f"job {plain(facts.run_id)}", "bold"), f"  ft_launcher {facts.launcher_pid}, up {up}", overflow="fold"
-    )
-    yield Text(_cycle_and_ranks(facts, now_ns))
-    if facts.paused_since_ns is not None:
-        since = duration((now_ns - facts.paused_since_ns) / 1e9)
-        yield Text(f"paused for {since}: hang detection is off until `megatron-ft resume`", style="yellow")
-    if facts.observe_only:
-        yield Text("observe-only: hung ranks are reported, not killed", style="yellow")
-    if facts.last_cause is not None:
-        yield Text(f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}")
-    if facts.goodput is not None:
-        yield Text(f"goodput {facts.goodput:.1%}")
-    for hang in facts.hangs:
-        yield Text(plain(hang.line), style="dim" if hang.went_on else "bold red")
-    for each in facts.slow_ranks:
-        yield Text(plain(each.text), style="yellow")
-    yield Text(f"logs: {plain(facts.log_dir) or 'none'}", style="dim", overflow="fold")
-    if note is not None:
-        yield Text(note, style="bold red")
-
-
-def _cycle_and_ranks(facts: JobFacts, now_ns: int) -> str:
+    yield f"job {plain(facts.run_id)}  ft_launcher {facts.launcher_pid}, up {up}", "bold"
     left = f"{facts.restarts_left} of {counted(facts.max_restarts, 'restart')} left"
     if facts.cycle is None:
-        return f"no rank was started yet, {left}"
-    phase = _PHASES[facts.phase]
-    if facts.phase is JobPhase.RUNNING and facts.cycle_started_ns is not None:
-        phase += f" for {duration((now_ns - facts.cycle_started_ns) / 1e9)}"
-    here, nodes = len(facts.ranks), counted(facts.nodes, "node")
-    ranks = counted(here, "rank") if here == facts.world_size else f"{here} of {facts.world_size} ranks here on {nodes}"
-    return f"cycle {facts.cycle} {phase}, {ranks}, {left}"
+        yield f"no rank was started yet, {left}", ""
+    else:
+        phase, here = _PHASES[facts.phase], len(facts.ranks)
+        if facts.phase is JobPhase.RUNNING and facts.cycle_started_ns is not None:
+            phase += f" for {duration((now_ns - facts.cycle_started_ns) / 1e9)}"
+        ranks = counted(here, "rank")
+        if here != facts.world_size:
+            ranks = f"{here} of {facts.world_size} ranks here on {counted(facts.nodes, 'node')}"
+        yield f"cycle {facts.cycle} {phase}, {ranks}, {left}", ""
+    if facts.paused_since_ns is not None:
+        since = duration((now_ns - facts.paused_since_ns) / 1e9)
+        yield f"paused for {since}: hang detection is off until `megatron-ft resume`", "yellow"
+    if facts.observe_only:
+        yield "observe-only: hung ranks are reported, not killed", "yellow"
+    if facts.last_cause is not None:
+        yield f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}", ""
+    if facts.goodput is not None:
+        yield f"goodput {facts.goodput:.1%}", ""
+    for hang in facts.hangs:
+        yield plain(hang.line), "dim" if hang.went_on else "bold red"
+    for each in facts.slow_ranks:
+        yield plain(each.text), "yellow"
+    yield f"logs: {plain(facts.log_dir) or 'none'}", "dim"
+    if note is not None:
+        yield note, "bold red"
 
 
-def _rank_table(rows: list[RankRow], *, width: int) -> Table:
+def _rank_table(rows: Sequence[RankRow], *, width: int) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name, least in COLUMNS.items():
+    for name, least in _COLUMNS.items():
         table.add_column(
             name,
             justify="right" if name in ("rank", "for", "iteration") else "left",
-            no_wrap=name
-            != "section",  # it becomes narrower than its texts, which are cut; the rest is short and important
+            # the section's column becomes narrower than its texts, which are cut; the rest is short and important
+            no_wrap=name != "section",
             min_width=least if width >= _ROOM_FOR_ALL else None,
         )
     for row in rows:
-        table.add_row(*_cells(row))
+        open_s = row.sections[-1].open_s if row.sections else row.out_of_section_s
+        section = " > ".join(plain(each.name) for each in row.sections), ""
+        if not row.sections:
+            section = "-" if open_s is None else "out of section", "dim"
+        cells = (
+            (str(row.rank), ""),
+            section,
+            ("-" if open_s is None else duration(open_s), ""),
+            ("-" if row.iteration is None else str(row.iteration), ""),
+            _used(row),
+            _state(row),
+        )
+        # Text: rich would read a plain str as markup
+        table.add_row(*(Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in cells))
     return table
 
 
-def _cells(row: RankRow) -> tuple[Text, ...]:
-    """Return the cells in the order of ``COLUMNS``, as ``Text``, because rich would read a plain str as markup."""
-    from rich.text import Text
-
-    open_s = row.sections[-1].open_s if row.sections else row.out_of_section_s
-    section = Text(" > ".join(plain(each.name) for each in row.sections), no_wrap=True, overflow="ellipsis")
-    if not row.sections:
-        section = Text("-" if open_s is None else "out of section", style="dim")
-    return (
-        Text(str(row.rank)),
-        section,
-        Text("-" if open_s is None else duration(open_s)),
-        Text("-" if row.iteration is None else str(row.iteration)),
-        _used(row),
-        _state(row),
-    )
-
-
-def _used(row: RankRow) -> Text:
+def _used(row: RankRow) -> _Styled:
     """Return the timeout with the highest share, with its name if that isn't the rank's current section."""
-    from rich.text import Text
-
     use = row.timeout
     if use is None:
-        return Text("-")
+        return "-", ""
     limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
     if use.section is None:
         name = "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
@@ -174,19 +144,16 @@ def _used(row: RankRow) -> Text:
         name = "" if row.sections and row.sections[-1].name == use.section else plain(use.section)
         name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
     style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
-    return Text(f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style=style)
+    return f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style
 
 
-def _state(row: RankRow) -> Text:
-    from rich.text import Text
-
+def _state(row: RankRow) -> _Styled:
     if row.state is not RankState.EXITED:
-        return Text(*_WORDS[row.state])
+        return _WORDS[row.state]
     if not row.exit_code:
-        return Text("exited" if row.exit_code is None else "finished", style="dim")
-    if row.exit_code > 0:
-        return Text(f"exited with code {row.exit_code}", style="red")
-    return Text(f"killed by {signal_name(-row.exit_code)}", style="red")
+        return "exited" if row.exit_code is None else "finished", "dim"
+    how = f"exited with code {row.exit_code}" if row.exit_code > 0 else f"killed by {signal_name(-row.exit_code)}"
+    return how, "red"
 
 
 def _percent(share: float) -> str:

@@ -172,13 +172,9 @@ def test_mistaken_slurm_options_are_refused_with_a_message(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--spares 1 --nproc-per-node 8 t.py", "-- is missing before --nproc-per-node: .* --spares 1 -- --nproc-per"),
-        ("t.py --dry-run", "-- is missing before t.py"),
-        ("--dry-run t.py", "-- is missing before t.py: .* --dry-run -- t.py"),
-        ("-m package", "-- is missing before -m"),
-        ("--anything=1 t.py", "-- is missing before --anything=1"),
-        ("--nnodes 2 -- t.py", "-- is missing before --nnodes"),
-        ("--ft_log_dir=x -- t.py", "-- is missing before --ft_log_dir=x"),
+        ("--spares 1 --nproc-per-node 8 t.py", "-- is missing: what is to be run comes after --"),
+        ("t.py --dry-run", "-- is missing"),
+        ("--nnodes 2 -- t.py", "unrecognized arguments: --nnodes"),
         ("--chain -- t.py", r"no option chain any more: .* sbatch --dependency=afternotok:JOBID"),
         ("--sparse 1 -- t.py", "did you mean '--spares'"),
         ("", "comes after --"),

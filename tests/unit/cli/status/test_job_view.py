@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from megatron_ft.cli.logs.read import Entry, EventLogFile
 from megatron_ft.cli.logs.runs import Run
-from megatron_ft.cli.status.job_view import JobView, NodeRow, State, view
+from megatron_ft.cli.status.job_directory import JobView, NodeRow, view
 from megatron_ft.core.facts import launcher as records
 from megatron_ft.core.facts.all_kinds import Record
 from megatron_ft.core.facts.monitor import FirstIteration
 from megatron_ft.core.facts.shared import LogOpened
 from megatron_ft.job.rules.lives import Ending, Life
+from megatron_ft.records.rules.metrics import NodeActivity as State
 
 S = 1_000_000_000
 CRASH = records.Cause(rank=3, kind=records.CauseKind.CRASH, text="rank 3 exited with code 7")
@@ -65,7 +66,7 @@ def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
     ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
     job = seen(node("a"), node("b", ill))
     assert (job.cycle, job.runs) == (None, False)
-    assert job.waits_for == "nodes to meet for cycle 0 (1 node recorded as ready; failing the health check: b)"
+    assert job.waits_for == "nodes to meet for cycle 0 (1 node recorded as ready; unfit: b)"
     assert job.nodes[1] == NodeRow(name="b", state=State.UNFIT, detail="exited with code 3", age_s=100.0)
     fit = seen(node("a"), node("b", ill, records.NodeHealth(cycle=0, good=True)))
     assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
@@ -74,7 +75,10 @@ def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
 def test_node_whose_health_check_fails_beside_its_ranks_is_training() -> None:
     ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
     job = seen(node("a", began(0), ill), node("b", began(1), ill, records.NodeHealth(cycle=0, good=True)))
-    assert [(row.state, row.detail) for row in job.nodes] == [(State.TRAINING, State.UNFIT.value), (State.TRAINING, "")]
+    assert [(row.state, row.detail) for row in job.nodes] == [
+        (State.TRAINING, "its health check fails"),
+        (State.TRAINING, ""),
+    ]
     assert (job.runs, job.waits_for) == (True, "")
     assert states(seen(node("a", began(0), FAILED, ill))) == [("a", State.UNFIT)]
 
@@ -89,7 +93,7 @@ def test_job_between_cycles_says_what_it_waits_for_and_why_the_last_one_ended() 
     first, second = node("a", began(0), other), node("b", began(1))
     job = seen(first, second)
     assert (job.runs, job.waits_for, job.iteration) == (False, "the end of cycle 0 on b", None)
-    assert states(job) == [("a", State.READY), ("b", State.ENDING)]
+    assert states(job) == [("a", State.WAITING), ("b", State.ENDING)]
     job = seen(first, second, node("c", began(2)))  # a node that the others have lost says so, too
     assert (job.runs, job.waits_for) == (True, "")
     assert states(job) == [("a", State.STANDBY), ("b", State.TRAINING), ("c", State.TRAINING)]
@@ -102,7 +106,7 @@ def test_job_between_cycles_says_what_it_waits_for_and_why_the_last_one_ended() 
 def test_a_node_that_has_recorded_nothing_since_is_lost_unless_a_new_launcher_has() -> None:
     nodes = [node("a", began(0), FAILED, began(0, 1, 2)), node("b", began(1)), node("c", began(2), FAILED)]
     job = seen(*nodes)
-    assert states(job) == [("a", State.TRAINING), ("b", State.SILENT), ("c", State.STANDBY)]
+    assert states(job) == [("a", State.TRAINING), ("b", State.LOST), ("c", State.STANDBY)]
     assert (job.restarts_left, job.last_cause) == (2, "rank 3 exited with code 7")
     job = seen(*nodes, node("b", opened_s=5.0))
     assert states(job) == [("a", State.TRAINING), ("c", State.STANDBY), ("b", State.STANDBY)]
@@ -115,7 +119,7 @@ def test_ended_job_shows_the_outcome_of_its_result() -> None:
     life = Life(job="job", outcome=Ending.FINISHED, exit_code=0, iteration=91)
     job = seen(*nodes, life=life)
     assert (job.outcome, job.exit_code, job.runs, job.waits_for, job.iteration) == (Ending.FINISHED, 0, False, "", 91)
-    assert states(job) == [("a", State.ENDED), ("b", State.FINISHED)]
+    assert states(job) == [("a", State.ENDED), ("b", State.ENDED)]
     running = seen(*nodes, life=Life(job="job", iteration=3))
     assert (running.outcome, running.iteration) == (None, 90)
 

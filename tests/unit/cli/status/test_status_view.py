@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from megatron_ft.cli.base.terminal import duration
 from megatron_ft.cli.status.status import job_object
-from megatron_ft.cli.status.status_table import duration, job_frame
+from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.core.board.layout import SectionView
 from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankFacts, RankReading
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
