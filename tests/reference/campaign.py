@@ -5,8 +5,10 @@ Beside that stands only what a machine without GPU needs (gpu_is_cpu.py), and wh
 that are in memory (local_in_memory.py). Tests of stragglers need CUPTI, and aren't run. LEFT_OUT says what else isn't.
 
 Install lightning 2.4.0 (pip install --no-deps --target DIRECTORY lightning==2.4.0 pytorch-lightning==2.4.0) and
-defusedxml, and say where in PYTHONPATH. Lightning 2.5 and 2.6 save at other iterations: there one, and three, of the
-tests of when timeouts are updated fail, with the reference's own callbacks, too.
+defusedxml, and say where in PYTHONPATH. Since 0.6 its launcher, whose parser and tests are used, needs grpcio,
+protobuf and httpx, too, and its .proto files compiled, as its build does. Lightning 2.5 and 2.6 save at other
+iterations: there one, and three, of the tests of when timeouts are updated fail, with the reference's own callbacks,
+too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ FOLDER = "tests/ptl_resiliency/unit"
 SECTIONS, INVALID = f"{FOLDER}/test_ft_callback_sections.py", "test_invalid_config"
 LOCAL = "tests/checkpointing/unit/test_basic_local.py"
 GPU, MEMORY = ("-p", "gpu_is_cpu"), ("-p", "local_in_memory")
+OUR_LAUNCHER = "tests/fault_tolerance/unit/test_launcher.py"
 GROUPS = (
+    ("tests/fault_tolerance/unit/test_config.py",),
+    # those that start the command ft_launcher, which is ours; the others replace parts of the reference's launcher
+    (OUR_LAUNCHER, "-k", "test_rank or test_launcher_sigterm or test_missing or test_config_provided"),
     (*GPU, f"{FOLDER}/test_ft_callback_hb.py"),
     (*GPU, SECTIONS, "-k", f"not {INVALID}"),
     # with such a configuration our callback asks the launcher not to restart: that ends pytest, too, soon after
@@ -66,11 +72,12 @@ def run(checkout: Path, group: tuple[str, ...]) -> dict[str, str]:
         report = Path(directory, "report.xml")
         paths = [str(checkout / "src"), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "TMPDIR": directory, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [
-            *(sys.executable, "-m", "megatron_ft", "launch", f"--ft-log-dir={directory}/logs", "--max-restarts=0"),
-            f"--nproc-per-node={2 if LOCAL in group else 1}",
-            *("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *group),
-        ]
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        python = [sys.executable]
+        if OUR_LAUNCHER not in group:
+            python += ["-m", "megatron_ft", "launch", f"--ft-log-dir={directory}/logs", "--max-restarts=0"]
+            python += [f"--nproc-per-node={2 if LOCAL in group else 1}"]
+        command = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *group]
         try:
             ended = subprocess.run(
                 command, cwd=checkout, env=env, capture_output=True, text=True, timeout=LONGEST_S, check=False
