@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
+from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 import megatron_ft
@@ -201,6 +202,12 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
         raise ConfigError(f"--max-restarts: {namespace.max_restarts} is negative")
     if not namespace.monitor_interval > 0:
         raise ConfigError(f"--monitor-interval: {namespace.monitor_interval} must be greater than 0")
+    for option, value in (("--redirects", namespace.redirects), ("--tee", namespace.tee)):
+        try:
+            Std.from_str(str(value))
+        except ValueError:
+            allowed = "0 (nothing), 1 (output), 2 (errors), 3 (both) or RANK:N,..."
+            raise ConfigError(f"{option}: {value!r} must be {allowed}") from None
     if namespace.no_python and namespace.module:
         raise ConfigError("--no-python and --module (-m) exclude each other")
     return int(min_nodes), int(max_nodes)
@@ -242,9 +249,16 @@ def _check_backend(namespace: argparse.Namespace) -> None:
 def _check_script(namespace: argparse.Namespace, preload: Sequence[str]) -> None:
     """Check that Python will find the script, and modules that are named."""
     script = namespace.training_script
-    for option, module in [("--ft-preload", name) for name in preload] + [("-m", script)] * bool(namespace.module):
-        if not _is_there(module.partition(".")[0]):
-            raise ConfigError(f"{option} {module}: Python finds no module {module.partition('.')[0]!r} here")
+    named = [("--ft-preload", name) for name in preload] + [("-m", script)] * bool(namespace.module)
+    for option, module in [] if "PYTHON_EXEC" in os.environ else named:  # another Python's packages aren't known here
+        package = module.partition(".")[0]
+        # ranks search the working directory as well; nothing is imported
+        found = package and PathFinder.find_spec(package, [os.getcwd(), *sys.path])
+        if not found and package not in sys.modules and not (package and importlib.util.find_spec(package)):
+            raise ConfigError(f"{option} {module}: Python finds no module {package!r} here")
+        inside = found and found.submodule_search_locations
+        if option == "-m" and module == package and inside and not PathFinder.find_spec(f"{package}.__main__", inside):
+            raise ConfigError(f"-m {module}: the package has no __main__.py: Python can't run it")
     if namespace.module or (namespace.no_python and not namespace.run_path):
         return  # found by Python or in PATH
     # "-" is standard input; ${local_rank} in a path is filled in for each rank
@@ -254,11 +268,3 @@ def _check_script(namespace: argparse.Namespace, preload: Sequence[str]) -> None
         raise ConfigError(f"there is no script {script}")
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise ConfigError(f"{script} is a directory without a __main__.py: Python can't run it")
-
-
-def _is_there(package: str) -> bool:
-    """Return whether ranks, which search the working directory as well, find this name. Nothing is imported."""
-    if package in sys.modules or "PYTHON_EXEC" in os.environ:  # another Python's packages aren't known here
-        return True
-    found = package and (PathFinder.find_spec(package, [os.getcwd(), *sys.path]) or importlib.util.find_spec(package))
-    return bool(found)

@@ -63,7 +63,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--nproc-per-node=0"], ["--nproc-per-node", "0"]),
         (["--nproc-per-node=lots"], ["nproc_per_node", "lots"]),
         (["--monitor-interval=0"], ["--monitor-interval"]),
-        (["--tee=7"], ["7"]),
+        (["--tee=7"], ["--tee: '7' must be 0 (nothing)"]),
         (["--local-ranks-filter=x"], ["local_ranks_filter"]),
         (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
         (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
@@ -125,6 +125,9 @@ def test_modules_that_python_does_not_find_are_one_line_and_code_2(
     monkeypatch.chdir(script.parent)
     (script.parent / "here.py").touch()
     assert "-m no.such: Python finds no module 'no' here" in mistake(capfd, script, ["-m", "no.such"])
+    (script.parent / "package").mkdir()
+    (script.parent / "package" / "__init__.py").touch()
+    assert "-m package: the package has no __main__.py" in mistake(capfd, script, ["-m", "package"])
     named = ["--ft-preload", "here,torch.nn,nun", str(script)]
     assert "--ft-preload nun: Python finds no module 'nun' here" in mistake(capfd, script, named)
 
