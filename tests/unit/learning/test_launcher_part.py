@@ -434,10 +434,3 @@ def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_noth
     assert not driven.all_of(effects.SignalRanks)
     assert not driven.all_of(Release)
     assert not [said for said in driven.told if isinstance(said, m.Report | Killed)]
-
-
-def test_configured_timeout_exceeded_under_observe_only_is_told_of_its_rank() -> None:
-    driven = loaded(learns=False, observe_only=True)
-    driven.hear(found_hung(0, 0, replace(HANG, learned=False), observed_only=True))
-    assert driven.said[-1].endswith("not killed (observe-only)")
-    assert not [said for said in driven.told if isinstance(said, Hang)]
