@@ -22,9 +22,9 @@ from megatron_ft.ipc.linux.proc import has_mapped
 from megatron_ft.ipc.linux.processes import is_gone
 from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.ipc.wire import close_fds
-from megatron_ft.learning.arming import with_armed
 from megatron_ft.learning.intervals import BoardIntervals, reached_by
 from megatron_ft.learning.messages import Arm, Intervals
+from megatron_ft.learning.rule import with_armed
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 

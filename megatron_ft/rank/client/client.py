@@ -17,8 +17,7 @@ from megatron_ft.ipc.board import Board
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.ipc.log import RANK
-from megatron_ft.learning.arming import enforced_armed_s
-from megatron_ft.learning.rule import calculate_over_ranks
+from megatron_ft.learning.rule import calculate_over_ranks, enforced_armed_s
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
