@@ -6,13 +6,15 @@ looking up due faults are pure; ``rank/faults/injection.py`` acts.
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
-from megatron_ft.core.errors import ConfigError, nearest, show
+import msgspec
+from msgspec import Meta
+
+from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import when
 
 RANDOM = "random"
@@ -29,8 +31,13 @@ IN_LOOP_TYPES = ("slow", "exception")
 """Only the thread that trains can do these to itself; the others hit the process from any thread."""
 
 DEFAULT_SLOWER_BY_S = 1.0
-_PLAN_KEYS = ("seed", "faults")
-_FAULT_KEYS = ("cycle", "rank", "iteration", "type", "seconds")
+_MOST_SLOWER_BY_S = 1e6
+_Whole = Annotated[int, Meta(ge=0)]
+_ALLOWED = (
+    "a plan has a list 'faults' and may have a 'seed' from 0; a fault has a rank (from 0, or 'random'), an iteration "
+    f"(from 0, or a range [first, last]) and a type ({', '.join(FAULT_TYPES)} or 'random'), and may have a cycle (from "
+    "0) and, if it is 'slow', seconds (above 0)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,49 +59,40 @@ class PlannedFault:
         return f"rank {self.rank} {what} {when(self.iteration)} of cycle {self.cycle}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultEntry:
-    """One fault as written; rank None is random, the range of iterations is inclusive."""
+class FaultEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fault as written; the range of iterations is inclusive."""
 
-    cycle: int
-    rank: int | None
-    iterations: tuple[int, int]
-    type: str
-    seconds: float
+    rank: _Whole | Literal["random"]
+    iteration: _Whole | Annotated[list[_Whole], Meta(min_length=2, max_length=2)]
+    type: Literal["rank_killed", "rank_hung", "slow", "exception", "random"]
+    cycle: _Whole = 0
+    seconds: Annotated[float, Meta(gt=0, le=_MOST_SLOWER_BY_S)] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.iteration, list) and self.iteration[0] > self.iteration[1]:
+            raise ValueError(f"the range {self.iteration} is empty")
+        if self.seconds is not None and self.type != "slow":
+            raise ValueError(f"seconds is only for type 'slow', not {self.type!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultPlan:
-    seed: int
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     faults: tuple[FaultEntry, ...]
-    source: str
+    seed: _Whole = 0
+    source: str = "fault plan"
     """Origin of the plan, for messages."""
 
 
 def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
-    """Check a plan.
-
-    Args:
-        document: ``{"seed": 0, "faults": [{"cycle", "rank", "iteration", "type", "seconds"}]}``;
-            ``rank`` is a number or ``random``, ``iteration`` a number or a range ``[first, last]``, ``type`` one
-            of :data:`FAULT_TYPES` or ``random``; ``seed`` (0), ``cycle`` (0) and ``seconds``
-            (:data:`DEFAULT_SLOWER_BY_S`) may be missing.
-        source: what to call it in messages.
+    """Check a plan: a mapping of the fields of `FaultPlan`. ``source``: what to call it in messages.
 
     Raises:
-        ConfigError: one line: what is wrong, and what is allowed.
+        ConfigError: one line: what is wrong, where, and what is allowed.
     """
-    if not isinstance(document, Mapping):
-        raise ConfigError(f"{source}: a mapping with the key 'faults' is expected, not {show(document)}")
-    _check_keys(source, document, _PLAN_KEYS)
-    entries = document.get("faults")
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise ConfigError(f"{source}: faults must be a list, not {show(entries)}")
-    return FaultPlan(
-        seed=_whole(f"{source}: seed", document.get("seed", 0)),
-        faults=tuple(_parse_fault(f"{source}: fault {n}", entry) for n, entry in enumerate(entries, start=1)),
-        source=source,
-    )
+    try:
+        plan = msgspec.convert(document, FaultPlan)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}; {_ALLOWED}") from None
+    return msgspec.structs.replace(plan, source=source)
 
 
 def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
@@ -110,10 +108,10 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
         drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
         fault = PlannedFault(
             cycle=entry.cycle,
-            rank=drawn_rank if entry.rank is None else entry.rank,
-            iteration=draw.randint(*entry.iterations),
+            rank=drawn_rank if entry.rank == RANDOM else entry.rank,
+            iteration=draw.randint(*(entry.iteration if isinstance(entry.iteration, list) else [entry.iteration] * 2)),
             type=drawn_type if entry.type == RANDOM else entry.type,
-            seconds=entry.seconds,
+            seconds=DEFAULT_SLOWER_BY_S if entry.seconds is None else entry.seconds,
         )
         where = f"{plan.source}: fault {number + 1}"
         if fault.rank >= world_size:
@@ -132,55 +130,3 @@ def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -
         if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
             return fault
     return None
-
-
-def _parse_fault(where: str, entry: object) -> FaultEntry:
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: a mapping is expected, not {show(entry)}")
-    _check_keys(where, entry, _FAULT_KEYS)
-    for key in ("rank", "iteration", "type"):
-        if key not in entry:
-            raise ConfigError(f"{where}: {key} is missing")
-    kind = entry["type"]
-    if kind != RANDOM and (not isinstance(kind, str) or kind not in FAULT_TYPES):
-        raise ConfigError(f"{where}: unknown type {show(kind)}{nearest(str(kind), [*FAULT_TYPES, RANDOM])}")
-    if "seconds" in entry and kind != "slow":
-        raise ConfigError(f"{where}: seconds is only for type 'slow', not {kind!r}")
-    rank = entry["rank"]
-    return FaultEntry(
-        cycle=_whole(f"{where}: cycle", entry.get("cycle", 0)),
-        rank=None if rank == RANDOM else _whole(f"{where}: rank", rank, f"{RANDOM!r} or "),
-        iterations=_iterations(f"{where}: iteration", entry["iteration"]),
-        type=kind,
-        seconds=_seconds(f"{where}: seconds", entry.get("seconds", DEFAULT_SLOWER_BY_S)),
-    )
-
-
-def _iterations(name: str, value: object) -> tuple[int, int]:
-    if not isinstance(value, (list, tuple)):
-        number = _whole(name, value, "a range [first, last] or ")
-        return number, number
-    if len(value) != 2:
-        raise ConfigError(f"{name} must be a range [first, last] or a whole number from 0, not {show(value)}")
-    first, last = (_whole(name, number) for number in value)
-    if first > last:
-        raise ConfigError(f"{name}: the range {show(value)} is empty")
-    return first, last
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be a number above 0, not {show(value)}")
-    return float(value)
-
-
-def _whole(name: str, value: object, or_else: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name} must be {or_else}a whole number from 0, not {show(value)}")
-    return value
-
-
-def _check_keys(where: str, mapping: Mapping[Any, Any], known: Sequence[str]) -> None:
-    for key in mapping:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {show(key)}{nearest(str(key), known)}")
