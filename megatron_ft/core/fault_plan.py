@@ -108,7 +108,7 @@ def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
         drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
         fault = PlannedFault(
             cycle=entry.cycle,
-            rank=drawn_rank if entry.rank == RANDOM else entry.rank,
+            rank=drawn_rank if isinstance(entry.rank, str) else entry.rank,
             iteration=draw.randint(*(entry.iteration if isinstance(entry.iteration, list) else [entry.iteration] * 2)),
             type=drawn_type if entry.type == RANDOM else entry.type,
             seconds=DEFAULT_SLOWER_BY_S if entry.seconds is None else entry.seconds,
