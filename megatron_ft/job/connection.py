@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import select
 import socket
 import struct
@@ -18,6 +17,7 @@ from typing import Generic, TypeVar
 
 from megatron_ft.core.codec import Vocabulary
 from megatron_ft.core.errors import ProtocolError
+from megatron_ft.ipc.linux.polling import wait_ready
 from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode, encode
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import HANDSHAKE_BYTES, Ask, Challenge, Handshake, SecretError
@@ -75,33 +75,33 @@ class Connection(Generic[_T]):
         """The connection ended because its host answers no packet."""
         self.is_reset = False
         """The connection was reset on the way, or the other end is too slow: that hasn't closed it."""
-        self._is_over = self._is_closed = self._waits_for_room = False
-        """No further message is read; the owner hears nothing any more; the loop watches for room."""
+        self._is_over = self._is_closed = False
+        """No further message is read; the owner hears nothing any more."""
+        self._waits_for_room = False
         self._problem: ProtocolError | None = None
         self._unsent = bytearray()
         self._decoder = Decoder(MAX_MESSAGE_BYTES + SEAL_BYTES)
         self._handshake = Handshake(secret, role)
         self._allowance = HANDSHAKE_BYTES
         """Bytes that the other end may still send before its proof."""
+        self.is_proven = secret is None
         reactor.watch(sock.fileno(), self._served)
         if (first := self._handshake.first()) is not None:
             self.send(encode(first))
 
-    @property
-    def is_proven(self) -> bool:
-        return self._handshake.is_done
+    def send(self, frame: bytes) -> None:
+        """Send a frame of `ipc.wire.encode`, or as much of it as there is room for now."""
+        self.queue(frame)
+        self.flush()
 
-    def send(self, frame: bytes) -> int:
-        """Send a frame of `ipc.wire.encode`, or what there is room for now. Return the number of bytes on the wire."""
-        if self._is_closed:
-            return 0
+    def queue(self, frame: bytes) -> int:
+        """Have a frame sent by the next ``flush``; return the number of its bytes on the wire."""
         if (channel := self._handshake.channel) is not None:
             body = memoryview(frame)[LENGTH_BYTES:]
             frame = channel.seal(body) + body
         self._unsent += frame
         if len(self._unsent) > _MOST_UNSENT:
             self._fail(is_reset=True)
-        self._flush()
         return len(frame)
 
     def close(self, *, resets: bool = False, within_s: float = 0.0) -> None:
@@ -115,51 +115,53 @@ class Connection(Generic[_T]):
             return
         self._is_closed = True
         self._reactor.unwatch(self.sock.fileno())
-        with self.sock, contextlib.suppress(OSError):
-            if within_s:
+        with self.sock:
+            with contextlib.suppress(OSError):
                 self._send_within(within_s)
             if resets:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def _send_within(self, within_s: float) -> None:
         until_s = time.monotonic() + within_s
-        poller = select.poll()
-        poller.register(self.sock, select.POLLOUT)
-        while self._unsent and (left_s := until_s - time.monotonic()) > 0:
-            poller.poll(left_s * 1000)
+        while self._unsent:
+            wait_ready(self.sock.fileno(), select.POLLOUT, until_s)
             del self._unsent[: self.sock.send(self._unsent)]
-        self.sock.shutdown(socket.SHUT_WR)
-        while self.sock.recv(_CHUNK):
-            pass  # to close with something unread would drop what the other end hasn't got yet
+        if within_s:
+            self.sock.shutdown(socket.SHUT_WR)
+            while self.sock.recv(_CHUNK):
+                pass  # to close with something unread would drop what the other end hasn't got yet
 
     def _served(self) -> None:
         """The socket can be read, or has room."""
-        if self._unsent:
-            self._flush()
-        for call in self._calls():
-            call()
+        if self._waits_for_room:
+            self.flush()
+        for body in self._bodies():
+            was_proven, message = self.is_proven, None
+            try:
+                if was_proven:
+                    message = self._parse(body)
+                else:
+                    self._prove(body)
+            except ProtocolError as error:
+                self._problem, self._is_over = error, True
+                break
+            if message is not None:  # an error that the owner raises isn't the other end's
+                self._heard(message)
+            elif self.is_proven:
+                self._proven()
             if self._is_closed:
                 return
         if self._is_over:
             self._end()
 
-    def _calls(self) -> Iterator[Callable[[], object]]:
-        """Yield calls of the owner, one by one. An error that the owner raises isn't the other end's."""
-        try:
-            yield from map(self._understood, self._bodies())
-        except ProtocolError as error:
-            self._problem, self._is_over = error, True
-
-    def _understood(self, body: bytes) -> Callable[[], object]:
-        if self.is_proven:
-            return functools.partial(self._heard, self._parse(body))
-        answer = self._handshake.answer(decode(body))
-        if answer is not None:
+    def _prove(self, body: bytes) -> None:
+        if (answer := self._handshake.answer(decode(body))) is not None:
             self._unsent += encode(answer)  # without a seal, although this end may have a channel now
-            self._flush()
-        return self._proven if self._handshake.channel is not None else lambda: None
+            self.flush()
+        self.is_proven = self._handshake.channel is not None
 
     def _bodies(self) -> Iterator[bytes]:
+        """Yield the bodies of the frames that are complete now. A seal or an end that is wrong is a problem."""
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -168,22 +170,24 @@ class Connection(Generic[_T]):
             self._fail(error)
             return
         channel = self._handshake.channel
-        if not data:
-            self._is_over = True
-            if channel is not None and self._decoder.buffered_bytes:
-                raise FrameError("the connection ended within a frame")
-        if not self.is_proven:
-            self._allowance -= len(data)
-            if self._allowance < 0:
-                raise ProtocolError("too many bytes before the proof of the secret")
+        self._is_over |= not data
         try:
+            if not data and channel is not None and self._decoder.buffered_bytes:
+                raise FrameError("the connection ended within a frame")
+            if not self.is_proven:
+                self._allowance -= len(data)
+                if self._allowance < 0:
+                    raise ProtocolError("too many bytes before the proof of the secret")
             for body in self._decoder.bodies(data):
                 channel = self._handshake.channel
                 yield body if channel is None else channel.open(body)
         except ProtocolError as error:
-            raise error if channel is None else FrameError(str(error)) from None
+            is_sealed = channel is not None and not isinstance(error, FrameError)
+            self._problem, self._is_over = FrameError(str(error)) if is_sealed else error, True
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        if self._is_closed:
+            return
         try:
             del self._unsent[: self.sock.send(self._unsent)]
         except BlockingIOError:

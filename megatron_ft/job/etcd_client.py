@@ -82,7 +82,9 @@ class EtcdClient:
             self.close()
             is_mistake = isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_ENDS)
             kind = ConfigError if is_mistake else EtcdAway
-            raise kind(f"{self._where}: {getattr(error, 'strerror', None) or error or 'no answer'}") from None
+            cut = self._tls is not None and not self._settings.cert and isinstance(error, (*_TLS_ENDS, ConnectionError))
+            hint = " (if it asks for certificates: --rdzv-conf cert=FILE,key=FILE)" if cut else ""
+            raise kind(f"{self._where}: {getattr(error, 'strerror', None) or error or 'no answer'}{hint}") from None
         try:
             answer: Any = json.loads(data)
         except ValueError:

@@ -94,6 +94,8 @@ class Service:
         self._next = 1
         self._settle_s = 0.0
         """Time before which the job isn't settled."""
+        self._unsent: list[Connection[FromMember]] = []
+        """Connections to flush at the end of a turn: what all hear at once makes them answer at once."""
         self._alarm: Timer | None = None
         self._turns_soon = self._has_been_full = False
         self._limiter = RateLimiter()
@@ -237,6 +239,9 @@ class Service:
             took_s = time.monotonic() - now_s
             self._do(effects)
             self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            connection.flush()
         due_s = self._settle_s if machine.needs_settling else max(machine.alarm_s, self._settle_s)
         if self._etcd is not None:
             due_s = min(due_s, self._etcd.due_s)
@@ -260,7 +265,8 @@ class Service:
                 data = _BEAT if message == Beat() else encode(message)
                 for number in numbers:
                     if (link := self.links.get(number)) is not None:
-                        self.bytes_sent += link.connection.send(data)
+                        self.bytes_sent += link.connection.queue(data)
+                        self._unsent.append(link.connection)
             case Drop(number):
                 if (link := self.links.pop(number, None)) is not None:
                     link.connection.close()

@@ -86,7 +86,8 @@ def test_host_whose_processes_are_killed_is_soon_done_without(launcher: Launcher
     kill_all_of(lost)
     for node in others:
         node.wait_for("^cycle 1 of . in 2 on")
-        assert re.search(rf"node \d \({host}\) is lost: its launcher exited", node.err)
+        # a rank that has lost its peer may be heard of first: then the loss has a line of its own
+        assert re.search(rf"node \d \({host}\)(?: is lost)?: its launcher exited", node.err)
     # torch: 15 s and 30 s; wanted is less than 2
     assert seconds_from(others, "rank_exited", "cycle_started", 0) < 5
     (launcher.directory / "finish").touch()
