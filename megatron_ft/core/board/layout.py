@@ -264,10 +264,17 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         now], too many sections, a name that isn't text.
     """
     words = _TABLE_FORMAT.unpack_from(raw)
-    _check_words(words, now_ns)
-    start, count = words[W_START], words[W_SECTION_COUNT]
+    start, count, closing = words[W_START], words[W_SECTION_COUNT], words[W_CLOSING]
+    if words[W_MAGIC] != MAGIC:
+        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
+    if not 0 < start <= now_ns:
+        raise BoardDamagedError(f"start of monitoring is {start}")
+    if count > MAX_SECTIONS:
+        raise BoardDamagedError(f"section count is {count}")
+    if closing not in (0, CLOSING):
+        raise BoardDamagedError(f"end of the monitoring is {closing:#x}")
     sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
-    return BoardSnapshot(
+    board = BoardSnapshot(
         cycle=words[W_CYCLE],
         start_ns=start,
         iteration=_iteration(words[W_ITERATION]),
@@ -277,7 +284,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         heartbeats=words[W_HEARTBEATS],
         last_heartbeat_ns=words[W_LAST_HEARTBEAT],
         last_transition_ns=words[W_LAST_TRANSITION],
-        closing=words[W_CLOSING] != 0,
+        closing=closing == CLOSING,
         last_look_ns=words[W_LAST_LOOK],
         next_look_ns=words[W_NEXT_LOOK],
         timeouts_version=words[W_TIMEOUTS_VERSION],
@@ -306,47 +313,33 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
+    _check(board, now_ns)
+    return board
 
 
-def _check_words(words: tuple[int, ...], now_ns: int) -> None:
-    if words[W_MAGIC] != MAGIC:
-        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
-    start = words[W_START]
-    if not 0 < start <= now_ns:
-        raise BoardDamagedError(f"start of monitoring is {start}")
-    for what, word in (
-        ("first iteration", W_FIRST_ITERATION_AT),
-        ("first step", W_FIRST_STEP_AT),
-        ("end of the warm-up", W_WARM_UP_OVER_AT),
-        ("last heartbeat", W_LAST_HEARTBEAT),
-        ("last transition", W_LAST_TRANSITION),
-        ("last look", W_LAST_LOOK),
-        ("last look at the collectives", W_COLLECTIVES_SEEN_AT),
-        ("last collective", W_COLLECTIVE_AT),
-    ):
-        _check_stamp(what, words[word], start, now_ns)
-    if words[W_CLOSING] not in (0, CLOSING):
-        raise BoardDamagedError(f"end of the monitoring is {words[W_CLOSING]:#x}")
-    if words[W_LEARNING_FACTS] > _ALL_FACTS:
-        raise BoardDamagedError(f"facts for learning are {words[W_LEARNING_FACTS]:#x}")
-    for what, word in (
-        ("iterations", W_ITERATIONS_SEEN),
-        ("heartbeats", W_HEARTBEATS),
-        ("changes of the timeouts", W_TIMEOUTS_VERSION),
-        ("iterations of the warm-up", W_WARMUP_ITERATIONS),
-        ("events", W_RING_HEAD),
-        ("steps", W_STEPS),
-        ("saves", W_SAVES),
-        ("iterations back", W_ITERATIONS_BACK),
-        ("looks", W_LOOKS),
-        ("looks that found a collective", W_LOOKS_WAITING),
-        ("waits", W_WAITS),
-    ):
-        if words[word] > MOST_COUNT:
-            raise BoardDamagedError(f"number of {what} is {words[word]}")
-    count = words[W_SECTION_COUNT]
-    if count > MAX_SECTIONS:
-        raise BoardDamagedError(f"section count is {count}")
+_STAMPS = (
+    *("first_iteration_at_ns", "first_step_at_ns", "warm_up_over_ns"),
+    *("last_heartbeat_ns", "last_transition_ns", "last_look_ns"),
+)
+_COUNTS = (
+    *("iterations_seen", "warmup_iterations", "heartbeats", "ring_head", "timeouts_version"),
+    *("steps", "saves", "iterations_back"),
+)
+
+
+def _check(board: BoardSnapshot, now_ns: int) -> None:
+    for name in _STAMPS:
+        _check_stamp(name, getattr(board, name), board.start_ns, now_ns)
+    for name in _COUNTS:
+        if getattr(board, name) > MOST_COUNT:
+            raise BoardDamagedError(f"{name} is {getattr(board, name)}")
+    if board.learning_facts > _ALL_FACTS:
+        raise BoardDamagedError(f"facts for learning are {board.learning_facts:#x}")
+    if (counts := board.collectives) is not None:
+        for name in ("seen_ns", "moved_ns"):
+            _check_stamp(f"{name} of collectives", getattr(counts, name), board.start_ns, now_ns)
+        if max(counts.looks, counts.waiting, counts.waits) > MOST_COUNT:
+            raise BoardDamagedError(f"looks at collectives are {counts[-3:]}")
 
 
 def timeout_word(seconds: float | None) -> int:

@@ -407,7 +407,7 @@ def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> No
         board.words[word] = value
     assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None, 7, 5, 2)
     board.words[layout.W_COLLECTIVE_AT] = 7
-    with pytest.raises(BoardDamagedError, match="last collective is 7"):
+    with pytest.raises(BoardDamagedError, match="moved_ns of collectives is 7"):
         board.snapshot()
 
 
