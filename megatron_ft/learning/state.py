@@ -84,8 +84,6 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["megatron_ft.ft_state"] = "megatron_ft.ft_state"
     schema_version: Literal[4] = 4
-    written_at_utc: str | None = None
-    written_at_unix_s: Seconds | None = None
     world_size: Rank | None = None
     sections: dict[str, LearnedTimeout] = {}
     out_of_section: LearnedTimeout | None = None
