@@ -8,7 +8,6 @@ others get it, too, for users who want all lines of all nodes. Times are seconds
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -91,10 +90,9 @@ class Announcements:
                 bad.append(place)
         if not bad or not rules.min_healthy or len(cycle.seats) == 1:
             return  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
-        told = (job_lines.bad(p, (seat := cycle.seats[p]).name, seat.state.value, seat.report.cause.text) for p in bad)
         text = job_lines.node_changed(
             cycle=cycle.decision.cycle,
-            told=job_lines.joined(told),
+            told=cycle.told(bad),
             good=cycle.count(*GOOD),
             min_nodes=rules.min_nodes,
             has_store=0 in bad and cycle.seats[0].state in GONE,
@@ -143,21 +141,13 @@ class Announcements:
         """A line on nodes lost since the cycle ended, other than the one that ended it."""
         verdict = cycle.verdict
         assert verdict is not None
-        gone = [(place, report) for place, report in _taken(cycle.losses) if place != verdict.node]
+        gone = {place: report for place, report in _taken(cycle.losses) if place != verdict.node}
         if not gone:
             return
         unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
-        told = (
-            job_lines.leaves(place, cycle.seats[place].name, report.cause.text)
-            if report.state is NodeState.EXCLUDED
-            else job_lines.bad(place, cycle.seats[place].name, report.state.value, report.cause.text)
-            for place, report in gone
-        )
-        text = job_lines.lost_between(
-            told=job_lines.joined(told), several=len(gone) > 1, are_enough=fit >= rules.min_nodes
-        )
-        yield from self.say(cycle, text)
+        told, are_enough = cycle.told(gone, gone), fit >= rules.min_nodes
+        yield from self.say(cycle, job_lines.lost_between(told=told, several=len(gone) > 1, are_enough=are_enough))
 
     def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Iterable[Send]:
         """A round takes long: say which nodes are missing, after 3 s, 30 s, 300 s."""
@@ -175,16 +165,12 @@ class Announcements:
     def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
         nodes = self._nodes.values()
         missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
-        lost: list[str] = []
-        if cycle is not None:
-            taken = {node.place for node in nodes if cycle.is_seated(node)}
-            back = Counter(node.name for node in ready if not cycle.is_seated(node))
-            for place, seat in enumerate(cycle.seats):
-                name = seat.name or job_lines.node(place, "")
-                if place not in taken and back[name]:
-                    back[name] -= 1  # a new launcher on the same host
-                elif place not in taken:
-                    lost.append(name)
+        lost, back = [], [node.name for node in ready if cycle is None or not cycle.is_seated(node)]
+        for name in [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else ():
+            if name in back:
+                back.remove(name)  # a new launcher on the same host
+            else:
+                lost.append(name)
         enough = usable(ready, rules.segment)
         return job_lines.waiting_for_nodes(
             here=sorted((node.name for node in ready), key=natural),

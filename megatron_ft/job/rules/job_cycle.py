@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -259,6 +259,14 @@ class JobCycle:
         place = self.place_of(node)
         return place is not None and self.seats[place].state is not NodeState.LOST
 
+    def told(self, places: Iterable[int], reports: Mapping[int, Report] | None = None) -> str:
+        """Return how the nodes at these places stand, in words; ``reports``: newer ones, that change nothing."""
+        latest = {place: self.seats[place].report for place in places} if reports is None else reports
+        return job_lines.joined(
+            job_lines.bad(place, self.seats[place].name, report.state.value, report.cause.text)
+            for place, report in latest.items()
+        )
+
     def why_lost(self, node: Node) -> str:
         """Return why that launcher has no place in this cycle any more, or none in it at all."""
         place = self.place_of(node)
@@ -326,7 +334,7 @@ class JobCycle:
         assert self.outcome is not None
         expected = verdict_on(self, nodes_left=nodes_left)
         restarts, by_themselves = expected.decision.action is Action.RESTART, expected.cause.rerun is not None
-        text = _finished(self.seats) if self.outcome is Outcome.SUCCEEDED else ""
+        text = self.finished if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
 
     def judge(self, now_s: float, *, nodes_left: int, awaits: bool = False, printer: str = "") -> Verdict | None:
@@ -356,6 +364,15 @@ class JobCycle:
                 self.found = None  # the node that the part lacked evidence from has failed
         self.verdict = verdict_on(self, nodes_left=nodes_left, printer=printer)
         return self.verdict
+
+    @property
+    def finished(self) -> str:
+        """A note on a cycle that has succeeded; empty if it has on all its nodes."""
+        others = [place for place, seat in enumerate(self.seats) if not seat.has_finished]
+        nodes = len(self.seats)
+        if not others:
+            return ""
+        return job_lines.finished_without(finished=nodes - len(others), nodes=nodes, told=self.told(others))
 
     @property
     def shutdown_text(self) -> str:
@@ -467,18 +484,18 @@ def _cause(cycle: JobCycle, found: Cause | None) -> tuple[Cause, int | None, boo
     if outcome is Outcome.STOPPED and cycle.shutdown is not None:
         return Cause(kind=CauseKind.REQUEST, text=cycle.shutdown[1]), cycle.shutdown[0], False
     if outcome is Outcome.SUCCEEDED:
-        return Cause(kind=CauseKind.REQUEST, text=_finished(seats)), None, True
+        return Cause(kind=CauseKind.REQUEST, text=cycle.finished), None, True
     if found is not None:
         return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
-        left = [(place, seat) for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        told = job_lines.joined(job_lines.leaves(place, seat.name, seat.report.cause.text) for place, seat in left)
-        text = told or job_lines.nodes_waiting(cycle.joining)
-        return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0][0] if left else None, True
+        left = [place for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
+        text = cycle.told(left) or job_lines.nodes_waiting(cycle.joining)
+        return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0] if left else None, True
     good, first = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
     is_mixed = decided_by is not None and seats[decided_by].report.is_mixed
     if rules.min_healthy and len(seats) > 1 and good < len(seats) and not is_mixed:
-        text = job_lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=_told(seats, GOOD))
+        bad = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.leaving]
+        text = job_lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=cycle.told(bad))
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), first, True
     if first is None:
         return Cause(kind=CauseKind.MEMBERSHIP, text=job_lines.UNKNOWN_FAILURE), None, True
@@ -494,20 +511,3 @@ def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
     if causes:
         return min(causes, key=lambda place: _LIKELY.index(seats[place].state))
     return next(iter(bad), None) if decided_by is None else decided_by
-
-
-def _finished(seats: Sequence[Seat]) -> str:
-    """Return a note on a job that has succeeded; empty if it has on all its nodes."""
-    count = sum(seat.has_finished for seat in seats)
-    if count == len(seats):
-        return ""
-    return job_lines.finished_without(finished=count, nodes=len(seats), told=_told(seats, (NodeState.SUCCEEDED,)))
-
-
-def _told(seats: Sequence[Seat], good: Sequence[NodeState]) -> str:
-    """Return how nodes stand that aren't good, and haven't left."""
-    return job_lines.joined(
-        job_lines.bad(place, seat.name, seat.state.value, seat.report.cause.text)
-        for place, seat in enumerate(seats)
-        if seat.state not in good and not seat.leaving
-    )

@@ -34,11 +34,7 @@ def on(place: int, name: str, text: str) -> str:
 
 
 def bad(place: int, name: str, state: str, text: str) -> str:
-    return f"{node(place, name)} is {state}: {text}"
-
-
-def leaves(place: int, name: str, text: str) -> str:
-    return f"{node(place, name)} leaves the job: {text}"
+    return f"{node(place, name)} {'leaves the job' if state == 'excluded' else f'is {state}'}: {text}"
 
 
 def joined(parts: Iterable[str]) -> str:
