@@ -8,7 +8,7 @@ domain.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from megatron_ft.core.hosts import natural
 from megatron_ft.job.rules.nodes import Node
@@ -24,69 +24,47 @@ def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
 def choose(
     slots: Sequence[Node], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
 ) -> tuple[list[Node], list[Node]]:
-    """Choose the nodes of the next cycle; returns them by place, and the slots after that.
+    """Choose the nodes of the next cycle; return them by place, and the slots after that.
 
-    The first cycle goes by the ranks that were given; else the node that hosts the coordinator is the first, and the
-    others follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes
-    back gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that
-    has just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
+    The first cycle goes by the ranks that were given; else the node that hosts the leader is the first, and the others
+    follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes back
+    gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that has
+    just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
     """
     nodes = _in_order(ready, is_first=not slots)
     if not slots:
         first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
         chosen = _in_order(first, is_first=True)
         return chosen, chosen
-    free = {node.instance: node for node in nodes}
+    here = {node.instance for node in nodes}
+    lost: dict[int | str | None, list[int]] = {}
+    """Places of nodes that aren't here, by their ranks, or host names if they had no rank: for those that come back."""
+    for index, slot in reversed([*enumerate(slots)]):
+        if slot.instance not in here:
+            lost.setdefault(slot.name if slot.rank is None else slot.rank, []).append(index)
+    keep = {slot.instance for slot in slots} - ({named} & {*bad})
+
+    def preference(node: Node) -> tuple[bool, ...]:
+        is_back = node.rank in lost or node.name in lost
+        return node.instance not in keep, node.instance in bad, not is_back, node.instance != named
+
+    free = {node.instance: node for node in sorted(nodes, key=preference)[:max_nodes]}
     filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
-    room = max_nodes - sum(node is not None for node in filled)
-    groups = [{i: node for i, node in free.items() if (i in bad) is is_bad} for is_bad in (False, True)]
-    if named in bad and len(groups[0]) > room:
-        filled = [None if node is not None and node.instance == named else node for node in filled]
-        room = max_nodes - sum(node is not None for node in filled)
-    more: list[Node] = []
-    for group in groups:
-        room = _fill(slots, filled, group, room)
-        more += group.values()
+    for node in [*free.values()]:
+        if own := lost.get(node.rank) or lost.get(node.name):
+            filled[own.pop()] = free.pop(node.instance)
+    gaps = [index for index, node in enumerate(filled) if node is None]
+    for index, node in zip(gaps, [*free.values()], strict=False):
+        filled[index] = free.pop(node.instance)
     chosen = [node for node in filled if node is not None]
-    more = more[: max(0, room)]
     kept = [slot if node is None else node for slot, node in zip(slots, filled, strict=True)]
-    return [*chosen, *more], [*kept, *more][-2 * max_nodes :]
+    return [*chosen, *free.values()], [*kept, *free.values()][-2 * max_nodes :]
 
 
 def rotated_slots(slots: Sequence[Node], chosen: Sequence[Node]) -> list[Node]:
     """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
     mine, order = {node.instance for node in chosen}, iter(chosen)
     return [next(order) if slot.instance in mine else slot for slot in slots]
-
-
-def _fill(slots: Sequence[Node], filled: list[Node | None], free: dict[str, Node], room: int) -> int:
-    """Give empty places to ``free`` nodes, first to those that come back; returns how many more may take part."""
-    returning: dict[int | str | None, list[Node]] = {}
-    for each in reversed(free.values()):
-        returning.setdefault(each.rank, []).append(each)
-        returning.setdefault(each.name, []).append(each)
-    for returns in (True, False):
-        for index, slot in enumerate(slots):
-            if filled[index] is not None or room <= 0 or not free:
-                continue
-            node = _returned(slot, returning, free) if returns else _first(free)
-            if node is not None:
-                filled[index] = free.pop(node.instance)
-                room -= 1
-    return room
-
-
-def _returned(slot: Node, returning: Mapping[int | str | None, list[Node]], free: Mapping[str, Node]) -> Node | None:
-    """The first node that replaces the one that had the place: with the same rank, or host name if it has no rank."""
-    nodes = returning.get(slot.name if slot.rank is None else slot.rank, [])
-    while nodes:
-        if (node := nodes.pop()).instance in free:
-            return node
-    return None
-
-
-def _first(nodes: dict[str, Node]) -> Node:
-    return next(iter(nodes.values()))
 
 
 def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
