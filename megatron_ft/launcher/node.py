@@ -67,16 +67,21 @@ class LauncherNode(LauncherServices):
         Raises:
             ConfigError: there is no place for the run directory.
         """
-        self.line = line
-        self.log = log
-        self.log_dir = log_dir
-        self.say = say
+        self.line, self.log, self.log_dir, self.say = line, log, log_dir, say
+        options = line.options
         self._orphans = process_tree.Orphans()
         self.children = Children()
         become_subreaper()
-        self.reactor = Reactor()
-        self.inbox = Inbox()
-        self.telemetry = self._make_telemetry()
+        self.reactor, self.inbox = Reactor(), Inbox()
+        self.telemetry = Telemetry(
+            options,
+            run_id=line.run_id,
+            node=socket.gethostname(),
+            infra_rank=reference_names.infra_rank(line, os.environ),
+            reactor=self.reactor,
+            setpriv=find_setpriv() if options.on_event else (),
+            say=say,
+        )
         self.orphan_watch = OrphanWatch(
             self.reactor,
             lambda text: self.inbox.put(Abandoned(text=text)),
@@ -84,44 +89,37 @@ class LauncherNode(LauncherServices):
         )
         self.signals = SignalWatch(
             line.signals,
-            forwarded=(*line.options.forward_signals, *line.save_signals),
+            forwarded=(*options.forward_signals, *line.save_signals),
             keep_ignored_hangup=line.signals_are_default,
         )
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
-        self.stop = StopRequests(self.signals, self.reactor, log=log, say=self.say, timeout_s=line.options.term_timeout)
-        self.run_dir = RunDirectory(self.say)
+        self.stop = StopRequests(self.signals, self.reactor, log=log, say=say, timeout_s=options.term_timeout)
+        self.run_dir = RunDirectory(say)
         self.forking = self._make_forking(server, announce)
-        self.monitors = self._make_monitors(ranks)
-        status = self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
+        self._make_monitors(ranks)
+        self.status = JobStatus(line, log_dir=log_dir, monitors=self.monitors)
         log.follow(self._recorded)
-        self.control = self._make_control(status)
-        self.running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=self.say)
-        self.children.add(self.running.pids)
-        secret = None
-        with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
-            secret = read_secret(os.environ)
-        self.keeper = self._make_keeper(secret)
-        self.files = self._make_files(ranks, announce, takes_copies=secret is not None)
+        self.control = ControlSocket(
+            os.path.join(self.run_dir.path, "launcher.sock"),
+            self.reactor,
+            say=say,
+            on_request=self.inbox.put,
+            on_order=self.monitors.pause_or_resume,
+            on_question=self.status.facts,
+        )
+        self.running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=say)
+        self._make_keeper(ranks, announce)
         self.health = self._make_health_check()
+        for each in (self.telemetry, self.forking, self.monitors, self.running, self.keeper, self.health):
+            if each is not None:
+                self.children.add(each.pids)
+        for listener in (self.monitors, self.control, self.keeper):
+            self.run_dir.add(listener.is_lost, listener.listen_again)
         self.ranks = NodeRanks(self)
         self.joins_by = joining.JoinContext(
-            self.reactor, self.stop, self.children, self.say, says_all=line.says_all, progress=self.status.progress
+            self.reactor, self.stop, self.children, say, says_all=line.says_all, progress=self.status.progress
         )
-
-    def _make_telemetry(self) -> Telemetry:
-        line = self.line
-        telemetry = Telemetry(
-            line.options,
-            run_id=line.run_id,
-            node=socket.gethostname(),
-            infra_rank=reference_names.infra_rank(line, os.environ),
-            reactor=self.reactor,
-            setpriv=find_setpriv() if line.options.on_event else (),
-            say=self.say,
-        )
-        self.children.add(telemetry.pids)
-        return telemetry
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
@@ -130,7 +128,7 @@ class LauncherNode(LauncherServices):
             if server is not None:
                 server.end(set)  # started by the early parse of the command line
             return None
-        forking = ForkingSpawner(
+        return ForkingSpawner(
             server=server,
             preload=options.preload,
             reactor=self.reactor,
@@ -141,12 +139,10 @@ class LauncherNode(LauncherServices):
             known_children=self.children.pids,
             environment=functools.partial(shared_environment, self.line),
         )
-        self.children.add(forking.pids)
-        return forking
 
-    def _make_monitors(self, ranks: int) -> Monitors:
+    def _make_monitors(self, ranks: int) -> None:
         options = self.line.options
-        monitors = Monitors(
+        self.monitors = Monitors(
             count=ranks,
             options=MonitorOptions(
                 config=options,
@@ -162,45 +158,27 @@ class LauncherNode(LauncherServices):
             on_event=self.inbox.put,
             on_check=self._each_second,
         )
-        self.children.add(monitors.pids)
-        self.run_dir.add(monitors.is_lost, monitors.listen_again)
-        return monitors
 
-    def _make_control(self, status: JobStatus) -> ControlSocket:
-        control = ControlSocket(
-            os.path.join(self.run_dir.path, "launcher.sock"),
-            self.reactor,
-            say=self.say,
-            on_request=self.inbox.put,
-            on_order=self.monitors.pause_or_resume,
-            on_question=status.facts,
-        )
-        self.run_dir.add(control.is_lost, control.listen_again)
-        return control
-
-    def _make_keeper(self, secret: bytes | None) -> Keeper:
-        keeper = Keeper(
+    def _make_keeper(self, ranks: int, announce: Callable[[str], None]) -> None:
+        options, secret = self.line.options, None
+        with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
+            secret = read_secret(os.environ)
+        self.keeper = Keeper(
             self.reactor,
             os.path.join(self.run_dir.path, "keeper.sock"),
             xxhash=digests.find_module(),
             secret=secret,
-            copies_bytes_per_s=self.line.options.memory_checkpoint_bandwidth * 10**6,
+            copies_bytes_per_s=options.memory_checkpoint_bandwidth * 10**6,
             say=self.say,
             on_event=self.inbox.put,
         )
-        self.children.add(keeper.pids)
-        self.run_dir.add(keeper.is_lost, keeper.listen_again)
-        return keeper
-
-    def _make_files(self, ranks: int, announce: Callable[[str], None], *, takes_copies: bool) -> SnapshotFiles:
-        options = self.line.options
-        return SnapshotFiles(
+        self.files = SnapshotFiles(
             options.memory_checkpoint_dir,
             timeout_s=options.memory_checkpoint_write_timeout,
             ranks=ranks,
             say=self.say,
             announce=announce,
-            takes_copies=takes_copies,
+            takes_copies=secret is not None,
         )
 
     def _make_health_check(self) -> HealthCheck | None:
@@ -215,15 +193,13 @@ class LauncherNode(LauncherServices):
                     "such as --ft-node-health-command"
                 )
             return None
-        health = HealthCheck(
+        return HealthCheck(
             command,
             timeout_s=options.node_health_timeout,
             reactor=self.reactor,
             known_children=self.children.pids,
             directories=job_directories(options, self.log_dir),
         )
-        self.children.add(health.pids)
-        return health
 
     def start(self, command: Sequence[str]) -> None:
         """Listen for monitors and ranks, and start to import what the ranks' ``command`` imports.

@@ -43,27 +43,16 @@ class CollectiveWatch(LauncherPart):
         self._pauses = pauses
         self._hangs = hangs
         self._deadlines = deadlines
-        self._cycle: NodeCycle
-        self._timeout_ns = self._every_ns = 0
-        self._looked_ns = 0
-        self._due_ns: int | None = None
-        """Time of the next look; None: nothing is watched."""
-        self._moved_ns = 0
-        """Time at which the last collective was seen to begin or complete, as far as that counts."""
-        self._excused_ns = 0
-        """Nanoseconds since then in which the node was stopped, which don't count."""
-        self._grouped: set[int] = set()
-        """Local ranks that had a process group."""
-        self._is_asked = False
-        """True while the coordinator's review is awaited."""
-        self._ask_again_ns = 0
-        self._is_told = False
-        """True once this silence was reported to the user."""
 
     # -- events -------------------------------------------------------------------------------------------------
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle, self._grouped, self._due_ns = cycle, set(), None
+        self._cycle = cycle
+        self._due_ns: int | None = None
+        """Time of the next look; None: nothing is watched."""
+        self._grouped: set[int] = set()
+        """Local ranks that had a process group."""
+        self._begin_anew(turn.now_ns)
 
     def started(self, turn: Turn) -> None:
         timeout_s = self._options.collectives_timeout_s
@@ -160,8 +149,15 @@ class CollectiveWatch(LauncherPart):
                 self._ask(min(judged), silent_ns, turn)
 
     def _begin_anew(self, now_ns: int) -> None:
-        self._moved_ns, self._excused_ns, self._ask_again_ns = now_ns, 0, 0
-        self._is_told = self._is_asked = False
+        self._moved_ns = now_ns
+        """Time at which the last collective was seen to begin or complete, as far as that counts."""
+        self._excused_ns = 0
+        """Nanoseconds since then in which the node was stopped, which don't count."""
+        self._is_told = False
+        """True once this silence was reported to the user."""
+        self._is_asked = False
+        """True while the coordinator's review is awaited."""
+        self._ask_again_ns = 0
 
     def _ask(self, local_rank: int, silent_ns: int, turn: Turn) -> None:
         if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over

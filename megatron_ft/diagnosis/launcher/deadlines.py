@@ -58,24 +58,20 @@ class Deadlines(LauncherPart):
         self._options = options
         self._configured = configured
         self._pauses = pauses
-        self._cycle: NodeCycle
+        self._stopped_ns = 0
+        """End of the last stop of the whole node."""
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle = cycle
         self._waits: dict[int, _Wait] = {}
         self._evidence: EvidenceOnNode | None = None
         self._to_end: set[int] = set()
         """Ranks to terminate once all evidence has come that was asked for."""
         self._escalations: dict[int, Escalation] = {}
         """Escalations of ranks that are being ended."""
-        self._stopped_ns = 0
-        """End of the last stop of the whole node."""
         self._hooks_due_ns: int | None = None
-
-    # -- events ---------------------------------------------------------------------------------------------------
-
-    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle = cycle
-        self._evidence, self._hooks_due_ns = None, None
-        for each in (self._waits, self._to_end, self._escalations):
-            each.clear()
 
     def started(self, turn: Turn) -> None:
         timeout_s = self._options.startup_timeout_s

@@ -36,23 +36,20 @@ class HangsOnNode(LauncherPart):
     def __init__(self, options: Options, learning: LauncherLearning) -> None:
         self._options = options
         self._learning = learning
-        self._cycle: NodeCycle
-        self._verdict: RankHung | None = None
-        """First verdict of this node in this cycle."""
-        self._evidence: EvidenceOnNode | None = None
-        """Evidence for the cause of this cycle's end."""
-        self._review: EvidenceOnNode | None = None
-        """Evidence on ranks that run on."""
-        self._is_told = self._is_over = False
-        self._asked: set[tuple[str, int | None]] = set()
-        """Intervals (what is timed, and the iteration) of this cycle that outlasted a report-only timeout."""
         self._would_hang: set[tuple[str, int | None]] = set()
         """Intervals reported to the user as hangs that end nothing."""
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle, self._verdict, self._evidence, self._review = cycle, None, None, None
+        self._cycle = cycle
+        self._verdict: RankHung | None = None
+        """First verdict of this node."""
+        self._evidence: EvidenceOnNode | None = None
+        """Evidence for the cause of the cycle's end."""
+        self._review: EvidenceOnNode | None = None
+        """Evidence on ranks that run on."""
         self._is_told = self._is_over = False
-        self._asked = set()
+        self._asked: set[tuple[str, int | None]] = set()
+        """Intervals (what is timed, and the iteration) that outlasted a report-only timeout."""
 
     # -- what the leader asks for, and tells ----------------------------------------------------------------------
 

@@ -36,17 +36,15 @@ class LastLook(LauncherPart):
     def __init__(self, options: Options, deadlines: Deadlines) -> None:
         self._options = options
         self._deadlines = deadlines
-        self._cycle: NodeCycle
+
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
+        self._cycle, self._is_over = cycle, False
         self._suspects: dict[int, RankHung] = {}
         """Suspects by local rank."""
         self._events: dict[int, int] = {}
         """Number of events on the board of each rank when the first of these was suspected, by local rank."""
         self._said: set[tuple[int, int | None, str]] = set()
         """Extended intervals that were reported to the user, each once."""
-        self._is_over = False
-
-    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle, self._suspects, self._said, self._is_over = cycle, {}, set(), False
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         """Have all ranks of the job examined, if a timeout of a rank of this node is over."""

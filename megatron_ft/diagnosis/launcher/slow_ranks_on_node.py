@@ -20,18 +20,15 @@ class SlowRanksOnNode(LauncherPart):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._cycle: NodeCycle
-        self._due_ns: int | None = None
-        self._every_ns = 0
-        self._told: dict[int, RankWaits] = {}
-        """By local rank, all looks that the coordinator was told of."""
-        self.lags = Lags(-1, 0.0)
-        """Which ranks of the running cycle hold the others back, on the launcher that speaks for the job."""
-        self._slow: dict[int, RankLag] = {}
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle, self._due_ns, self._told, self._slow = cycle, None, {}, {}
+        self._cycle = cycle
+        self._due_ns: int | None = None
+        self._told: dict[int, RankWaits] = {}
+        """By local rank, all looks that the coordinator was told of."""
+        self._slow: dict[int, RankLag] = {}
         self.lags = Lags(cycle.cycle, 0.0)
+        """Which ranks of the running cycle hold the others back, on the launcher that speaks for the job."""
 
     def started(self, turn: Turn) -> None:
         self._every_ns = round(window_s(self._cycle.nodes) / 2 * 1e9)
