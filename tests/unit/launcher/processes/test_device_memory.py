@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import NullEventLog
-from tests.support.launching import wait_until
 
 HELD = Holding(0, 7, 3 << 30)
 
@@ -26,8 +24,6 @@ class Waiting:
     def __init__(self, query: Callable[[], list[Holding] | None] | None) -> None:
         self.said: list[str] = []
         self.loads = 0
-        self.later_s = 0.0
-        """By so much its clock is ahead of time.monotonic."""
         self.reactor = Reactor()
         self.memory = DeviceMemoryWait(
             self.reactor,
@@ -35,7 +31,6 @@ class Waiting:
             say=self.said.append,
             load=self._load,
             query=lambda library: library(),
-            clock=lambda: time.monotonic() + self.later_s,
         )
         self._query = query
 
@@ -73,23 +68,6 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
     assert one.said[0].startswith("waiting for device memory of the last cycle")
     held = "process 7 on GPU 0 (3.0 GiB)"
     assert one.said[1].endswith(f"is still held: {held}; starting the ranks without waiting any longer")
-
-
-@pytest.mark.parametrize("is_freed", [True, False])
-def test_old_reading_of_held_memory_is_taken_again(waiting: Make, is_freed: bool) -> None:
-    """The node stood by after it had given up waiting."""
-    held = [HELD]
-    one = waiting(lambda: held)
-    one.memory.begin([7])
-    one.later_s = core.LONGEST_WAIT_S
-    wait_until(lambda: not any(each.name.endswith("device_memory") for each in threading.enumerate()), 30)
-    one.later_s += 1000.0
-    if is_freed:
-        held = []
-    one.memory.wait(lambda: None)
-    assert len(one.said) == int(not is_freed)
-    if not is_freed:
-        assert float(one.said[0].split()[1]) >= 1000.0  # "after 1010.0 s": now, not when it gave up
 
 
 def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
