@@ -23,7 +23,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -89,12 +89,15 @@ class LauncherNode(LauncherServices):
         )
         self.signals = SignalWatch(
             line.signals,
+            self.reactor,
+            log=log,
+            say=say,
+            timeout_s=options.term_timeout,
             forwarded=(*options.forward_signals, *line.save_signals),
             keep_ignored_hangup=line.signals_are_default,
         )
         self.signals.install()
         self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
-        self.stop = StopRequests(self.signals, self.reactor, log=log, say=say, timeout_s=options.term_timeout)
         self.run_dir = RunDirectory(say)
         self.forking = self._make_forking(server, announce)
         self._make_monitors(ranks)
@@ -118,7 +121,7 @@ class LauncherNode(LauncherServices):
             self.run_dir.add(listener.is_lost, listener.listen_again)
         self.ranks = NodeRanks(self)
         self.joins_by = joining.JoinContext(
-            self.reactor, self.stop, self.children, say, says_all=line.says_all, progress=self.status.progress
+            self.reactor, self.signals, self.children, say, says_all=line.says_all, progress=self.status.progress
         )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
@@ -135,7 +138,7 @@ class LauncherNode(LauncherServices):
             log=self.log,
             say=self.say,
             announce=announce,
-            check_stop=self.stop.check,
+            check_stop=self.signals.check,
             known_children=self.children.pids,
             environment=functools.partial(shared_environment, self.line),
         )

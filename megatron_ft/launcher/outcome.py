@@ -20,12 +20,11 @@ from msgspec import structs
 from megatron_ft.core.agent.effects import Exit, LauncherExit
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.facts.reported_hang import MOST_HANGS
-from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file, write_lives_file
-from megatron_ft.ipc.files.own_files import ForeignFileError
+from megatron_ft.ipc.files.own_files import ForeignFileError, read_own, replace_own
 from megatron_ft.ipc.log import LAUNCHER, WARNING
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes, fault_of
-from megatron_ft.job.rules.lives import Ending, Life, Lives, NodeEnd
+from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives, NodeEnd
 from megatron_ft.job.rules.messages import REFUSED, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -117,7 +116,7 @@ def read_lives(log_dir: str | None) -> Lives:
     """Return the job's lives so far; none if they can't be read soon."""
     if log_dir is None:
         return Lives()
-    return bounded_call(lambda: _read(lives_path(log_dir)), Lives(), bound_s=_READ_S)
+    return bounded_call(lambda: _read(os.path.join(log_dir, LIVES_FILE)), Lives(), bound_s=_READ_S)
 
 
 class ResultFile:
@@ -139,7 +138,7 @@ class ResultFile:
         before: JobProgress,
     ) -> None:
         self._log = log
-        self._path = None if log_dir is None else lives_path(log_dir)
+        self._path = None if log_dir is None else os.path.join(log_dir, LIVES_FILE)
         self._life = _reached(Life(job=job, command=tuple(command), began=utc(time.time())), before)
         self._name = socket.gethostname()
         self._place = 0 if is_first else None
@@ -256,7 +255,7 @@ def rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     if changed is lives:
         return
     try:
-        write_lives_file(path, changed)
+        replace_own(path, changed.to_text().encode(), fsync=True)
     except ForeignFileError as error:
         _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
     except OSError as error:
@@ -271,7 +270,7 @@ def _say_once(line: str) -> None:
 
 def _read(path: str) -> Lives:
     try:
-        return read_own_lives_file(path)
+        return Lives.parse(read_own(path))
     except FileNotFoundError:
         return Lives()
     except ForeignFileError as error:

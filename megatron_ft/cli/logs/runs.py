@@ -16,8 +16,8 @@ from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, Ru
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.hosts import natural
-from megatron_ft.ipc.files.lives_file import lives_path, read_lives_file
-from megatron_ft.job.rules.lives import Life
+from megatron_ft.ipc.files.own_files import read_regular
+from megatron_ft.job.rules.lives import LIVES_FILE, Life, Lives
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
@@ -163,7 +163,7 @@ def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: b
 def life_of(directory: str, run: Run) -> Life | None:
     """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
-        lives = read_lives_file(lives_path(directory)).lives
+        lives = Lives.parse(read_regular(os.path.join(directory, LIVES_FILE))).lives
     except (OSError, ValueError):
         return None  # a run that has just begun
     opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_ns / 1e9))

@@ -22,10 +22,10 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.core.signal_rules import Asked, SecondRequest
-from megatron_ft.ipc.files.lives_file import lives_path, read_own_lives_file
+from megatron_ft.ipc.files.own_files import read_own
 from megatron_ft.job.rules import batch_script
 from megatron_ft.job.rules.faults import advice
-from megatron_ft.job.rules.lives import Ending, Life, Lives
+from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")
@@ -105,7 +105,7 @@ class Batch:
         )
         print(shlex.join(words))
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
-        print(f"# then, from {lives_path(plan.log_dir)}:")
+        print(f"# then, from {os.path.join(plan.log_dir, LIVES_FILE)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
         most = plan.limits.lives
         again = f"{shlex.join(batch_script.requeue(plan.job))}, for up to {most} lives" if most > 1 else "end: 1 life"
@@ -202,11 +202,11 @@ class Batch:
 
     def _lives(self) -> Lives:
         try:
-            return read_own_lives_file(lives_path(self._plan.log_dir))
+            return Lives.parse(read_own(os.path.join(self._plan.log_dir, LIVES_FILE)))
         except FileNotFoundError:
             return Lives()
         except (OSError, ValueError) as error:
-            say(f"{lives_path(self._plan.log_dir)} can't be read: {error}")
+            say(f"{os.path.join(self._plan.log_dir, LIVES_FILE)} can't be read: {error}")
             return Lives()
 
     def _allocation(self) -> commands.Job | None:
@@ -246,7 +246,7 @@ class _Over:
         while self.is_needed and self.life is None:
             lives: tuple[Life, ...] = ()
             with contextlib.suppress(OSError, ValueError):
-                lives = read_own_lives_file(lives_path(log_dir)).lives
+                lives = Lives.parse(read_own(os.path.join(log_dir, LIVES_FILE))).lives
             life = lives[-1] if len(lives) > before else None
             if life is None or life.outcome is Ending.RUNNING:
                 since_s = None

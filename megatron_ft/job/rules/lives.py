@@ -18,6 +18,8 @@ from megatron_ft.core.facts.reported_hang import ReportedHang
 from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes
 from megatron_ft.job.rules.restart_policy import JobProgress
 
+LIVES_FILE = "result.json"
+"""Name in the log directory."""
 VERSION = 1
 _MOST_LIVES = 200
 _MOST_FAULTS = 100

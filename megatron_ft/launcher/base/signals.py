@@ -35,11 +35,21 @@ class SignalWatch:
     def __init__(
         self,
         numbers: tuple[signal.Signals, ...],
+        reactor: Reactor,
         *,
+        log: EventLog,
+        say: Callable[[str], None],
+        timeout_s: float,
         forwarded: tuple[signal.Signals, ...] = (),
         keep_ignored_hangup: bool = True,
     ) -> None:
+        """``timeout_s``: time for the ranks to end after a request to stop, for the printed line."""
         self._numbers = numbers
+        self._reactor = reactor
+        self._log = log
+        self._say = say
+        self._timeout_s = timeout_s
+        self._is_reported = False
         self._forwarded = forwarded
         self._to_forward: list[signal.Signals] = []
         self._keep_ignored_hangup = keep_ignored_hangup
@@ -55,6 +65,32 @@ class SignalWatch:
         self._is_second = False
         self._early_s: float | None = None
         self._was_continued = False
+
+    def blocking(self, function: Callable[[], T]) -> T:
+        """Run a function that may wait for other nodes, while the event loop goes on.
+
+        Raises:
+            SignalException: the launcher was asked to stop.
+        """
+        return self._reactor.call_blocking(function, self.check)
+
+    def check(self) -> None:
+        """Interrupt the caller if the launcher was asked to stop.
+
+        Raises:
+            SignalException: it was.
+        """
+        if self.received:
+            self.report(ranks=0)
+            raise SignalException(f"received {self.received[0].name}", sigval=self.received[0])
+
+    def report(self, *, ranks: int) -> None:
+        """Print once that the launcher was asked to stop, and how many ranks get the signal."""
+        if not self._is_reported:
+            self._is_reported = True
+            name = self.received[0].name
+            self._say(asked_to_stop(name=name, ranks=ranks, timeout_s=self._timeout_s))
+            self._log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def fileno(self) -> int:
         return self._read.fileno()
@@ -147,48 +183,3 @@ def _take_all(noted: list[T]) -> list[T]:
     while noted:
         taken.append(noted.pop(0))  # one at a time: a handler may append between two lines
     return taken
-
-
-class StopRequests:
-    """Requests to stop one launcher. ``timeout_s``: time for its ranks to end, for the printed line."""
-
-    def __init__(
-        self, signals: SignalWatch, reactor: Reactor, *, log: EventLog, say: Callable[[str], None], timeout_s: float
-    ) -> None:
-        self._signals = signals
-        self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._timeout_s = timeout_s
-        self._is_reported = False
-
-    def blocking(self, function: Callable[[], T]) -> T:
-        """Run a function that may wait for other nodes, while the event loop goes on.
-
-        Raises:
-            SignalException: the launcher was asked to stop.
-        """
-        return self._reactor.call_blocking(function, self.check)
-
-    def is_in_a_hurry(self) -> bool:
-        """Return True after a second request: nothing is waited for any more."""
-        return self._signals.is_in_a_hurry()
-
-    def check(self) -> None:
-        """Interrupt the caller if the launcher was asked to stop.
-
-        Raises:
-            SignalException: it was.
-        """
-        if self._signals.received:
-            number = self._signals.received[0]
-            self.report(ranks=0)
-            raise SignalException(f"received {number.name}", sigval=number)
-
-    def report(self, *, ranks: int) -> None:
-        """Print once that the launcher was asked to stop, and how many ranks get the signal."""
-        if not self._is_reported:
-            self._is_reported = True
-            name = self._signals.received[0].name
-            self._say(asked_to_stop(name=name, ranks=ranks, timeout_s=self._timeout_s))
-            self._log.write(records.StopRequested(signal=name, ranks=ranks))

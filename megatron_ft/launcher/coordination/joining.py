@@ -28,7 +28,7 @@ from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.messages import Identity, JobDefinition
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.job.service import Service
-from megatron_ft.launcher.base.signals import StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
@@ -52,7 +52,7 @@ class JoinContext:
     """
 
     reactor: Reactor
-    stop: StopRequests
+    stop: SignalWatch
     children: Children
     say: Callable[[str], None]
     says_all: bool

@@ -236,7 +236,7 @@ class FaultTolerantAgent(TorchAgent):
     def _act(self, effect: effects.Effect) -> None:
         match effect:
             case effects.TellStop(ranks):
-                self._launcher.stop.report(ranks=ranks)
+                self._launcher.signals.report(ranks=ranks)
             case Say(text):
                 self._launcher.say(text)
             case effects.Write(record, at_ns):

@@ -25,7 +25,7 @@ from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle import reference_names, starting
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -54,7 +54,7 @@ class LauncherServices:
     line: CommandLine
     reactor: Reactor
     signals: SignalWatch
-    stop: StopRequests
+    stop: SignalWatch
     inbox: Inbox[events.Event | SignalWatch | KeeperEvent]
     orphan_watch: OrphanWatch
     control: ControlSocket
@@ -172,7 +172,7 @@ class NodeRanks:
             given.pop("logs_specs"),
             run_dir=node.run_dir.path,
             say=node.say,
-            blocking=node.stop.blocking,
+            blocking=node.signals.blocking,
             prefix=line.options.per_cycle_applog_prefix,
         )
         context = WorkerContext(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,11 +12,17 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.core.facts.launcher import StopRequested
-from megatron_ft.launcher.base.signals import SignalWatch, StopRequests
+from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.records.event_log import EventLog
+from megatron_ft.records.event_log import EventLog, NullEventLog
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+def watching(
+    reactor: Any = None, log: EventLog | None = None, say: Callable[[str], None] = lambda _text: None
+) -> SignalWatch:
+    return SignalWatch((), reactor, log=log or NullEventLog(), say=say, timeout_s=7.0)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +41,7 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 def test_a_second_request_is_one_that_a_person_could_have_made(
     requests: list[tuple[signal.Signals, float]], received: list[signal.Signals], second: signal.Signals | None
 ) -> None:
-    watch = SignalWatch(())
+    watch = watching()
     for number, at_s in requests:
         watch.note(number, 1000.0 + at_s)
     watch.close()
@@ -47,7 +54,7 @@ def test_a_second_request_is_one_that_a_person_could_have_made(
 
 
 def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
-    watch = SignalWatch(())
+    watch = watching()
     for number, at_s in ((TERM, 0.0), (TERM, 0.006), (INT, 1.0)):
         watch.note(number, 1000.0 + at_s)
     assert watch.take_early() is None, "Slurm sends SIGTERM twice; the first SIGINT is a request of its own"
@@ -60,20 +67,19 @@ def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
 def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
     said: list[str] = []
     written: list[Any] = []
-    reactor, watch = Reactor(), SignalWatch(())
-    log = cast("EventLog", SimpleNamespace(write=written.append))
-    stop = StopRequests(watch, reactor, log=log, say=said.append, timeout_s=7.0)
-    stop.check()
-    assert stop.blocking(lambda: 3) == 3
+    reactor = Reactor()
+    watch = watching(reactor, cast("EventLog", SimpleNamespace(write=written.append)), said.append)
+    watch.check()
+    assert watch.blocking(lambda: 3) == 3
     assert (said, written) == ([], [])
     watch.note(signal.SIGTERM, 0.0)
     others_come = threading.Event()
     for _ in range(2):
         with pytest.raises(SignalException) as raised:
-            stop.blocking(others_come.wait)
+            watch.blocking(others_come.wait)
         assert raised.value.sigval == signal.SIGTERM
     others_come.set()
-    stop.report(ranks=8)
+    watch.report(ranks=8)
     assert len(said) == 1
     assert written == [StopRequested(signal="SIGTERM", ranks=0)]
     watch.close()
