@@ -24,9 +24,7 @@ _GROUP = 4
 """One of this many ports is used (an odd one: Linux gives those to servers), so that the ports of two launchers on one
 host don't overlap."""
 _TRIES = 128
-"""Ports to try before a port with a taken neighbour is used."""
-_RACES = 3
-"""Times another process may take the port between its choice and its use."""
+"""Ports to try before one with a taken neighbour is used."""
 _FILES = 16
 """More than the server opens, and the client that it makes at once."""
 _WAIT_S = 300.0
@@ -100,34 +98,18 @@ class RankStore:
         self._server, self._address = None, ""
 
     def _serve(self) -> TCPStore:
-        for _ in range(0 if self._port else _RACES):
-            if (port := free_port()) is None:
-                break
-            with contextlib.suppress(RuntimeError, OSError):
+        for _ in range(0 if self._port else _TRIES):
+            with contextlib.suppress(RuntimeError, OSError):  # taken, also meanwhile, or privileged
+                with bound_socket(0) as sock:
+                    port = sock.getsockname()[1] // _GROUP * _GROUP + 1
+                for each in range(port, port + 1 + _NEIGHBOURS):
+                    bound_socket(each).close()
                 return _store(_HERE, port, is_server=True)
         return _store(_HERE, self._port, is_server=True)
 
 
 def _store(host: str, port: int, *, is_server: bool) -> TCPStore:
     return TCPStore(host, port, is_master=is_server, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
-
-
-def free_port() -> int | None:
-    """Return a port that can be bound on all addresses, as can the next `_NEIGHBOURS`; None if none is found.
-
-    Another process may take it between this call and its use.
-    """
-    for _ in range(_TRIES):
-        with contextlib.ExitStack() as sockets:
-            try:
-                with bound_socket(0) as sock:
-                    port: int = sock.getsockname()[1] // _GROUP * _GROUP + 1
-                for each in range(port, port + 1 + _NEIGHBOURS):
-                    sockets.enter_context(bound_socket(each))
-            except OSError:  # taken, or privileged
-                continue
-            return port
-    return None
 
 
 def bound_socket(port: int) -> socket.socket:

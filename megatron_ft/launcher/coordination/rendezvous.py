@@ -5,8 +5,6 @@ Who meets, in which places, and when is the coordinator's work; torch's agent as
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -25,17 +23,12 @@ BACKEND = "megatron_ft"
 
 
 class CoordinatedRendezvous(RendezvousHandler):
-    """Rendezvous of one launcher at the coordinator."""
+    """Rendezvous of one launcher at the coordinator. The coordinator ends jobs, and the launcher closes the store."""
+
+    use_agent_store = True  # the ranks meet in a store of a launcher: none of them opens one
 
     def __init__(self, orders: CoordinatorView, store: RankStore, run_id: str) -> None:
-        self._orders = orders
-        self._store = store
-        self._run_id = run_id
-
-    @property
-    def use_agent_store(self) -> bool:
-        """The ranks meet in a store of a launcher: none of them opens one."""
-        return True
+        self._orders, self._store, self._run_id = orders, store, run_id
 
     def get_backend(self) -> str:
         return BACKEND
@@ -59,35 +52,31 @@ class CoordinatedRendezvous(RendezvousHandler):
         return RendezvousInfo(store, held.place, held.decision.world, RendezvousStoreInfo(*parse_address(held.store)))
 
     def is_closed(self) -> bool:
-        """Never: the coordinator ends jobs."""
         return False
 
     def set_closed(self) -> None:
-        """Do nothing."""
+        pass
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: torch need not restart ranks for waiting nodes."""
-        return 0
+        return 0  # torch need not restart ranks for waiting nodes
 
     def shutdown(self) -> bool:
-        """Return True and do nothing: the launcher closes what it has opened."""
         return True
 
 
-_make: list[Callable[[RendezvousParameters], RendezvousHandler]] = []
-"""Factory of the last registration, alone."""
+_last: list[tuple[CoordinatorView, RankStore]] = []
+"""What was registered last, alone."""
 
 
 def register(config: LaunchConfig, *, orders: CoordinatorView, store: RankStore) -> None:
     """Have the job that is launched with ``config`` meet by the coordinator's ``orders``.
 
-    torch has one registry for the whole process, in which a name can't be given to another: what is registered is
-    ``_create``, which makes what was asked for last.
+    torch has one registry for the whole process, in which a name can't be given to another.
     """
-    _make[:] = [lambda parameters: CoordinatedRendezvous(orders, store, parameters.run_id)]
+    _last[:] = [(orders, store)]
     rendezvous_handler_registry.register(BACKEND, _create)
     config.rdzv_backend, config.rdzv_configs = BACKEND, {}  # torch logs them: a password of etcd may be among them
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _make[0](parameters)
+    return CoordinatedRendezvous(*_last[0], parameters.run_id)

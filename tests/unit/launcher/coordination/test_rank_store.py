@@ -91,11 +91,9 @@ def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
 def test_master_port_is_followed_by_two_ports_that_can_be_bound(
     served: RankStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = rank_store.bound_socket
-    with contextlib.ExitStack() as taken:
-        good, *bad = (rank_store.free_port() or 0 for _ in range(3))
-        taken.enter_context(kernels(bad[0] + 1))
-        taken.enter_context(kernels(bad[1] + 2))
+    kernels, first = rank_store.bound_socket, [port_of(launchers().open()) for _ in range(3)]
+    good, *bad = first  # the stores are closed: nobody has them
+    with kernels(bad[0] + 1), kernels(bad[1] + 2):
         given = iter([*bad, *bad, good])
         monkeypatch.setattr(rank_store, "bound_socket", lambda port: kernels(port or next(given)))
         assert port_of(served.open()) == good
@@ -122,16 +120,16 @@ def test_the_store_opens_on_a_host_with_no_three_free_ports_in_a_row(
 def test_a_port_that_another_process_takes_first_is_replaced(
     served: RankStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as other:
-        other.bind((HERE, 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        find = mock.Mock(side_effect=[taken, rank_store.free_port()])
-        monkeypatch.setattr(rank_store, "free_port", find)
-        assert port_of(served.open()) != taken
-        assert find.call_count == 2
-        monkeypatch.setattr(rank_store, "free_port", lambda: taken)
-        assert port_of(served.open()) != taken
+    real, tried = rank_store._store, list[int]()
+
+    def taken_once(host: str, port: int, *, is_server: bool) -> Any:
+        tried.append(port)
+        if len(tried) == 1:
+            raise RuntimeError("the port is taken")
+        return real(host, port, is_server=is_server)
+
+    monkeypatch.setattr(rank_store, "_store", taken_once)
+    assert port_of(served.open()) == tried[1]
 
 
 @contextlib.contextmanager
