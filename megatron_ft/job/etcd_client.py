@@ -66,11 +66,6 @@ class EtcdClient:
                 self._token = ""  # it is too old, or users have been changed
         raise self._error(answer)
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _post(self, path: str, body: Body) -> tuple[int, Body]:
         headers = {"Content-Type": "application/json", **({"Authorization": self._token} if self._token else {})}
         try:
@@ -79,7 +74,9 @@ class EtcdClient:
             response = connection.getresponse()
             status, data = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            self.close()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
             is_mistake = isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_ENDS)
             kind = ConfigError if is_mistake else EtcdAway
             cut = self._tls is not None and not self._settings.cert and isinstance(error, (*_TLS_ENDS, ConnectionError))

@@ -8,6 +8,7 @@ megatron_ft/JOB/LIFE/NUMBER  record of a decision
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -50,11 +51,10 @@ class Seen(NamedTuple):
 def look(call: Call, job: str) -> Seen:
     """Return who leads."""
     answer = call("kv/range", {"key": _text(_leader_key(job))})
-    leader = _first(answer)
-    value, epoch = (
-        (_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"])) if leader else ("", 0)
-    )
-    return Seen(value, epoch, int(answer["header"]["revision"]))
+    revision = int(answer["header"]["revision"])
+    if (leader := _first(answer)) is None:
+        return Seen("", 0, revision)
+    return Seen(_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"]), revision)
 
 
 def take(call: Call, job: str, address: str) -> LeaseHeld | None:
@@ -70,10 +70,8 @@ def take(call: Call, job: str, address: str) -> LeaseHeld | None:
 
 def release(call: Call, lease: str) -> None:
     """Give up a lease, and the keys that hang on it."""
-    try:
+    with contextlib.suppress(LeaseGone):  # it has expired
         call("lease/revoke", {"ID": lease})
-    except LeaseGone:
-        pass  # it has expired
 
 
 class Ledger:

@@ -93,10 +93,15 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     Raises:
         ConfigError: a mistake of the user.
     """
-    rules, job = _rules(line), _job(line, environ)
-    if _is_alone(line):
-        return MeetingPlace(is_alone=True, job=job, rules=rules, ranks_store=_named_store(line))
+    rules = _rules(line)
+    # directories may differ between the nodes of a job; what they run, and for whom, doesn't
+    script, start = os.path.basename(str(line.namespace.training_script)), line.where.life
+    job = "/".join([line.run_id, str(os.getuid()), start or environ.get("SLURM_JOB_ID", ""), script])
     host, port = _endpoint(line)
+    if _is_alone(line):
+        is_named = port and line.namespace.rdzv_backend == "static" and not line.namespace.standalone
+        store = format_address(host, port) if is_named else ""
+        return MeetingPlace(is_alone=True, job=job, rules=rules, ranks_store=store)
     etcd = _etcd(line)
     is_host = None if etcd else _is_host(line.rendezvous_settings)
     is_here = is_host
@@ -110,7 +115,10 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         raise ConfigError(
             f"--local-addr: {local_addr} isn't an address of this machine; name one by which other nodes reach it"
         )
-    rank, source = _rank(line, environ)
+    rank = line.node_rank
+    source = "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
+    if rank is None:
+        rank, source = rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return MeetingPlace(
         is_alone=False,
         job=job,
@@ -168,33 +176,11 @@ def _etcd(line: CommandLine) -> EtcdSettings | None:
     return EtcdSettings(host, port, **given)
 
 
-def _named_store(line: CommandLine) -> str:
-    namespace = line.namespace
-    if namespace.standalone or namespace.rdzv_backend != "static":
-        return ""
-    endpoint = _endpoint(line)
-    return format_address(*endpoint) if endpoint[1] else ""
-
-
 def _is_host(settings: Mapping[str, str]) -> bool | None:
     value = settings.get("is_host", "").lower()
     if value and value not in (*_YES, *_NO):
         raise ConfigError(f"--rdzv-conf: is_host={value}: must be true or false")
     return value in _YES if value else None
-
-
-def _rank(line: CommandLine, environ: Mapping[str, str]) -> tuple[int | None, str]:
-    rank = line.node_rank
-    if rank is None:
-        return rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
-    return rank, "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
-
-
-def _job(line: CommandLine, environ: Mapping[str, str]) -> str:
-    """Directories may differ between the nodes of a job; what they run, and for whom, doesn't."""
-    script = os.path.basename(str(line.namespace.training_script))
-    start = line.where.life or environ.get("SLURM_JOB_ID", "")
-    return "/".join([line.run_id, str(os.getuid()), start, script])
 
 
 def _rules(line: CommandLine) -> Rules:
