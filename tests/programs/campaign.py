@@ -84,7 +84,7 @@ PROGRAMS = (
         "timm train.py",
         f"{ON_CPU} {{sources}}/huggingface+pytorch-image-models/train.py data --model resnet10t --num-classes 2 "
         "--device cpu -b 4 -j 1 --epochs 6 --img-size 32 --experiment run --output out --log-interval 1 "
-        "--sched none --val-split val",
+        "--sched step --val-split val",
         r"Train: 2 ",
         "out/run/last.pth.tar",
         PICTURES,
