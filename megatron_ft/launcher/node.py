@@ -166,15 +166,6 @@ class LauncherNode(LauncherServices):
         options, secret = self.line.options, None
         with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
             secret = read_secret(os.environ)
-        self.keeper = Keeper(
-            self.reactor,
-            os.path.join(self.run_dir.path, "keeper.sock"),
-            xxhash=digests.find_module(),
-            secret=secret,
-            copies_bytes_per_s=options.memory_checkpoint_bandwidth * 10**6,
-            say=self.say,
-            on_event=self.inbox.put,
-        )
         self.files = SnapshotFiles(
             options.memory_checkpoint_dir,
             timeout_s=options.memory_checkpoint_write_timeout,
@@ -182,6 +173,16 @@ class LauncherNode(LauncherServices):
             say=self.say,
             announce=announce,
             takes_copies=secret is not None,
+        )
+        self.keeper = Keeper(
+            self.reactor,
+            os.path.join(self.run_dir.path, "keeper.sock"),
+            xxhash=digests.find_module(),
+            files=self.files,
+            secret=secret,
+            copies_bytes_per_s=options.memory_checkpoint_bandwidth * 10**6,
+            say=self.say,
+            on_event=self.inbox.put,
         )
 
     def _make_health_check(self) -> HealthCheck | None:
@@ -220,10 +221,9 @@ class LauncherNode(LauncherServices):
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def write_files(self, life: str) -> None:
-        """Write the last snapshot to the user's directory, if there are both. ``life``: as in `SnapshotFiles.write`."""
-        self.files.write(
-            self.keeper,
-            life=life,
+        """As in `Keeper.write_files`."""
+        self.keeper.write_files(
+            life,
             asked_s=self.signals.asked_s,
             persistent=checkpointed(self.line.options.checkpoint_iteration_file),
             is_hurried=self.signals.is_in_a_hurry,

@@ -47,8 +47,6 @@ from megatron_ft.learning.launcher_part import LearningOptions, StateFile, TellS
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Timer
-from megatron_ft.memory.launcher.keeper_process import KeeperEvent
-from megatron_ft.memory.launcher.memory_checkpoints import MemoryCheckpoints
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept
 
@@ -91,7 +89,6 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
-        self._memory = MemoryCheckpoints(launcher.keeper, launcher.files, self._hear)
         self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
         self._next_health_s = math.inf
         self._starting: effects.StartRanks
@@ -160,11 +157,9 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- events -------------------------------------------------------------------------------------------
 
-    def _receive(self, event: events.Event | SignalWatch | KeeperEvent) -> None:
+    def _receive(self, event: events.Event | SignalWatch) -> None:
         if isinstance(event, SignalWatch):
             self._take_signals()
-        elif isinstance(event, KeeperEvent):
-            self._memory.hear(event)
         else:
             self._hear(event)
 
@@ -263,7 +258,7 @@ class FaultTolerantAgent(TorchAgent):
             case TellStateWritten(value):
                 self._ranks.state_written(value)
             case ToKeeper(fact):
-                self._memory.tell(fact)
+                self._launcher.keeper.tell(fact)
 
     def _perform(self, work: effects.Work) -> None:
         match work:
@@ -317,7 +312,10 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(StockTaken(kept))
             self._hear(events.RanksEnded(stuck, processes))
 
-        self._memory.take_stock(work.way, ended)
+        if work.way is effects.TerminationMode.TERMINATED:
+            self._launcher.keeper.take_stock(ended)
+        else:  # ranks that finish or stop have no next cycle: the end of their job waits for no keeper
+            ended(Kept())
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
@@ -345,7 +343,7 @@ class FaultTolerantAgent(TorchAgent):
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(events.RanksMet(ranks, group.group_rank or 0, nodes, size))
-        self._memory.prepare(self._machine.cycle.cycle, ranks, size, self._starting.decision.restore)
+        self._launcher.keeper.prepare(self._machine.cycle.cycle, ranks, size, self._starting.decision.restore)
 
     def _check_wanted(self) -> None:
         self._take_signals()

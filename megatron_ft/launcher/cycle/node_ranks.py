@@ -39,7 +39,7 @@ from megatron_ft.launcher.processes.worker import Ranks, Spawner, Worker
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
+from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.records.launcher.telemetry import Telemetry
@@ -55,7 +55,7 @@ class LauncherServices:
     reactor: Reactor
     signals: SignalWatch
     stop: SignalWatch
-    inbox: Inbox[events.Event | SignalWatch | KeeperEvent]
+    inbox: Inbox[events.Event | SignalWatch]
     orphan_watch: OrphanWatch
     control: ControlSocket
     log: EventLog

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.core.wording import counted
 from megatron_ft.ipc.linux.process_setup import isolated_command
@@ -45,7 +45,17 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
-from megatron_ft.memory.rules.snapshots import KeeperPort, Kept, OfSnapshots, Saved, Settled, SnapshotKey
+from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
+from megatron_ft.memory.rules.snapshots import (
+    KeeperPort,
+    Kept,
+    OfSnapshots,
+    Restore,
+    Restored,
+    Saved,
+    Settled,
+)
 
 _QUICK_S = 10.0
 _MOST_BAD = 5
@@ -58,14 +68,12 @@ _STOP_WAIT_S = 2.0
 _BACKLOG = 64
 
 
-KeeperEvent = Saved | KeeperPort | RankBegan | RestoreFailed | StockTaken
-"""``Saved``: all ranks of this node are verified. ``RankBegan``, ``RestoreFailed``: of one rank; ``rank`` is global.
-``StockTaken``: what was verified after the time of the answer, or what the keeper has that replaces another one.
-"""
-
-
 class Keeper:
-    """Owner of the keeper's socket, its process, and a second descriptor of each segment."""
+    """Owner of the keeper's socket, its process, and a second descriptor of each segment.
+
+    It tells what ranks do with the snapshot that was chosen for their cycle: when the first one has restored it, when
+    the first one trains without it, and when all have restored it.
+    """
 
     def __init__(
         self,
@@ -73,10 +81,11 @@ class Keeper:
         path: str,
         *,
         xxhash: str | None,
+        files: SnapshotFiles,
         secret: bytes | None = None,
         copies_bytes_per_s: int = 0,
         say: Callable[[str], None],
-        on_event: Callable[[KeeperEvent], None],
+        on_event: Callable[[FromKeeper], None],
     ) -> None:
         """``path``: of the socket, in the run directory; ``xxhash``: extension module, None: ranks are told of none.
 
@@ -86,6 +95,7 @@ class Keeper:
         self.path = path
         self._reactor = reactor
         self._xxhash = xxhash
+        self._files = files
         self._pickle_key = memory_pickle_key(secret)
         self._copies_key = "" if secret is None else memory_copies_key(secret)
         self._copies_bytes_per_s = copies_bytes_per_s
@@ -104,6 +114,10 @@ class Keeper:
         self._held: dict[int, tuple[SealedSegment, int]] = {}
         """Rank, snapshot and descriptor of each sealed segment, by number."""
         self._prepared: Prepare | None = None
+        self._restoring: set[int] = set()
+        """Ranks that haven't restored yet what was chosen for the cycle."""
+        self._longest_s = 0.0
+        self._trains_without = False
         self._orders: dict[type, LauncherToKeeper] = {}
         """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
         self._written: FilesWritten | None = None
@@ -142,44 +156,61 @@ class Keeper:
 
     # -- what the owner asks for ------------------------------------------------------------------------------
 
-    def prepare(self, order: Prepare) -> None:
+    def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: Restore | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
-        is_first, restore = self._prepared is None, order.restore
-        self._prepared = replace(order, pickle_key=self._pickle_key)
+        is_first, order = self._prepared is None, Prepare(cycle, tuple(ranks), world, pickle_key=self._pickle_key)
+        self._restoring, self._longest_s, self._trains_without = set(), 0.0, False
+        if restore is not None:
+            path = self._files.path_of(restore.files)
+            order = replace(order, restore=restore.key, files=path, sources=restore.sources)
+            self._restoring.update(ranks)
+        self._prepared = order
         if is_first and self._listener is not None:
             self._reactor.watch(self._listener.fileno(), self._start)
         if self._process is not None:
             self._open_door()
         self._orders.clear()
-        self._order(self._prepared, repeats=True)
+        self._order(order, repeats=True)
         if restore is not None:
-            self._orders[Settled] = Settled(restore, restore)  # the keeper takes it for that
-        if restore is not None and self.is_given_up:
-            self._fail_restores("this node keeps no memory checkpoints any more")
+            self._orders[Settled] = Settled(restore.key, restore.key)  # the keeper takes it for that
+            if self.is_given_up:
+                self._fail_restores()
 
     def tell(self, fact: OfSnapshots) -> None:
         """Say what the job has decided about a snapshot, or where copies go."""
         self._order(fact, repeats=True)
+        if isinstance(fact, Settled) and fact.complete is not None:
+            self._files.superseded(fact.complete)
 
-    def last_complete(self) -> tuple[SnapshotKey, int] | None:
-        """Return the last snapshot that all ranks of the job have, and their number; None without one."""
-        settled = self._orders.get(Settled)
-        if not isinstance(settled, Settled) or self._prepared is None or self._process is None:
-            return None
-        return None if settled.complete is None else (settled.complete, self._prepared.world)
+    def write_files(
+        self, life: str, *, asked_s: float | None, persistent: int | None, is_hurried: Callable[[], bool]
+    ) -> None:
+        """Write the last snapshot that all ranks of the job have into the user's directory, if there are both.
 
-    def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
-        """Have the segments of a snapshot written as files, and wait for it: until its time is over, or ``is_wanted``
-        doesn't hold any more.
+        Args:
+            life: text that no other life of the job has.
+            asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
+            persistent: iteration of the last checkpoint on disk; None if it isn't known.
+            is_hurried: returns True if no process is to be waited for any more.
         """
+        settled = self._orders.get(Settled)
+        if (
+            not isinstance(settled, Settled)
+            or settled.complete is None
+            or self._prepared is None
+            or self._process is None
+        ):
+            return
+        order = self._files.order(settled.complete, self._prepared.world, life, asked_s=asked_s, persistent=persistent)
+        if order is None:
+            return
         self._written = None
         self._order(order, repeats=True)
-        is_over = lambda: self._written is not None or self._process is None or not is_wanted()  # noqa: E731
+        is_over = lambda: self._written is not None or self._process is None or is_hurried()  # noqa: E731
         self._reactor.run_until(is_over, time.monotonic() + order.within_s)
         del self._orders[WriteFiles]
-        return self._written or FilesWritten(
-            why="there was no more time" if is_wanted() else "a second signal asked to stop"
-        )
+        why = "a second signal asked to stop" if is_hurried() else "there was no more time"
+        self._files.written(order, self._written or FilesWritten(why=why))
 
     def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -337,7 +368,7 @@ class Keeper:
         self._let_go_of_socket()
         _close_in_background(self._take_all())
         self._answer(Kept())
-        self._fail_restores("this node keeps no memory checkpoints any more")
+        self._fail_restores()
         self._stock_changed(Kept())
 
     def _stock_changed(self, kept: Kept) -> None:
@@ -418,8 +449,8 @@ class Keeper:
             case KeeperSays(text):
                 self._say(text)
             case RankBegan(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
-                if self._prepared is not None and key == self._prepared.restore and rank in self._prepared.ranks:
-                    self._on_event(message)
+                if self._prepared is not None and key == self._prepared.restore and rank in self._restoring:
+                    self._began(self._prepared.cycle, message)
             case Saved():
                 self._on_event(message)
         close_fds(fds)
@@ -443,12 +474,32 @@ class Keeper:
         self._answer(Kept())
         self._replace("did not say what it has", was_silent=True)
 
-    def _fail_restores(self, why: str) -> None:
+    # -- restores ---------------------------------------------------------------------------------------------
+
+    def _began(self, cycle: int, message: RankBegan | RestoreFailed) -> None:
+        self._restoring.discard(message.rank)
+        if isinstance(message, RestoreFailed):
+            self._restoring.clear()  # what other ranks restore from now on is of no use
+            self._on_event(message)
+            return
+        told = Restored(cycle, message.key, is_whole=False, newer_than=message.newer_than)
+        if message.seconds is None:
+            if not self._trains_without:
+                self._trains_without = True
+                self._on_event(replace(told, without=message.rank))
+            return
+        is_first, self._longest_s = not self._longest_s, max(self._longest_s, message.seconds, 1e-9)
+        if not self._restoring and not self._trains_without:
+            key, newer_than = message.key, message.newer_than
+            self._on_event(SnapshotRestored(cycle=cycle, key=key, seconds=self._longest_s, newer_than=newer_than))
+        elif is_first:
+            self._on_event(told)
+
+    def _fail_restores(self) -> None:
         assert self._prepared is not None
-        if self._prepared.restore is not None:
-            for rank in self._prepared.ranks:
-                failed = RestoreFailed(rank=rank, cycle=self._prepared.cycle, key=self._prepared.restore, text=why)
-                self._on_event(failed)
+        cycle, key, why = self._prepared.cycle, self._prepared.restore, "this node keeps no memory checkpoints any more"
+        if self._restoring and key is not None:
+            self._began(cycle, RestoreFailed(rank=min(self._restoring), cycle=cycle, key=key, text=why))
 
 
 def _close_in_background(fds: Sequence[int]) -> None:

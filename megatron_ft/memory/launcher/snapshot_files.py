@@ -12,9 +12,8 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.core.wording import counted
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.memory.base import segment_files
-from megatron_ft.memory.base.keeper_messages import WriteFiles
+from megatron_ft.memory.base.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.memory.base.segment_files import set_name
-from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.rules.retention import gigabytes
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
 
@@ -95,38 +94,27 @@ class SnapshotFiles:
         if names:
             self._thread.do(remove)
 
-    def write(
-        self,
-        keeper: Keeper,
-        *,
-        life: str,
-        asked_s: float | None,
-        persistent: int | None,
-        is_hurried: Callable[[], bool],
-    ) -> None:
-        """Write the last complete snapshot, and say so.
+    def order(
+        self, key: SnapshotKey, world: int, life: str, *, asked_s: float | None, persistent: int | None
+    ) -> WriteFiles | None:
+        """Return the order to write a snapshot; None, with a line where it isn't obvious, if it isn't to be written.
 
-        Args:
-            life: text that no other life of the job has.
-            asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
-            persistent: iteration of the last checkpoint on disk; None if it isn't known.
-            is_hurried: returns True if no process is to be waited for any more.
+        Arguments are as in `Keeper.write_files`.
         """
-        complete = keeper.last_complete()
-        if self._directory is None or complete is None or complete[0].cycle == EARLIER_LIFE:
-            return
-        key, world = complete
+        if self._directory is None or key.cycle == EARLIER_LIFE:
+            return None
         number = key.iteration
         if persistent is not None and persistent >= number:
             self._say(f"iteration {number} in memory isn't written: a checkpoint of iteration {persistent} is on disk")
-            return
+            return None
         left_s = self._timeout_s - (0.0 if asked_s is None else time.monotonic() - asked_s)
-        name = set_name(number, world, life)
-        order = WriteFiles(self._directory, name, key, max(0.0, left_s))
-        written = keeper.write_files(order, is_wanted=lambda: not is_hurried())
-        path, size = self.path_of(name), gigabytes(written.nbytes)
-        say = self._say if written.why else self._announce
-        if written.why:
-            say(f"iteration {number} in memory isn't written to {path}: {written.why}")
+        return WriteFiles(self._directory, set_name(number, world, life), key, max(0.0, left_s))
+
+    def written(self, order: WriteFiles, result: FilesWritten) -> None:
+        """Say what has become of an order."""
+        number, path = order.key.iteration, self.path_of(order.name)
+        if result.why:
+            self._say(f"iteration {number} in memory isn't written to {path}: {result.why}")
         else:
-            say(f"wrote iteration {number} to {path} ({size} of this node, {written.seconds:.1f} s)")
+            size = f"{gigabytes(result.nbytes)} of this node, {result.seconds:.1f} s"
+            self._announce(f"wrote iteration {number} to {path} ({size})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.link.reactor import Reactor
@@ -21,16 +23,20 @@ from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,
     FilesWritten,
+    KeeperSays,
     OpenDoor,
     Prepare,
+    RankBegan,
     SealedSegment,
     Stock,
     TakeStock,
     WriteFiles,
 )
 from megatron_ft.memory.launcher import keeper_process as module
-from megatron_ft.memory.launcher.keeper_process import Keeper, KeeperEvent
-from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Settled, SnapshotKey
+from megatron_ft.memory.launcher.keeper_process import Keeper
+from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
+from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Restored, Settled, SnapshotKey
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -47,14 +53,14 @@ class Processes:
         self.ends: list[Channel] = []
         """The keepers' ends, in their order."""
         self.lines: list[str] = []
-        self.events: list[KeeperEvent] = []
+        self.events: list[FromKeeper] = []
         monkeypatch.setattr(Keeper, "_spawn_connected", self._start)
         monkeypatch.setattr(module, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
-        self.keeper = Keeper(
-            reactor, path, xxhash="", secret=SECRET, say=self.lines.append, on_event=self.events.append
-        )
+        say = self.lines.append
+        files = SnapshotFiles(os.path.dirname(path), timeout_s=BOUND_S, ranks=1, say=say, announce=say)
+        self.keeper = Keeper(reactor, path, xxhash="", files=files, secret=SECRET, say=say, on_event=self.events.append)
         self.keeper.listen()
-        self.keeper.prepare(Prepare(0, (0,), 1))
+        self.keeper.prepare(0, (0,), 1, None)
         connect(path, BOUND_S).close()
         reactor.run_until(lambda: bool(self.ends), None)
 
@@ -165,9 +171,6 @@ def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, re
     assert (told, processes.events) == ([Kept()], [StockTaken(late)])
 
 
-ORDER = WriteFiles("/snapshots", "iteration-7", KEY, BOUND_S)
-
-
 def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
     processes: Processes, reactor: Reactor
 ) -> None:
@@ -175,9 +178,11 @@ def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
         processes.die()
         reactor.call_later(0.01, lambda: processes.ends[-1].send(FilesWritten(5, 0.1)))
 
+    processes.keeper.tell(Settled(KEY, KEY))
     reactor.call_later(0.01, dies_and_its_successor_answers)
-    assert processes.keeper.write_files(ORDER, is_wanted=lambda: True) == FilesWritten(5, 0.1)
-    assert ORDER in processes.heard()
+    processes.keeper.write_files("a life", asked_s=None, persistent=None, is_hurried=lambda: False)
+    assert WriteFiles in [type(each) for each in processes.heard()]
+    assert re.search(r"wrote iteration 7 to .* \(5e-06 MB of this node, 0.1 s\)", processes.lines[-1])
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(
@@ -198,10 +203,66 @@ def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetc
     processes: Processes, reactor: Reactor
 ) -> None:
     processes.heard()
-    processes.keeper.prepare(Prepare(1, (0,), 2))
+    processes.keeper.prepare(1, (0,), 2, None)
     assert [type(each) for each in processes.heard()] == [OpenDoor, Prepare]
     reader = hold(processes, reactor, 3)
     processes.die()
     reactor.run_once(BOUND_S)
     assert [type(each) for each in processes.heard()] == [SealedSegment, OpenDoor, Prepare, TakeStock]
     os.close(reader)
+
+
+# -- what ranks do with the snapshot that was chosen for their cycle ----------------------------------------------
+
+FAILED = RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")
+
+
+def told(
+    processes: Processes, reactor: Reactor, ranks: list[int], *messages: RankBegan | RestoreFailed, restore: bool = True
+) -> list[FromKeeper]:
+    """What the launcher's machine is told when ranks of cycle 1 say this."""
+    processes.keeper.prepare(1, ranks, len(ranks), Restore(KEY) if restore else None)
+    for each in messages:
+        processes.ends[-1].send(each)
+    processes.ends[-1].send(KeeperSays("all has come"))
+    reactor.run_until(lambda: "all has come" in processes.lines)
+    return processes.events
+
+
+def test_node_has_restored_when_its_slowest_rank_has(processes: Processes, reactor: Reactor) -> None:
+    twice = [RankBegan(KEY, 0.7, rank=4)] * 2 + [RankBegan(KEY, 0.2, 5, rank=5)] * 2
+    assert told(processes, reactor, [4, 5], *twice) == [
+        Restored(1, KEY, is_whole=False),  # from now on the snapshot counts as read
+        SnapshotRestored(cycle=1, key=KEY, seconds=0.7, newer_than=5),
+    ]
+
+
+def test_rank_that_trains_without_the_snapshot_is_told_of_once_and_the_node_has_not_restored(
+    processes: Processes, reactor: Reactor
+) -> None:
+    messages = [RankBegan(KEY, seconds, rank=rank) for rank, seconds in ((4, None), (5, 0.2), (6, None))]
+    assert told(processes, reactor, [4, 5, 6], *messages) == [
+        Restored(1, KEY, is_whole=False, without=4),
+        Restored(1, KEY, is_whole=False),
+    ]
+
+
+def test_node_has_not_restored_if_one_of_its_ranks_cannot(processes: Processes, reactor: Reactor) -> None:
+    assert told(processes, reactor, [4, 5], FAILED, RankBegan(KEY, 0.7, rank=4)) == [FAILED]
+
+
+def test_failure_to_restore_what_was_not_chosen_is_not_told(processes: Processes, reactor: Reactor) -> None:
+    assert told(processes, reactor, [4, 5], FAILED, restore=False) == []
+
+
+@pytest.mark.parametrize("trains_without", [False, True])
+def test_loss_of_the_keeper_fails_a_restore_but_no_script_that_trains_without(
+    processes: Processes, reactor: Reactor, trains_without: bool
+) -> None:
+    told(processes, reactor, [0], *([RankBegan(KEY, rank=0)] if trains_without else []))
+    for _ in range(5):
+        processes.die()
+        reactor.run_once(BOUND_S)
+    assert processes.keeper.is_given_up
+    failures = [each for each in processes.events if isinstance(each, RestoreFailed)]
+    assert [each.text for each in failures] == ["this node keeps no memory checkpoints any more"] * (not trains_without)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,22 +18,6 @@ KEY = SnapshotKey(0, 0, 9)
 NAME = set_name(7, 4, "an earlier life")
 
 
-class Recorder:
-    """A keeper with a complete snapshot, that notes what it is to write."""
-
-    def __init__(self, key: SnapshotKey | None = KEY, why: str = "") -> None:
-        self.key = key
-        self.why = why
-        self.orders: list[WriteFiles] = []
-
-    def last_complete(self) -> tuple[SnapshotKey, int] | None:
-        return None if self.key is None else (self.key, 4)
-
-    def write_files(self, order: WriteFiles, *, is_wanted: Callable[[], bool]) -> FilesWritten:
-        self.orders.append(order)
-        return FilesWritten(10**9, 0.5, self.why)
-
-
 class Directory:
     """A directory, and the lines that are printed about it."""
 
@@ -45,8 +27,10 @@ class Directory:
         given = None if path is None else str(path)
         self.files = SnapshotFiles(given, timeout_s=25.0, ranks=2, say=self.said.append, announce=self.announced.append)
 
-    def write(self, keeper: Any, asked_s: float | None = None, persistent: int | None = None) -> None:
-        self.files.write(keeper, life="a life", asked_s=asked_s, persistent=persistent, is_hurried=lambda: False)
+    def order(
+        self, key: SnapshotKey = KEY, asked_s: float | None = None, persistent: int | None = None
+    ) -> WriteFiles | None:
+        return self.files.order(key, 4, "a life", asked_s=asked_s, persistent=persistent)
 
 
 def left(path: Path, *parts: str, name: str = NAME) -> None:
@@ -85,23 +69,20 @@ def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: Snapsho
 
 
 def test_last_complete_snapshot_is_written_in_the_time_that_is_left(tmp_path: Path) -> None:
-    directory, keeper = Directory(tmp_path), Recorder()
-    directory.write(keeper, asked_s=time.monotonic() - 20.0)
-    directory.write(keeper)
-    name = set_name(9, 4, "a life")
-    assert [(each.directory, each.name, each.key) for each in keeper.orders] == 2 * [(str(tmp_path), name, KEY)]
-    assert keeper.orders[0].within_s == pytest.approx(5.0, abs=1.0)
-    assert keeper.orders[1].within_s == 25.0
-    assert directory.announced[0] == f"wrote iteration 9 to {tmp_path}/{name} (1 GB of this node, 0.5 s)"
+    directory, name = Directory(tmp_path), set_name(9, 4, "a life")
+    hurried, order = directory.order(asked_s=time.monotonic() - 20.0), directory.order()
+    assert order == WriteFiles(str(tmp_path), name, KEY, 25.0)
+    assert hurried is not None
+    assert hurried.within_s == pytest.approx(5.0, abs=1.0)
+    directory.files.written(order, FilesWritten(10**9, 0.5))
+    assert directory.announced == [f"wrote iteration 9 to {tmp_path}/{name} (1 GB of this node, 0.5 s)"]
 
 
 @pytest.mark.parametrize(
     ("key", "persistent", "is_written"),
-    [(KEY, 8, True), (KEY, 9, False), (None, None, False), (SnapshotKey(EARLIER_LIFE, 0, 9), None, False)],
+    [(KEY, 8, True), (KEY, 9, False), (SnapshotKey(EARLIER_LIFE, 0, 9), None, False)],
 )
 def test_what_is_on_disk_already_is_not_written(
-    tmp_path: Path, key: SnapshotKey | None, persistent: int | None, is_written: bool
+    tmp_path: Path, key: SnapshotKey, persistent: int | None, is_written: bool
 ) -> None:
-    directory, keeper = Directory(tmp_path), Recorder(key)
-    directory.write(keeper, persistent=persistent)
-    assert bool(keeper.orders) == is_written
+    assert (Directory(tmp_path).order(key, persistent=persistent) is not None) == is_written
