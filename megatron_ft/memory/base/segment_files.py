@@ -159,8 +159,11 @@ def _lacking(parts: Iterable[str], world: int) -> int:
 
 
 def remove_set(directory: str, name: str) -> None:
-    """Remove a snapshot's directory."""
+    """Remove a snapshot's directory. If that is cut off, what is left isn't whole."""
     with _opened(open_own_folder(directory)) as root:
+        with _opened(os.open(name, _FOLDER, dir_fd=root)) as whole:
+            for part in os.listdir(whole):
+                os.rename(part, temporary_name(), src_dir_fd=whole, dst_dir_fd=whole)
         _remove_tree(root, name)
 
 

@@ -458,11 +458,10 @@ class KeeperService:
                 self._say("repeats", f"no tensor of rank {rank}'s memory checkpoint has changed between {between}")
         self._cycle.incomplete[rank] += 1
         if self._cycle.incomplete[rank] == _MISSED:
-            newest = {each: max(self._segments.verified(each), default=None) for each in self._cycle.prepared.ranks}
-            texts = [f"rank {each} {'none' if key is None else key.iteration}" for each, key in newest.items()]
-            why = "other nodes lack it" if len(set(newest.values())) == 1 else f"the newest are {listed(texts)}"
-            text = f"none of the last {_MISSED} memory checkpoints of rank {rank} is one that all ranks have: {why}"
-            self._say("incomplete", text)
+            newest = [(each, max(self._segments.verified(each), default=None)) for each in self._cycle.prepared.ranks]
+            texts = [f"rank {each} {'none' if key is None else key.iteration}" for each, key in newest]
+            what = f"none of the last {_MISSED} memory checkpoints of rank {rank} is one that all ranks have"
+            self._say("incomplete", f"{what}: the newest of this node are {listed(texts)}")
 
     # -- restoring --------------------------------------------------------------------------------------------
 

@@ -126,7 +126,8 @@ class SnapshotsAtLeader(LeaderPart):
             cycle.decision.advance.is_exceeded(reached),
             verdict.cause.rerun is not None,
             restored is not None or self._snapshots.has_complete,
-            self._snapshots.is_read,
+            # a restore that fails says as much about a snapshot as one that is followed by a failure
+            self._snapshots.is_read or any(seat.report.is_mixed for seat in cycle.seats),
         )
 
 

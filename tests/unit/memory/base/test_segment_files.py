@@ -138,3 +138,17 @@ def test_file_that_is_not_wanted_or_has_no_memory_leaves_no_segment(
     with pytest.raises(SnapshotError, match=refused):
         load(str(tmp_path), NAME, 0, work.room_maker(lambda: is_wanted))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_set_whose_removal_is_cut_off_is_not_whole(tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.EIO, "killed")
+
+    write(tmp_path, fd)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(OSError, match="killed"):
+            remove_set(str(tmp_path), NAME)
+    assert [lacking for _, lacking in find_sets(str(tmp_path))] == [1]
+    remove_set(str(tmp_path), NAME)
+    assert everything(tmp_path) == []

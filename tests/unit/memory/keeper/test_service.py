@@ -363,7 +363,7 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
         rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
         close_fds([fd, ours, *served.launcher.hear(SealedSegment)[1]])
         if iteration == 3:
-            why = "the newest are rank 0 3, rank 1 none"
+            why = "the newest of this node are rank 0 3, rank 1 none"
             said = f"none of the last 3 memory checkpoints of rank 0 is one that all ranks have: {why}"
             assert served.launcher.hear(KeeperSays)[0].text == said
         rank.hear(Granted)

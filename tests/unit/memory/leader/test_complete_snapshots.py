@@ -125,11 +125,18 @@ def test_restored_is_not_said_again_by_a_coordinator_that_takes_over() -> None:
 
 
 def fails_and_meets(
-    machine: Coordinator, cycle: int, *stock: Kept, text: str = "rank 1 raised NaN", last: int = 9
+    machine: Coordinator,
+    cycle: int,
+    *stock: Kept,
+    text: str = "rank 1 raised NaN",
+    last: int = 9,
+    is_mixed: bool = False,
 ) -> tuple[Decision, list[str]]:
     """Rank 1 fails, and both nodes are ready again. Return what is decided then, and the lines."""
     cause = Cause(kind=CauseKind.CRASH, text=text, rank=1)
-    machine.handle(actions.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last))), 0.0)
+    machine.handle(
+        actions.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last), is_mixed=is_mixed)), 0.0
+    )
     machine.settle(0.0)
     for link, each in enumerate(stock):
         machine.handle(actions.Heard(link, m.Ready(each)), 0.0)
@@ -224,6 +231,19 @@ def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_f
         decision, said = fails_and_meets(machine, cycle, *stock, text="no route to the store")
         assert decision.restore is not None
         assert (decision.restore.key, decision.restore.tries, said) == (key(7), 0, [])
+
+
+def test_snapshot_that_ranks_cannot_restore_twice_is_not_restored_again() -> None:
+    machine = begun(RULES, "ab")
+    stock = kept(0, key(7)), kept(1, key(7))
+    fails_and_meets(machine, 0, *stock)
+    text = "rank 1 can't restore iteration 7 from memory: No such file or directory"
+    decision, _ = fails_and_meets(machine, 1, *stock, text=text, is_mixed=True)
+    assert decision.restore is not None
+    assert (decision.restore.key, decision.restore.tries) == (key(7), 1)
+    decision, said = fails_and_meets(machine, 2, *stock, text=text, is_mixed=True)
+    assert decision.restore is None
+    assert said == ["cycle 3 restores nothing from memory: 2 cycles that restored iteration 7 failed before a new one"]
 
 
 WHOLE, FIRST, WITHOUT = (Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))

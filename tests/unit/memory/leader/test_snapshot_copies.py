@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies, copy_place
+from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
 from megatron_ft.memory.rules.snapshots import CopyTo
+
+
+def targets(nodes: int, segment: int) -> dict[int, int]:
+    """The places of the nodes that keep copies, by those of the nodes whose copies they are."""
+    copies, found = SnapshotCopies(0, nodes, segment), {}
+    for place in range(nodes):
+        found |= {at: int(told.address) for at, told in copies.serves(place, str(place))}
+    return found
 
 
 @pytest.mark.parametrize(("nodes", "segment"), [(2, 0), (3, 0), (8, 2), (12, 4), (4, 4), (10_000, 16)])
 def test_each_node_keeps_copies_of_one_other(nodes: int, segment: int) -> None:
-    targets = [copy_place(place, nodes, segment) for place in range(nodes)]
-    assert sorted(target for target in targets if target is not None) == list(range(nodes))
-    assert all(place != target for place, target in enumerate(targets))
+    found = targets(nodes, segment)
+    assert sorted(found) == sorted(found.values()) == list(range(nodes))
+    assert all(place != target for place, target in found.items())
 
 
 @pytest.mark.parametrize(("nodes", "segment"), [(8, 2), (12, 4), (32, 16)])
 def test_copies_are_kept_in_another_segment(nodes: int, segment: int) -> None:
-    for place in range(nodes):
-        target = copy_place(place, nodes, segment)
-        assert target is not None
-        assert target // segment != place // segment
+    assert all(target // segment != place // segment for place, target in targets(nodes, segment).items())
 
 
 def test_job_of_one_node_has_no_copies() -> None:
-    assert copy_place(0, 1, 0) is None
     assert SnapshotCopies(0, 1, 0).serves(0, "a:1") == []
 
 
