@@ -112,9 +112,9 @@ class SnapshotFiles:
 
     def written(self, order: WriteFiles, result: FilesWritten) -> None:
         """Say what has become of an order."""
-        number, path = order.key.iteration, self.path_of(order.name)
+        number, path, size = order.key.iteration, self.path_of(order.name), gigabytes(result.nbytes)
+        say = self._say if result.why else self._announce
         if result.why:
-            self._say(f"iteration {number} in memory isn't written to {path}: {result.why}")
+            say(f"iteration {number} in memory isn't written to {path}: {result.why}")
         else:
-            size = f"{gigabytes(result.nbytes)} of this node, {result.seconds:.1f} s"
-            self._announce(f"wrote iteration {number} to {path} ({size})")
+            say(f"wrote iteration {number} to {path} ({size} of this node, {result.seconds:.1f} s)")
