@@ -102,7 +102,7 @@ class HangsAtLeader(LeaderPart):
             return None
         if diagnosis.is_of_lost_peer and cycle.has_own_failure:
             self._diagnosis = None  # what that node did explains the peers that were lost
-            return PartVerdict(*cycle.explained, is_by_report=True)
+            return PartVerdict(*cycle.explained)
         if self._is_open(diagnosis, now_s):
             return Hold(diagnosis.bound_s)
         self._diagnosis = None
@@ -112,10 +112,10 @@ class HangsAtLeader(LeaderPart):
             return None  # the report on the ranks that lost their peer is still on its way if nothing is judged
         if not diagnosis.is_of_lost_peer:
             if lost is not None and cycle.seats[lost].state is NodeState.LOST and not names_rank:
-                return PartVerdict(Outcome.FAILED, lost, self._reached, is_by_report=True)
+                return PartVerdict(Outcome.FAILED, lost, self._reached)
             exited = [place for place in cycle.own_failures if self._has_exited(place, found)]
             if exited:  # its node has said how it ended
-                return PartVerdict(Outcome.FAILED, exited[0], self._reached, is_by_report=True)
+                return PartVerdict(Outcome.FAILED, exited[0], self._reached)
             self._report(diagnosis, found)
         if found is not None and not names_rank and diagnosis.unheard:
             unheard = [job_lines.node(place, cycle.seats[place].name) for place in diagnosis.unheard]

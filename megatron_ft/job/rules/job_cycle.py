@@ -47,8 +47,7 @@ class PartVerdict:
     Args:
         place: of the node that has reported what ended it.
         reached: how far the cycle got; None if the part doesn't know.
-        cause: why; None if the part doesn't know.
-        is_by_report: the report of that node says why.
+        cause: why; None if the report of that node says so.
         is_weak: that of a node which has failed by itself explains more than ``cause``.
     """
 
@@ -56,7 +55,6 @@ class PartVerdict:
     place: int
     reached: Reached | None = None
     cause: Cause | None = None
-    is_by_report: bool = False
     is_weak: bool = False
 
 
@@ -292,7 +290,7 @@ class JobCycle:
             self._wake(found.until_s)
         elif found is not None:
             self.outcome, self.decided_by, self._reached = found.outcome, found.place, found.reached
-            self.found = None if found.is_by_report else found
+            self.found = None if found.cause is None else found
         elif self.judged is not None:
             follows = self.seats[self.judged[1]].report.cause.follows and not (awaits or self.rules.min_healthy)
             self.outcome, self.decided_by = self.explained if follows and self.has_own_failure else self.judged

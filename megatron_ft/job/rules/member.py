@@ -189,14 +189,10 @@ class Member:
             self._is_cut_off = True
             if self.standing.phase is m.NodePhase.RUNNING:
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
-                report = m.Report(self.standing.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
-                self.standing = replace(self.standing, phase=m.NodePhase.BUSY, report=report)
-                self._out += [actions.Transmit(report)] if self._is_open else []  # its hello said that the ranks run
                 self._out.append(actions.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
-                end = m.End(
-                    self.standing.cycle, Outcome.MEMBERSHIP, restarts=True, lost=True, text=text, is_cut_off=True
-                )
-                self._out.append(end)
+                self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
+                if self._is_open and self.standing.report is not None:  # its hello said that the ranks run
+                    self._out.append(actions.Transmit(self.standing.report))
         rules, timeout = self.identity.rules, f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self._problem}"
         is_soon = rules.max_nodes <= _FEW_NODES or self.identity.rank in (0, 1)
@@ -333,7 +329,12 @@ class Member:
         if end.cycle != self.standing.cycle:
             return
         was_running = self.standing.phase is m.NodePhase.RUNNING
-        self.standing = self.standing.after_end(None if end.lost else end.outcome, end.text)
+        phase = m.NodePhase.BUSY if was_running else self.standing.phase
+        if end.lost:  # another leader mustn't take this node for one that trains
+            report = m.Report(end.cycle, NodeState.UNHEALTHY, Cause(text=end.text, follows=True))
+            self.standing = replace(self.standing, phase=phase, report=report)
+        else:
+            self.standing = replace(self.standing, phase=phase, ended=end.outcome)
         if was_running or end.lost:
             self._out.append(end)
 

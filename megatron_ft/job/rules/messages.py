@@ -121,16 +121,6 @@ class NodeStatus(Message, frozen=True):
     store: str = ""
     """Address of the store that this node has opened for the ranks of the next cycle, once the node is ready."""
 
-    def after_end(self, outcome: Outcome | None, text: str) -> NodeStatus:
-        """When its cycle has ended. ``outcome`` None: the others have given up this node alone, because of ``text``."""
-        phase = NodePhase.BUSY if self.phase is NodePhase.RUNNING else self.phase
-        if outcome is not None:
-            return replace(self, phase=phase, ended=outcome)
-        # another coordinator mustn't take this node for one that trains
-        return replace(
-            self, phase=phase, report=Report(self.cycle, NodeState.UNHEALTHY, Cause(text=text, follows=True))
-        )
-
 
 # -- the job and its leader -----------------------------------------------------------------------------------------
 
