@@ -247,6 +247,7 @@ class ForkServer:
         """
         if (changed := self._watch.changed_file()) is not None:
             return messages.FilesChanged(changed)
+        self._loaded.prepare_fork()
         read_fd, write_fd = os.pipe()
         with open(read_fd, "rb") as numbers, open(write_fd, "wb", buffering=0) as telling:
             between = _fork()
@@ -300,7 +301,6 @@ class ForkServer:
         main_thread: Any = threading.main_thread()
         main_thread._set_native_id()
         threading._register_atexit(_write_error)  # type: ignore[attr-defined]
-        importlib.invalidate_caches()
         note_user_code()
 
 

@@ -5,6 +5,7 @@ They are in memory that both share: one rank of the node writes it, from the thr
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import sys
@@ -26,18 +27,22 @@ class LoadedModules:
     def __init__(self, memory: mmap) -> None:
         self._memory = memory
         self._taken: set[str] = set()
-        self._known: set[str] | None = None
+        self._known: set[str] = set()
+        self._environment: Mapping[str, str] | None = None
         self._count = 0
-        self._environment: Mapping[str, str] = {}
+
+    def prepare_fork(self) -> None:
+        """Do in the server what visits many objects: a rank would copy the page of each, which takes milliseconds."""
+        importlib.invalidate_caches()
+        self._known = set(sys.modules)
 
     def begin(self, environment: Mapping[str, str] | None) -> None:
         """Begin in a rank; its own variables aside, the server had this environment. None: another rank writes."""
-        if environment is not None:
-            self._known, self._environment, self._count = set(sys.modules), environment, len(sys.modules)
+        self._environment, self._count = environment, len(sys.modules)
 
     def note(self) -> None:
         """Write the names, if there are new ones. A module that might read a variable set since isn't the same."""
-        if self._known is None or len(sys.modules) == self._count:
+        if self._environment is None or len(sys.modules) == self._count:
             return
         self._count = len(sys.modules)
         names = {*self._environment, *os.environ} - _IGNORED
