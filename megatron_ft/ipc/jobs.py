@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from megatron_ft.core.codec import Message, Vocabulary
 from megatron_ft.core.errors import ConfigError, FaultToleranceError, ProtocolError
 from megatron_ft.core.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.core.messages.rank_messages import SHOWN, RankRefused, ShowRank
@@ -16,6 +18,7 @@ from megatron_ft.ipc.wire import Channel, ChannelClosedError, connect
 
 _LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
+_Answer = TypeVar("_Answer")
 ANSWER_S = 2.0
 """Seconds to wait for a launcher's answer."""
 
@@ -77,21 +80,25 @@ def connect_to(job: RunningJob, timeout_s: float) -> Channel:
         raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
 
 
+def _ask_once(channel: Channel, question: Message, answers: Vocabulary[_Answer], who: str) -> _Answer:
+    """Send a question, and close the channel after the answer. Raises FaultToleranceError: there is none."""
+    try:
+        channel.send(question)
+        return answers.parse(channel.wait_message(_ORDER_S).message)
+    except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+        raise FaultToleranceError(f"{who} doesn't answer: {error}") from None
+    finally:
+        channel.close()
+
+
 def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
     """Send an order to a launcher. Return True if it changed anything.
 
     Raises:
         FaultToleranceError: the launcher is gone, or doesn't answer.
     """
-    channel = connect_to(job, _ORDER_S)
-    try:
-        channel.send(what)
-        answer = ANSWERS.parse(channel.wait_message(_ORDER_S).message)
-        return not isinstance(answer, Ok) or answer.changed
-    except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-        raise FaultToleranceError(f"ft_launcher {job.launcher_pid} doesn't answer: {error}") from None
-    finally:
-        channel.close()
+    answer = _ask_once(connect_to(job, _ORDER_S), what, ANSWERS, f"ft_launcher {job.launcher_pid}")
+    return not isinstance(answer, Ok) or answer.changed
 
 
 def running_ranks(job: RunningJob) -> list[RankRow]:
@@ -115,13 +122,7 @@ def show_rank(job: RunningJob, local_rank: int) -> str:
         channel = connect(job.monitors[local_rank], _ORDER_S)
     except (KeyError, OSError, ProtocolError) as error:
         raise FaultToleranceError(f"its monitor can't be reached: {error}") from None
-    try:
-        channel.send(ShowRank())
-        answer = SHOWN.parse(channel.wait_message(_ORDER_S).message)
-    except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-        raise FaultToleranceError(f"its monitor doesn't answer: {error}") from None
-    finally:
-        channel.close()
+    answer = _ask_once(channel, ShowRank(), SHOWN, "its monitor")
     if isinstance(answer, RankRefused):
         raise FaultToleranceError(answer.reason)
     return answer.text

@@ -16,7 +16,7 @@ from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, Ru
 from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.core.facts.timed import Timed
 from megatron_ft.core.hosts import natural
-from megatron_ft.ipc.files.own_files import read_regular
+from megatron_ft.ipc.files.own_files import read_own
 from megatron_ft.job.rules.lives import LIVES_FILE, Life, Lives
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
@@ -163,7 +163,7 @@ def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: b
 def life_of(directory: str, run: Run) -> Life | None:
     """Return the last life in ``result.json``, unless it had ended before this run began."""
     try:
-        lives = Lives.parse(read_regular(os.path.join(directory, LIVES_FILE))).lives
+        lives = Lives.parse(read_own(os.path.join(directory, LIVES_FILE), of_any_user=True)).lives
     except (OSError, ValueError):
         return None  # a run that has just begun
     opened = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.opened_ns / 1e9))

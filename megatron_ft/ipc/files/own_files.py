@@ -54,30 +54,22 @@ def open_regular(path: str, flags: int, mode: int = 0o600) -> int:
     return fd
 
 
-def read_own(path: str) -> bytes:
-    """Return the content of a file that this user or root has written.
+def read_own(path: str, *, of_any_user: bool = False) -> bytes:
+    """Return the content of a file that this user or root has written; ``of_any_user``: for commands that only show it.
 
     Raises:
         ForeignFileError: the path isn't such a file.
         OSError: the file can't be read; FileNotFoundError if there is none.
     """
-    fd = open_regular(path, os.O_RDONLY)
-    with open(fd, "rb") as file:
-        owner = os.fstat(fd).st_uid
-        if owner not in (0, os.geteuid()) and owner != _own_uid(os.path.dirname(path) or "."):
-            raise ForeignFileError(f"is a file of another user ({owner})")
-        return _content(file.read(_READABLE_BYTES + 1))
-
-
-def read_regular(path: str) -> bytes:
-    """Return the content of a file of any user: for commands that only show it.
-
-    Raises:
-        ForeignFileError: the path isn't a regular file.
-        OSError: the file can't be read; FileNotFoundError if there is none.
-    """
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        return _content(file.read(_READABLE_BYTES + 1))
+        owner = os.fstat(file.fileno()).st_uid
+        is_own = owner in (0, os.geteuid()) or of_any_user or owner == _own_uid(os.path.dirname(path) or ".")
+        if not is_own:
+            raise ForeignFileError(f"is a file of another user ({owner})")
+        data = file.read(_READABLE_BYTES + 1)
+    if len(data) > _READABLE_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return data
 
 
 def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = False) -> None:
@@ -158,12 +150,6 @@ def _own_uid(folder: str) -> int | None:
     finally:
         os.close(fd)
         os.unlink(path)
-
-
-def _content(data: bytes) -> bytes:
-    if len(data) > _READABLE_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    return data
 
 
 def _what(found: os.stat_result) -> str:
