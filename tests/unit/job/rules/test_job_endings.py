@@ -84,16 +84,6 @@ def test_a_job_that_has_finished_on_some_nodes_says_so() -> None:
     assert [(node.ends[0].outcome, node.ends[0].text) for node in nodes] == [(Outcome.SUCCEEDED, told)] * 3
 
 
-def test_second_loss_soon_after_the_first_leaves_one_node_training() -> None:
-    job = Job(min_nodes=1)
-    a, b, c = job.start("abc")
-    c.dies()
-    job.run(0.7)
-    b.dies()
-    job.run(3.0)
-    assert (a.cycle, a.begun and a.begun.decision.world) == (1, 1)
-
-
 def test_a_node_that_was_taken_for_lost_hears_why() -> None:
     job = Job(min_nodes=2)
     nodes = job.start("abc")
@@ -273,15 +263,6 @@ def test_excluded_launcher_finds_the_coordinator_again_and_has_no_place() -> Non
     assert b.member.is_led
     assert b.member.decided is not None
     assert b.member.decided.place is None
-
-
-def test_a_spare_counts_as_a_node_that_is_left() -> None:
-    job = Job(min_nodes=2, max_nodes=2)
-    a, b, spare = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(2.0)
-    assert (b.left, b.stays) == (None, True)
-    assert cycles(a, spare) == [1, 1]
 
 
 def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:

@@ -98,20 +98,6 @@ def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> 
 @pytest.mark.parametrize(
     ("ready", "bad", "takes_part"),
     [
-        ("a0 a1 a2 b3 b4", "a1", "a0 a2 b3 b4"),  # the spare is the bad one
-        ("a0 a1 b2 b3 c4 c5", "a1", "b2 b3 c4 c5"),  # so is the whole segment
-        ("a0 a1 a2 a3 c4 c5", "a1", "a0 a2 c4 c5"),  # or what can be made of it
-        ("a0 a1 b2 b3", "a0", "a0 a1 b2 b3"),  # all are needed, and in their order
-        ("a0 a1 b2 b3 c4 c5", "a0 b2 b3 c4 c5", "a0 a1 b2 b3"),  # as few as will do
-    ],
-)
-def test_bad_nodes_stand_by_at_first_where_others_suffice(ready: str, bad: str, takes_part: str) -> None:
-    assert preferred("", ready, bad) == takes_part
-
-
-@pytest.mark.parametrize(
-    ("ready", "bad", "takes_part"),
-    [
         ("a0 b2 b3 a7 a8", "a7", "a0 a8 b2 b3"),
         ("a0 b2 b3 a7 c8 c9", "a7", "c8 c9 b2 b3"),  # sooner a whole segment of another domain than a bad spare
         ("a0 b2 b3 a7", "a7", "a0 a7 b2 b3"),
