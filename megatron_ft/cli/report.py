@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import gc
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
 
 _NOTHING_FOUND = 1
-_MOST_PROCESSES = 8
 _INTERVAL = (
     *("name", "timeout_s", "count", "longest_s", "longest_rank", "longest_cycle", "hangs", "known", "left_out_s"),
     *("margin", "suggested_s"),
@@ -77,7 +75,7 @@ def _report(args: argparse.Namespace) -> int:
         check_extra("matplotlib", "--png")
     gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
     try:
-        runs = runs_in(args.log_dirs, processes=min(_MOST_PROCESSES, os.cpu_count() or 1), shows_progress=True)
+        runs = runs_in(args.log_dirs, shows_progress=True)
         if not runs:
             where = "give the directory that ft_launcher names as 'logs:'"
             print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}; {where}", file=sys.stderr)

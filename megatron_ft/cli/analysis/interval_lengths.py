@@ -29,6 +29,7 @@ _LOGGED = {
     HangKind.INITIAL_HEARTBEAT.value: HEARTBEATS,
 }
 _LIMIT_S = 1e7  # anything longer isn't meant as a limit
+_MIDDLES_S = [middle_of(bucket) for bucket in range(len(minutes.BOUNDS_S) + 1)]
 LEAST_INTERVALS = 100
 """Fewest intervals of one rank from which a timeout is suggested: each start of a job has only one "setup"."""
 _FLOOR_S = 60.0
@@ -66,10 +67,10 @@ class Interval:
     def add(self, track: Track, section: SectionMinute) -> None:
         """Count the intervals of a minute of a rank."""
         self.by_rank[track.rank] += section.count
-        if section.spans:
-            self.lengths.update(length_s for _, length_s in section.spans)
-        else:
-            self.lengths.update({middle_of(bucket): count for bucket, count in section.counts.items()})
+        for _, length_s in section.spans:
+            self.lengths[length_s] += 1
+        for bucket, count in section.counts.items() if not section.spans else ():
+            self.lengths[_MIDDLES_S[bucket]] += count
         if section.longest_s > (-1.0 if self.longest_s is None else self.longest_s):
             self.longest_s, self.longest_rank, self.longest_cycle = section.longest_s, track.rank, track.cycle
         if self.name == OUT_OF_SECTION and section.first_s > 0:
@@ -115,7 +116,9 @@ def observed(tracks: Iterable[Track]) -> dict[str, Interval]:
             for logged, section in minute.of.sections.items():
                 if section.count:
                     name = _LOGGED.get(logged, logged)
-                    found.setdefault(name, Interval(name=name)).add(track, section)
+                    if name not in found:
+                        found[name] = Interval(name=name)
+                    found[name].add(track, section)
     return found
 
 

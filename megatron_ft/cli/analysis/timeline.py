@@ -149,7 +149,10 @@ def _tracks(run: Run, end_of_logs_ns: int) -> list[Track]:
     ends: dict[tuple[int, int], int] = {}
 
     def of(rank: int, cycle: int, host: str) -> tuple[tuple[int, int], Track]:
-        return (cycle, rank), tracks.setdefault((cycle, rank), Track(rank=rank, cycle=cycle, host=host))
+        key = cycle, rank
+        if key not in tracks:
+            tracks[key] = Track(rank=rank, cycle=cycle, host=host)
+        return key, tracks[key]
 
     for each in run.records:
         match each.record:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +12,6 @@ from megatron_ft.core.codec import Message, Moment, Raw, decode
 from megatron_ft.core.errors import ProtocolError
 from megatron_ft.core.facts.all_kinds import RECORDS, Record
 from megatron_ft.core.facts.shared import LogOpened
-
-_MUCH = 50_000_000  # bytes; fewer are read before other processes have started
 
 
 class _LineHead(Message, frozen=True):
@@ -69,34 +64,19 @@ class EventLogFile:
         return max([self.opened, *(entry.t for entry in self.entries)])
 
 
-def read_directory(directory: str | Path, *, processes: int = 1, shows_progress: bool = False) -> list[EventLogFile]:
+def read_directory(directory: str | Path, *, shows_progress: bool = False) -> list[EventLogFile]:
     """Return all event logs directly in ``directory``, in the order in which they were opened.
 
     Files that aren't event logs, or can't be read any more, are left out.
-
-    Args:
-        processes: number of parallel readers, if there is much to read; they import the caller's ``__main__``.
 
     Raises:
         OSError: the directory itself can't be read.
     """
     # only files: opening a FIFO would wait for a writer
     paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
-    with contextlib.ExitStack() as stack:
-        logs: Iterable[EventLogFile | None] = map(_read_file, paths)
-        if processes > 1 and sum(map(_size, paths)) >= _MUCH:
-            # fresh interpreters: numpy has threads, which a forked process would lack
-            context = multiprocessing.get_context("spawn")
-            logs = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context)).map(_read_file, paths)
-        if shows_progress:
-            logs = track(logs, f"reading {directory}", len(paths))
-        return sorted((log for log in logs if log is not None), key=lambda log: (log.header.wall_ns, log.name))
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
+    read = track(paths, f"reading {directory}", len(paths)) if shows_progress else paths
+    logs = [log for path in read if (log := _read_file(path)) is not None]
+    return sorted(logs, key=lambda log: (log.header.wall_ns, log.name))
 
 
 def _read_file(path: Path) -> EventLogFile | None:

@@ -145,7 +145,7 @@ def log_directory(given: str) -> str:
     return within if os.path.isdir(within) and not glob.glob(f"{glob.escape(given)}/launcher-*.jsonl") else given
 
 
-def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: bool = False) -> list[Run]:
+def runs_in(directories: Sequence[str], *, shows_progress: bool = False) -> list[Run]:
     """Return the runs with logs in these directories, oldest first. A directory named twice is read once.
 
     Raises:
@@ -154,7 +154,7 @@ def runs_in(directories: Sequence[str], *, processes: int = 1, shows_progress: b
     logs = []
     for directory in dict.fromkeys(os.path.realpath(log_directory(each)) for each in directories):
         try:
-            logs += read_directory(directory, processes=processes, shows_progress=shows_progress)
+            logs += read_directory(directory, shows_progress=shows_progress)
         except OSError as error:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     return split_runs(logs)

@@ -14,7 +14,7 @@ moment that isn't known joins two neighbours. So the seconds of the classes alwa
 | restart | the verdict or exit; all nodes have met | the ranks are gone; the first iteration |
 | productive, redone step | the first iteration on all ranks | the fault, the verdict, or the end |
 | detection | the fault | the verdict, or the exit |
-| hung | the beginning of an interval that was reported as a hang | the next iteration, or the end of the cycle |
+| hung | the beginning of an interval that was reported as a hang | the next iteration, or the order to end the ranks |
 | after the end | the last section event of the last cycle | the life's end |
 
 Checkpoint saves, restores from memory, and pauses are cut out of these. A step that fails is lost, and counts as a
@@ -415,6 +415,11 @@ class _Cycle:
         return max((each.at_ns for each in self.ends), default=None)
 
     @property
+    def ending_ns(self) -> int | None:
+        """Time at which a launcher began to end its ranks: what they need to stop is no part of a hang."""
+        return min((_moment(each, each.record.ending_ns) or each.at_ns for each in self.ends), default=None)
+
+    @property
     def outcome(self) -> str:
         return "unknown" if self.end is None else self.end.outcome
 
@@ -465,7 +470,7 @@ class _Cycle:
         """Yield the reported hangs of a life from ``begin_ns`` to ``end_ns``."""
         for each in self.overdue.values():
             went_on_ns = self.went_on_ns(each, end_ns)
-            until_ns = earliest(went_on_ns, self.ended_ns, end_ns) or end_ns
+            until_ns = earliest(went_on_ns, self.ending_ns, end_ns) or end_ns
             yield ReportedHang(
                 cycle=self.number,
                 rank=each.rank,
@@ -555,7 +560,7 @@ class _Sums:
                 cycle, min(max(faulty_ns, self.at_ns), self._end_ns), again, is_known=overdue_ns is not None
             )
         if hung:
-            self.take(TimeClass.HUNG, earliest(noticed_ns, cycle.ended_ns) or cycle.newest_ns)
+            self.take(TimeClass.HUNG, earliest(noticed_ns, cycle.ending_ns) or cycle.newest_ns)
         self.take(TimeClass.DETECTION, noticed_ns)
         if following is not None or cycle.restarts:
             self.take(TimeClass.RESTART, cycle.ended_ns)

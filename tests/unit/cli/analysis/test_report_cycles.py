@@ -11,7 +11,6 @@ import pytest
 
 from megatron_ft.cli import main
 from megatron_ft.cli.analysis.analysis import analyze
-from megatron_ft.cli.logs import read
 from megatron_ft.cli.logs.read import parse_log, read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.cli.render import report_tables
@@ -280,18 +279,6 @@ def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     run = only_run(tmp_path)
     assert len(run.cycles) == 3
     assert run.passed_over == 6
-
-
-def test_logs_read_by_several_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_kill_then_hang(Logs(tmp_path))
-    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
-    alone = read_directory(tmp_path)
-    monkeypatch.setattr(read, "_MUCH", 0)
-    monkeypatch.setattr(read, "parse_log", None)  # here nothing is read
-    together = read_directory(tmp_path, processes=2)
-    assert [log.name for log in together] == [log.name for log in alone]
-    assert [log.entries for log in together] == [log.entries for log in alone]
-    assert [run.accounting for run in split_runs(together)] == [run.accounting for run in split_runs(alone)]
 
 
 @pytest.mark.parametrize("broken", [{"wall_ns": None}, {"t": "0"}, {"pid": True}, {"ev": "opened"}])

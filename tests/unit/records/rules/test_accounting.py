@@ -188,6 +188,15 @@ def test_reported_hang_is_hung_from_its_first_second_until_the_end_of_the_cycle(
     assert hang.line == "reported hang in 'step' of cycle 0 for 70 s, not restarted: rank 1 in 'step', in train.py:10"
 
 
+def test_reported_hang_lasts_until_its_ranks_are_told_to_stop() -> None:
+    """They take 0.4 s to stop, as on a busy node."""
+    end = CycleEnded(cycle=0, outcome="stopped", iteration=20, ending_ns=round(99.6 * S))
+    told = account(timed([*HUNG, last_event(0, 30.0), (100.0, end), (101.0, RunEnded(exit_code=1))]))
+    found = seconds(told.goodput)
+    assert (found["hung"], found["after_the_end"]) == (pytest.approx(69.6), pytest.approx(1.4))
+    assert told.hangs[0].seconds == pytest.approx(69.6)
+
+
 def test_goodput_falls_while_a_job_hangs_and_nothing_ends_it() -> None:
     """As the launcher feeds it, which looks at the boards of its ranks each second."""
     ledger = Ledger(WALL)
