@@ -7,7 +7,6 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.job.coordination import Coordination
@@ -77,14 +76,6 @@ class EndpointLock(Lock):
             self._leader.begin(format_address(self._name, self._port), listener)
 
 
-class _Found(NamedTuple):
-    """The result of a look into etcd: the leader, and the lock if this launcher has taken it."""
-
-    seen: Seen
-    listener: socket.socket | None = None
-    held: LeaseHeld | None = None
-
-
 class EtcdLock(Lock):
     """The leader's key in etcd, which any launcher takes where nobody leads.
 
@@ -131,41 +122,41 @@ class EtcdLock(Lock):
             return
         self._looked_s = time.monotonic()
         may_lead = self._held is None and self._coordination.may_lead
-
-        def ask() -> _Found:
-            seen = look(self._call, self._job)
-            if seen.epoch or not may_lead:
-                return _Found(seen)
-            with contextlib.ExitStack() as unless_taken:
-                try:
-                    listener = unless_taken.enter_context(listen_at(self._host, 0))
-                except OSError:
-                    return _Found(seen)
-                address = format_address(self._host, listener.getsockname()[1])
-                if (held := take(self._call, self._job, address)) is None:
-                    return _Found(seen)
-                unless_taken.pop_all()
-                return _Found(Seen(address, held.epoch, seen.revision), listener, held)
-
         try:
-            self._reactor.call_in_thread(ask, self._looked)
+            self._reactor.call_in_thread(lambda: self._ask(may_lead=may_lead), self._looked)
         except RuntimeError as error:  # no thread can be started
             self._coordination.no_leader_known(str(error))
             self._look_in(*_LOOKS_S)
 
-    def _looked(self, result: Callable[[], _Found]) -> None:
+    def _ask(self, *, may_lead: bool) -> tuple[Seen, tuple[socket.socket, LeaseHeld] | None]:
+        """Return who leads; with the socket and the lease for the leader if this launcher has taken the lock."""
+        seen = look(self._call, self._job)
+        if seen.epoch or not may_lead:
+            return seen, None
+        with contextlib.ExitStack() as unless_taken:
+            try:
+                listener = unless_taken.enter_context(listen_at(self._host, 0))
+            except OSError:
+                return seen, None
+            address = format_address(self._host, listener.getsockname()[1])
+            if (held := take(self._call, self._job, address)) is None:
+                return seen, None
+            unless_taken.pop_all()
+            return Seen(address, held.epoch, seen.revision), (listener, held)
+
+    def _looked(self, result: Callable[[], tuple[Seen, tuple[socket.socket, LeaseHeld] | None]]) -> None:
         if self._is_closed:
             return
         try:
-            seen, listener, held = result()
+            seen, taken = result()
         except (EtcdAway, ConfigError) as error:
             self._coordination.no_leader_known(str(error))
         else:
             if self._held is not None and self._held.epoch != seen.epoch:
                 self._lost()  # the leader here was paused, or cut off from etcd
-            if listener is not None and held is not None:
-                self._held = held
-                self._leader.begin(seen.address, listener, (self._settings, held), self._lost)
+            if taken is not None:
+                listener, self._held = taken
+                self._leader.begin(seen.address, listener, (self._settings, self._held), self._lost)
             self._coordination.leader_at(*seen)
         self._look_in(*_LOOKS_S)
 

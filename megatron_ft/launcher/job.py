@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from megatron_ft.job.coordination import Coordination, CoordinatorDecision
 from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.messages import Verdict
+from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base import launcher_lines, log_directory
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
@@ -68,7 +70,7 @@ def run(
     say_start(line, place, log_dir, say=say, announce=announce)
     log.write(records.Config(values=settings(line.options), command=tuple(command)))
     lives = read_lives(log_dir)
-    past = joining.Past(lives.advance(command), lives.bad_nodes())
+    before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
     meeting = records.Meeting(
         how="alone" if place.is_alone else "coordinated",
         endpoints=(place.endpoint,) if place.endpoint else (),
@@ -87,9 +89,9 @@ def run(
                 job=place.job,
                 command=command,
                 is_first=place.is_alone or place.is_here,
-                before=past.advance,
+                before=before,
             )
-            end = _JobLife(node, log_dir, place, config, command, result).run(past)
+            end = _JobLife(node, log_dir, place, config, command, result).run(before, bad)
         finally:
             node.close()
     finally:
@@ -155,7 +157,7 @@ class _JobLife:
         self._over: LauncherExit | None = None
         """End of the launcher's part; None while it runs, or if the launcher itself has failed."""
 
-    def run(self, past: joining.Past) -> LauncherEnd:
+    def run(self, before: JobProgress, bad: str) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         if self._place.is_first:
@@ -167,7 +169,8 @@ class _JobLife:
                 self._node.joins_by,
                 place,
                 self._config,
-                past=past,
+                before=before,
+                bad=bad,
                 on_decision=self._decided,
                 is_finished=self._has_finished,
             ) as coordination:

@@ -8,8 +8,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -59,28 +59,22 @@ class JoinContext:
     progress: Callable[[], int | None] = lambda: None
 
 
-@dataclass(frozen=True)
-class Past:
-    """Earlier lives of the job: how far it has got, and the bad nodes, by name and why."""
-
-    advance: JobProgress = JobProgress()  # noqa: RUF009 - frozen
-    bad: Mapping[str, str] = field(default_factory=dict)
-
-
 @contextlib.contextmanager
 def joined(
     launcher: JoinContext,
     place: MeetingPlace,
     config: LaunchConfig,
     *,
-    past: Past,
+    before: JobProgress,
+    bad: str,
     on_decision: Callable[[CoordinatorDecision], None],
     is_finished: Callable[[], bool] = lambda: False,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the leader decides.
 
     Args:
-        past: earlier lives of the job.
+        before: how far earlier lives of the job have got.
+        bad: why they call this node a bad one; empty if they don't.
         on_decision: gets what the leader decides for this node.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
@@ -107,8 +101,25 @@ def joined(
         machine = Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS)
         within = Service(reactor, machine)
     dial = connect if within is None else within.dial
+    identity = Identity(
+        job=place.job,
+        rules=place.rules,
+        instance=uuid.uuid4().hex,
+        name=socket.gethostname(),
+        host="" if place.is_alone else format_address(here, 0).rpartition(":")[0],
+        endpoint=format_address(name, port) if name else "this process",
+        rank=place.rank,
+        before=before,
+        domain=place.domain,
+        bad=bad,
+        started_s=time.monotonic() - age_s(os.getpid()),
+        names_life=place.names_life,
+        is_named=place.is_named,
+        has_known_host=place.has_known_host,
+        is_in_etcd=place.etcd is not None,
+    )
     coordination = Coordination(
-        _identity(place, here, format_address(name, port) if name else "this process", past),
+        identity,
         transport=lambda each: CoordinatorConnection(reactor, secret, each, say=launcher.say, dial=dial),
         open_store=store.open,
         close_store=store.close,
@@ -142,23 +153,3 @@ def joined(
             within.close()
         if lock is not None:
             lock.close(is_in_a_hurry=stop.is_in_a_hurry)
-
-
-def _identity(place: MeetingPlace, host: str, endpoint: str, past: Past) -> Identity:
-    return Identity(
-        job=place.job,
-        rules=place.rules,
-        instance=uuid.uuid4().hex,
-        name=socket.gethostname(),
-        host="" if place.is_alone else format_address(host, 0).rpartition(":")[0],
-        endpoint=endpoint,
-        rank=place.rank,
-        before=past.advance,
-        domain=place.domain,
-        bad=past.bad.get(socket.gethostname(), ""),
-        started_s=time.monotonic() - age_s(os.getpid()),
-        names_life=place.names_life,
-        is_named=place.is_named,
-        has_known_host=place.has_known_host,
-        is_in_etcd=place.etcd is not None,
-    )
