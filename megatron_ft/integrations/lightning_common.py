@@ -22,7 +22,7 @@ from megatron_ft.integrations.lightning_finished import why_finished, withdraw_f
 from megatron_ft.integrations.lightning_packages import LightningCallback, names_of_classes
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.learning import state as learned
-from megatron_ft.learning.launcher_part import StateFile, StateFileDone
+from megatron_ft.learning.state import StateFile, StateFileDone
 from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, state_to_dict
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher

@@ -9,7 +9,7 @@ earliest (``learned_floor``; "setup", of which a run has only one, after four ti
 section of its rank, the number of intervals, the longest, and a histogram of the last minute for the event log
 (`intervals`). At a milestone (a save, a number of steps, the end of its run) it sends them to its launcher. Once all
 ranks have got there, the launcher sends their maxima to the leader, and the leader those of all nodes to all launchers,
-in one message (`gathering`). Each launcher's part (`launcher_part`) applies the rule to what it knows and arms its
+in one message (`gathering`). Each launcher's part (`launcher`) applies the rule to what it knows and arms its
 monitors; that of place 0 also writes ``ft_state.json`` (`state`). What is learned at the end of a run applies from the
 next run on.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from megatron_ft.core.board.intervals import HangKind
 from megatron_ft.core.codec import Rank, Seconds
 from megatron_ft.core.errors import ConfigError, show
+from megatron_ft.core.launcher_part import PartEffect, PartEvent
 from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import ABOVE_LONGEST, calculate
@@ -145,6 +147,32 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
         sections = SectionTimeouts(configured.sections, configured.timeouts.get(OUT_OF_SECTION))
         in_force = sections.with_calculated(mine.in_force(floor_s))
         return {**msgspec.to_builtins(mine), **state_to_dict(self.client_heartbeats, in_force, with_configured=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile(PartEffect):
+    """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
+
+    ``at_end``: of the run. ``sets_aside``: rename a broken file.
+    """
+
+    path: str
+    document: Mapping[str, Any] | None = None
+    at_end: bool = False
+    sets_aside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateFileDone(PartEvent):
+    """Answer to a ``StateFile``. ``state``: what was read, None if there is no usable file.
+
+    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
+    """
+
+    of: StateFile
+    state: LearnedState | None = None
+    problem: str = ""
+    may_write: bool = True
 
 
 def shown_s(value: float | None) -> str:

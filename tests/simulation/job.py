@@ -33,7 +33,7 @@ from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen
 from megatron_ft.job.rules.member import HOLDER_STAYS_S, Member
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.learning.launcher_part import LearningOptions
+from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.memory.rules.snapshots import Kept
 from tests.simulation.leader import ENDPOINT, JOB, CoordinatorProcess, Etcd, Judged, Lock
 from tests.simulation.plan import Fault, Hurt, Plan

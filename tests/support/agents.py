@@ -28,7 +28,7 @@ from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.learning.launcher_part import LearningOptions
+from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.memory.rules.snapshots import Kept
 
 T = TypeVar("T")

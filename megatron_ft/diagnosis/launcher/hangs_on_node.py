@@ -21,7 +21,7 @@ from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
-from megatron_ft.learning.launcher_part import LauncherLearning
+from megatron_ft.learning.launcher.part import LauncherLearning
 from megatron_ft.learning.messages import Killed
 
 _LOOK_NS = 700_000_000

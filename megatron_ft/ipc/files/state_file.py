@@ -15,8 +15,7 @@ import msgspec
 
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files.atomic_write import write_whole
-from megatron_ft.learning.launcher_part import StateFile, StateFileDone
-from megatron_ft.learning.state import LearnedState, UnusableStateError, parse
+from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, UnusableStateError, parse
 
 _MOST_BYTES = 1 << 20
 

@@ -43,8 +43,8 @@ from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
-from megatron_ft.learning.launcher_part import LearningOptions, StateFile, TellStateWritten
-from megatron_ft.learning.state import Configured
+from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
+from megatron_ft.learning.state import Configured, StateFile
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.reactor import Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper

@@ -10,7 +10,7 @@ from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
 from megatron_ft.diagnosis.launcher.last_look import LastLook
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
-from megatron_ft.learning.launcher_part import LauncherLearning, LearningOptions
+from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
 from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
 from megatron_ft.memory.rules.snapshots import Kept
 

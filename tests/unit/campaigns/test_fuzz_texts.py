@@ -25,7 +25,7 @@ from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
 from megatron_ft.ipc.files.state_file import carry_out
 from megatron_ft.launcher import arguments
-from megatron_ft.learning.launcher_part import StateFile
+from megatron_ft.learning.state import StateFile
 from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 

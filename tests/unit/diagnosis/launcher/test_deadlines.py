@@ -14,7 +14,7 @@ from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.learning.launcher_part import LearningOptions
+from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.learning.state import Configured
 from tests.support.agents import Driven, attached, detached, observed
 from tests.unit.core.board.test_monitor_state import board, section

@@ -15,8 +15,14 @@ import pytest
 from megatron_ft.core.errors import ConfigError
 from megatron_ft.ipc.files import state_file
 from megatron_ft.ipc.files.state_file import carry_out, read_state, write_state
-from megatron_ft.learning.launcher_part import StateFile, StateFileDone
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, UnusableStateError
+from megatron_ft.learning.state import (
+    Configured,
+    LearnedState,
+    LearnedTimeout,
+    StateFile,
+    StateFileDone,
+    UnusableStateError,
+)
 
 STATE = LearnedState(sections={"step": LearnedTimeout(calculated_s=12.0)})
 DOCUMENT = STATE.document(Configured(), 60.0)

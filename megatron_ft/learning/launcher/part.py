@@ -5,22 +5,23 @@ All launchers keep what was learned, so that any of them can be at place 0 in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from megatron_ft.core.agent.node_cycle import NodeCycle
+from megatron_ft.core.agent.turn import Turn
 from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
-from megatron_ft.core.board.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN, BoardSnapshot
+from megatron_ft.core.board.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.core.errors import near
 from megatron_ft.core.facts.monitor import Attached
-from megatron_ft.core.launcher_part import LauncherPart, PartEffect, PartEvent
+from megatron_ft.core.launcher_part import LauncherPart, PartEffect
 from megatron_ft.core.wording import counted
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
-from megatron_ft.learning.state import Configured, LearnedState, that_applies
+from megatron_ft.learning.state import Configured, LearnedState, StateFile, StateFileDone, that_applies
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 
 UNOPENED_STEPS = 10
@@ -54,60 +55,10 @@ class LearningOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile(PartEffect):
-    """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
-
-    ``at_end``: of the run. ``sets_aside``: rename a broken file.
-    """
-
-    path: str
-    document: Mapping[str, Any] | None = None
-    at_end: bool = False
-    sets_aside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StateFileDone(PartEvent):
-    """Answer to a ``StateFile``. ``state``: what was read, None if there is no usable file.
-
-    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
-    """
-
-    of: StateFile
-    state: LearnedState | None = None
-    problem: str = ""
-    may_write: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class TellStateWritten(PartEffect):
     """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `core.board.layout`."""
 
     value: int
-
-
-class Ranks(Protocol):
-    """The ranks of this node in one cycle, by local rank."""
-
-    cycle: int
-    place: int
-    world_size: int
-    hooked: set[int]
-
-    @property
-    def running(self) -> set[int]: ...
-
-
-class Turn(Protocol):
-    """One event, and what follows from it."""
-
-    @property
-    def now_s(self) -> float: ...
-    def do(self, *effects: Any) -> None: ...
-    def say(self, text: str) -> None: ...
-    def say_for_all(self, text: str) -> None: ...
-    def order(self, local_ranks: Iterable[int], order: Any) -> None: ...
-    def board(self, local_rank: int) -> BoardSnapshot | None: ...
 
 
 class LauncherLearning(LauncherPart):
@@ -117,7 +68,7 @@ class LauncherLearning(LauncherPart):
 
     def __init__(self, options: LearningOptions) -> None:
         self._options = options
-        self._ranks: Ranks
+        self._ranks: NodeCycle
         self._gathering = Gathering(-1, OF_RANKS_S)
         self._last = Intervals(0)
         """Last maxima of the job in this cycle. Once its run is over, what is learned is for the next one: ranks may do
@@ -137,7 +88,7 @@ class LauncherLearning(LauncherPart):
         due_s = self._gathering.due_s
         return None if due_s is None else int(due_s * 1e9) + 1
 
-    def begin(self, cycle: Ranks, turn: Turn) -> None:
+    def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._ranks = cycle
         self._gathering, self._last = Gathering(cycle.cycle, OF_RANKS_S), Intervals(cycle.cycle)
 

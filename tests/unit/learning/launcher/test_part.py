@@ -21,14 +21,9 @@ from megatron_ft.core.board.layout import (
 from megatron_ft.core.messages.monitor_messages import Release
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.job.rules import messages as m
-from megatron_ft.learning.launcher_part import (
-    LearningOptions,
-    StateFile,
-    StateFileDone,
-    TellStateWritten,
-)
+from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, parse
+from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, StateFile, StateFileDone, parse
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, found_hung, hung, verdict
 from tests.support.agents import attached as rank_attached

@@ -1,0 +1,1 @@
+"""Learning on a launcher."""
