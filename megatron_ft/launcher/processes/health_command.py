@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import IO
 
 from megatron_ft.core.config.launcher_options import LauncherOptions
 from megatron_ft.core.facts.launcher import NodeHealth
 from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
 from megatron_ft.core.wording import printable
-from megatron_ft.ipc.linux import process_tree
 from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
-from megatron_ft.ipc.linux.processes import read_stat, with_owner
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
-from megatron_ft.launcher.processes.worker import find_setpriv
+from megatron_ft.launcher.processes.termination import Termination
+from megatron_ft.launcher.processes.worker import Worker, find_setpriv
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
@@ -26,8 +27,6 @@ FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"
 _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
 """Seconds for a process to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
-_LOOK_AGAIN_S = 0.01
-"""Interval of looks at a process that isn't a child of the launcher, whose end isn't notified."""
 _KEPT_BYTES = 4096
 
 
@@ -39,7 +38,7 @@ def job_directories(options: LauncherOptions, log_dir: str | None) -> list[str]:
 
 
 class HealthCheck:
-    """Runs the command, one at a time, while everything else is served."""
+    """Runs the command, one at a time, while everything else is served, and ends it as a rank is ended."""
 
     def __init__(
         self,
@@ -57,17 +56,21 @@ class HealthCheck:
         self._command = command
         self._timeout_s = timeout_s
         self._reactor = reactor
-        self._known_children = known_children
         self._directories = os.pathsep.join(directories)
         self._setpriv = find_setpriv()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._termination = Termination(
+            reactor,
+            known_children=known_children,
+            in_a_hurry=lambda: False,
+            say=lambda _text: None,  # the next check says so
+            kill_wait_s=_GONE_WAIT_S,
+        )
+        self._worker: Worker | None = None
         self._output = b""
-        self._is_stuck = False
-        """True if it has survived SIGKILL."""
 
     def pids(self) -> set[int]:
         """Return the PID of the running process, if any."""
-        return set() if self._process is None else {self._process.pid}
+        return set() if self._worker is None or self._worker.reaped else {self._worker.pid}
 
     def run(self, cycle: int, environment: Mapping[str, str], check: Callable[[], None]) -> NodeHealth:
         """Run the command; ``check`` is called after each event.
@@ -87,15 +90,15 @@ class HealthCheck:
                 seconds=time.monotonic() - began_s,
             )
 
-        if self._process is not None and not self._let_go():
-            return checked(f"can't run: {self._left()} of the previous check can't be killed", None, "")
+        if self._worker is not None and (left := self._termination.still_there([self._worker])):
+            return checked(f"can't run: {launcher_lines.stuck(left)} of the previous check can't be killed", None, "")
         self._output = b""
         try:
-            process, pidfd = self._start(environment)
+            self._worker, output = self._start(environment)
         except OSError as error:
             return checked("could not be started", _NOT_STARTED, str(error))
         try:
-            code = self._wait(process, pidfd, None if self._timeout_s is None else began_s + self._timeout_s, check)
+            code = self._wait(self._worker, output, began_s + (self._timeout_s or math.inf), check)
         finally:
             self.close()
         if code is None:
@@ -106,23 +109,16 @@ class HealthCheck:
 
     def close(self) -> None:
         """Kill what is left of the command, serving everything else. A stuck one is waited for only once."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + (0.0 if self._is_stuck else _GONE_WAIT_S)
-        # a served callback may have closed it, too
-        while self._process is not None and not self._let_go() and time.monotonic() < deadline_s:
-            self._reactor.run_once(_LOOK_AGAIN_S)
-        self._is_stuck = self._process is not None
+        if self._worker is not None and not self._worker.reaped:
+            self._termination.end([self._worker], signal.SIGKILL, 0.0)
 
-    def _start(self, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-        """Return its process and pidfd.
+    def _start(self, environment: Mapping[str, str]) -> tuple[Worker, IO[bytes]]:
+        """Return its process and output.
 
         Raises:
             OSError: it can't be started or waited for; then it is killed.
         """
-        process = self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [*self._setpriv, _SHELL, "-c", self._command],
             env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
             stdin=subprocess.DEVNULL,
@@ -130,41 +126,37 @@ class HealthCheck:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        assert process.stdout is not None
         if not self._setpriv:
             restore_file_limit_of(process.pid)
         try:
-            return process, os.pidfd_open(process.pid)
+            return Worker.of(process), process.stdout
         except OSError:
-            assert process.stdout is not None
             process.stdout.close()
-            self.close()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise
 
-    def _wait(
-        self, process: subprocess.Popen[bytes], pidfd: int, deadline_s: float | None, check: Callable[[], None]
-    ) -> int | None:
+    def _wait(self, worker: Worker, output: IO[bytes], deadline_s: float, check: Callable[[], None]) -> int | None:
         """Return the exit code; None at the deadline."""
-        assert process.stdout is not None
-        out_fd = process.stdout.fileno()
-        os.set_blocking(out_fd, False)
+        os.set_blocking(output.fileno(), False)
 
         def has_ended() -> bool:
-            if process_tree.exit_code_unreaped(process.pid) is not None:
+            if worker.poll_end():
                 return True
             check()
             return False
 
-        self._reactor.watch(pidfd, lambda: None, Priority.DEATH)
-        self._reactor.watch(out_fd, lambda: self._read(out_fd))
+        self._reactor.watch(worker.pidfd, lambda: None, Priority.DEATH)
+        self._reactor.watch(output.fileno(), lambda: self._read(output.fileno()))
         try:
-            self._reactor.run_until(has_ended, deadline_s)
-            self._read(out_fd)
-            return process_tree.exit_code_unreaped(process.pid)
+            self._reactor.run_until(has_ended, None if math.isinf(deadline_s) else deadline_s)
+            self._read(output.fileno())
+            return worker.exitcode
         finally:
-            self._reactor.unwatch(pidfd)
-            self._reactor.unwatch(out_fd)
-            os.close(pidfd)
-            process.stdout.close()
+            self._reactor.unwatch(worker.pidfd)
+            self._reactor.unwatch(output.fileno())
+            output.close()
 
     def _read(self, fd: int) -> None:
         """Keep the end of its output. Output of a process that has left the command's session isn't waited for."""
@@ -175,32 +167,6 @@ class HealthCheck:
                     self._reactor.unwatch(fd)
                     return
                 self._output = (self._output + data)[-_KEPT_BYTES:]
-
-    def _let_go(self) -> bool:
-        """Return True if nothing of it is left; then it is reaped."""
-        process = self._process
-        assert process is not None
-        code = process_tree.exit_code_unreaped(process.pid)
-        if code is None:
-            return False
-        left = process_tree.left_behind([process.pid], self._known_children())
-        process_tree.kill_left(left, [process.pid])
-        if left:
-            return False
-        process_tree.reap(process.pid)
-        process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
-        self._process = None
-        return True
-
-    def _left(self) -> str:
-        """Describe its processes that can't be killed: its shell, or what that has left."""
-        assert self._process is not None
-        pid = self._process.pid
-        shell = read_stat(pid)
-        left = process_tree.left_behind([pid], self._known_children())
-        if shell is not None and shell.state not in "ZX":
-            left.append(shell)
-        return launcher_lines.stuck([with_owner(stat) for stat in left]) if left else f"process {pid}"
 
 
 def last_line(output: bytes) -> str:

@@ -32,12 +32,14 @@ class Termination:
         known_children: Callable[[], Collection[int]],
         in_a_hurry: Callable[[], bool],
         say: Callable[[str], None],
+        kill_wait_s: float = KILL_WAIT_S,
     ) -> None:
         """``known_children`` are no leftovers; ``in_a_hurry``: no process is to be waited for any more."""
         self._reactor = reactor
         self._known_children = known_children
         self._in_a_hurry = in_a_hurry
         self._say = say
+        self._kill_wait_s = kill_wait_s
         self._given_up: set[int] = set()
         """Ranks that survived SIGKILL: not waited for again."""
         self._left: list[ProcessStat] = []
@@ -79,11 +81,11 @@ class Termination:
             ended = [worker for worker in workers if worker.exitcode is not None and not worker.reaped]
             self._kill_at_once(ended, self._left_behind(ended))
         hoped_for = self._hoped_for(stubborn)
-        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + KILL_WAIT_S)
+        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self._kill_wait_s)
         stuck = [worker.pid for worker in hoped_for if not worker.poll_end()]
         if stuck:
             self._given_up.update(stuck)
-            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=self._kill_wait_s))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
         """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
@@ -143,7 +145,7 @@ class Termination:
         process_tree.kill_left([stat for stat in left if not process_tree.tidies_up(stat)], _pids(ended))
 
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
-        deadline = time.monotonic() + KILL_WAIT_S
+        deadline = time.monotonic() + self._kill_wait_s
         while left and time.monotonic() < deadline:
             # the groups first: that reaches concurrent forks, too
             for worker in ended:
@@ -152,7 +154,7 @@ class Termination:
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._left += left
-            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=KILL_WAIT_S))
+            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=self._kill_wait_s))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
         return process_tree.left_behind(_pids(ended), self._known_children())

@@ -43,6 +43,21 @@ class Worker:
     """Time of the launcher's first signal that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
 
+    @classmethod
+    def of(
+        cls, process: subprocess.Popen[bytes], local_rank: int = 0, on_exit: Callable[[Worker], None] = lambda _: None
+    ) -> Worker:
+        """Take over a process that has just been started.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+
+        def on_reaped(code: int) -> None:
+            process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
+
+        return cls(local_rank, process.pid, os.pidfd_open(process.pid), on_exit, on_reaped)
+
     def poll_end(self) -> bool:
         """Note its end, and call ``on_exit``, when it is first seen. Return True if it has ended."""
         if self.exitcode is None:
@@ -134,10 +149,7 @@ class Spawner:
                 preexec_fn=None if self._setpriv else in_child,
             )
 
-        def on_reaped(code: int) -> None:
-            process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
-
-        return Worker(spec.local_rank, process.pid, os.pidfd_open(process.pid), on_exit, on_reaped)
+        return Worker.of(process, spec.local_rank, on_exit)
 
 
 def find_setpriv() -> list[str]:
