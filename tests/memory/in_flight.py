@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_ft.link import tcp
@@ -14,6 +14,7 @@ from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Offer, Want
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import Copying, Door
+from megatron_ft.memory.keeper.segments import HeldSegment, SegmentState
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 SECRET, SNAPSHOT = b"k" * 32, SnapshotKey(1, 0, 7)
@@ -51,21 +52,19 @@ class Loop:
     def taken(self) -> list[bytes | str]:
         return [each.come for each in self.copies if each.come is not None]
 
-    def admit(self, offer: Offer) -> list[int] | str:
+    def admit(self, offer: Offer) -> list[HeldSegment] | str:
         if offer != OFFER:
             return f"this isn't what was to come: {offer}"
         if self.refuses:
             return self.refuses
         self.copies.append(Copy(self.content))
-        return [len(self.copies) - 1]
+        return [HeldSegment(len(self.copies) - 1, 2, -1, 0, SegmentState.RECEIVING)]
 
-    def take(self, number: int, fd: int, why: str) -> None:
-        self.copies[number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)
+    def take(self, held: HeldSegment, fd: int, why: str) -> None:
+        self.copies[held.number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)
+        held.state = SegmentState.VERIFIED if fd >= 0 and self.verified else SegmentState.LEAVING
         if fd >= 0:
             os.close(fd)
-
-    def are_verified(self, numbers: Sequence[int]) -> bool | None:
-        return None if self.copies[numbers[0]].come is None else self.verified
 
     def lend(self, want: Want) -> int | str | None:
         return made(self.content) if want.rank in (0, 2) else f"there is no verified segment of rank {want.rank}"

@@ -2,7 +2,7 @@
 
 Segments go one way only: who needs one asks for it (`Want`). A keeper with a new snapshot offers it, and is asked on
 the same connection. `CopyKeeping` is of the keeper's loop, which owns the segments and decides which copies are made
-and kept; `send`, `fetch` and `Door` run in threads, which may wait: they ask the loop, and never touch a segment of it.
+and kept; `send`, `fetch` and `Door` run in threads, which may wait: they ask the loop, and change no segment of it.
 """
 
 from __future__ import annotations
@@ -97,6 +97,12 @@ def _awaited(look: Callable[[], Any]) -> Any:
     return found
 
 
+def _are_verified(segments: Sequence[HeldSegment]) -> bool | None:
+    """Return whether all are; None if that isn't known yet."""
+    states = {each.state for each in segments}
+    return False if SegmentState.LEAVING in states else True if states == {SegmentState.VERIFIED} else None
+
+
 class Door:
     """Serves the keepers of other nodes, each connection in a thread, until the process ends.
 
@@ -142,22 +148,24 @@ class Door:
 
     def _keep(self, peer: Link, offer: Offer) -> None:
         """Fetch the segments of a snapshot that is offered."""
-        numbers = self._ask(lambda: self._host.admit(offer))
-        if isinstance(numbers, str):
-            peer.send(NotKept(numbers))
+        admitted = self._ask(lambda: self._host.admit(offer))
+        if isinstance(admitted, str):
+            peer.send(NotKept(admitted))
             return
-        are_verified = partial(self._ask, lambda: self._host.are_verified(numbers))
-        for rank, number in zip(offer.ranks, numbers, strict=True):
+        are_verified = partial(_are_verified, admitted)
+        for held in admitted:
             fd = -1
             try:
-                fd = _take(peer, Want(offer.key, rank), lambda: are_verified() is None)
+                fd = _take(peer, Want(offer.key, held.rank), lambda: are_verified() is None)
             finally:
-                self._ask(partial(self._host.take, number, fd, "the connection has ended"))
+                self._ask(partial(self._host.take, held, fd, "the connection has ended"))
         peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))
 
 
 class CopyKeeping:
-    """One keeper's. ``say`` has a line printed once per subject and cycle."""
+    """One keeper's. ``take`` is called with what has come for a segment; ``say`` prints a line once per subject and
+    cycle.
+    """
 
     def __init__(
         self,
@@ -170,7 +178,7 @@ class CopyKeeping:
     ) -> None:
         self._segments = segments
         self._reactor = reactor
-        self._drop, self._take, self._say = drop, take, say
+        self._drop, self.take, self._say = drop, take, say
         self._prepared = Prepare(-1, (), 1)
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
@@ -251,8 +259,8 @@ class CopyKeeping:
 
     # -- copies of another node's snapshots -------------------------------------------------------------------
 
-    def admit(self, offer: Offer) -> list[int] | str:
-        """Return the numbers of the segments that will hold a copy, by rank, or why it isn't taken."""
+    def admit(self, offer: Offer) -> list[HeldSegment] | str:
+        """Return the segments that will hold a copy, or why it isn't taken."""
         prepared = self._prepared
         if offer.key.cycle != prepared.cycle:
             return "this node is in another cycle"
@@ -260,30 +268,15 @@ class CopyKeeping:
             return "no copies of these ranks are kept here"
         if not self.has_room:
             return "its memory doesn't suffice for copies"
-        numbers = []
+        admitted = []
         for rank in offer.ranks:
             for old in self._segments.of(rank):
                 if old.state is not SegmentState.LEAVING and old.key != offer.complete:
                     self._drop(old)
             held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
             held.key = offer.key
-            numbers.append(held.number)
-        return numbers
-
-    def take(self, number: int, fd: int, why: str) -> None:
-        """Take a copy that has come, to be verified; or see that none has."""
-        held = self._segments.get(number)
-        if held is not None:
-            self._take(held, fd, why)
-        elif fd >= 0:
-            os.close(fd)
-
-    def are_verified(self, numbers: Sequence[int]) -> bool | None:
-        """Return whether all are; None if that isn't known yet."""
-        states = {held.state if (held := self._segments.get(number)) else SegmentState.LEAVING for number in numbers}
-        if SegmentState.LEAVING in states:
-            return False
-        return True if states == {SegmentState.VERIFIED} else None
+            admitted.append(held)
+        return admitted
 
     def lend(self, want: Want) -> int | str | None:
         """As in `Lend`."""

@@ -535,6 +535,7 @@ class KeeperService:
             if held.state is SegmentState.RECEIVING and held.rank in self._cycle.prepared.ranks:
                 of = f"{self._cycle.prepared.files}: " if self._cycle.prepared.files else ""
                 self._say(f"file {held.rank}", f"{of}rank {held.rank} can't be restored: {why}")
+            held.state = SegmentState.LEAVING
             return
         held.fd, held.nbytes = fd, os.fstat(fd).st_size
         self._sealed(held)

@@ -65,9 +65,9 @@ class Keeping:
 
     def offered(self, iteration: int, complete: int | None) -> None:
         offer = Offer(of(iteration), (FOREIGN,), WORLD, None if complete is None else of(complete))
-        (number,) = self.copies.admit(offer)
-        assert isinstance(number, int)
-        self.copies.take(number, os.open(os.devnull, os.O_RDONLY), "")
+        (held,) = self.copies.admit(offer)
+        assert isinstance(held, HeldSegment)
+        self.copies.take(held, os.open(os.devnull, os.O_RDONLY), "")
 
     @property
     def kept(self) -> list[int]:
