@@ -88,9 +88,12 @@ class Plan(NamedTuple):
 
 def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
     """Return where these tensors go; ``last`` if it fits. None of them is unfit."""
+    if last is not None and len(last.shapes) == len(tensors):
+        known = zip(tensors, last.dtypes, last.shapes, strict=True)
+        # one by one: new objects for many tensors would have Python's garbage collector look at all that the script has
+        if all(each.dtype is dtype and each.shape == shape for each, dtype, shape in known):
+            return last
     dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
-    if last is not None and dtypes == last.dtypes and shapes == last.shapes:
-        return last
     names = [*map(name_of_dtype, dtypes)]
     sizes = [ITEM_BYTES[name] * shape.numel() for name, shape in zip(names, shapes, strict=True)]
     *offsets, end = accumulate(sizes, initial=0)
@@ -109,9 +112,10 @@ _look = attrgetter("layout", "dtype", "device", "is_nested")
 
 def find_unfit(tensors: Sequence[Any]) -> tuple[int, str] | None:
     """Return the number of a tensor that can't be kept, and why; None if all can."""
-    looks = [*zip(map(type, tensors), map(_look, tensors), strict=True)]
-    found = next(((look, why) for look in set(looks) if (why := _why_unfit(*look))), None)
-    return None if found is None else (looks.index(found[0]), found[1])
+    looks = {*zip(map(type, tensors), map(_look, tensors), strict=True)}  # of a thousand tensors one
+    if not any(_why_unfit(*look) for look in looks):
+        return None
+    return next((number, why) for number, each in enumerate(tensors) if (why := why_unfit(each)))
 
 
 def why_unfit(tensor: Any) -> str:
