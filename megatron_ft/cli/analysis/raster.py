@@ -153,7 +153,8 @@ def _levels(track: Track, numbers: Mapping[str, int]) -> tuple[list[_Level], _Le
             if name not in numbers:
                 continue
             mine = found.setdefault(min(of.depth, _DEEPEST), {}).setdefault(numbers[name], [])
-            mine += [(minute.wall_ns(begin_s), minute.wall_ns(begin_s + length_s)) for begin_s, length_s in of.spans]
+            zero_ns = minute.zero_ns  # a run may have millions of them
+            mine += [(zero_ns + int(at_s * 1e9), zero_ns + int((at_s + long_s) * 1e9)) for at_s, long_s in of.spans]
             if of.count > MOST_SPANS:
                 longest = max(longest or (0.0, 0), (of.total_s, numbers[name]))
         if longest is not None and longest[0] >= _SALIENT * (ends_s - begins_s):

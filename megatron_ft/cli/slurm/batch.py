@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from megatron_ft.ipc.files.own_files import read_own
 from megatron_ft.job.rules import batch_script
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives
+from megatron_ft.link.file_queue import bounded_call
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")
@@ -132,19 +132,20 @@ class Batch:
             say(f"srun can't be started: {error.strerror}")
             return TRY_AGAIN_CODE
         pidfd = os.pidfd_open(step.pid)
-        over = _Over(self._plan.log_dir, before)
+        over_s: float | None = None
         try:
             while step.poll() is None:
                 ready, _, _ = select.select([pidfd, wake.fileno()], [], [], _LOOK_S)
                 if wake.fileno() in ready:
                     wake.recv(4096)
                     self._pass_on()
-                if over.life is not None:
+                life, now_s = self._ended(before), time.monotonic()
+                over_s = None if life is None else over_s or now_s
+                if life is not None and over_s is not None and now_s > over_s + _STAYS_S:
                     say(f"the life has ended, but srun still runs {_STAYS_S:.0f} s later: terminating srun")
-                    return _end(step, over.life)
+                    return _end(step, life)
         finally:
             os.close(pidfd)
-            over.is_needed = False
         return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
     def _pass_on(self) -> None:
@@ -209,6 +210,14 @@ class Batch:
             say(f"{os.path.join(self._plan.log_dir, LIVES_FILE)} can't be read: {error}")
             return Lives()
 
+    def _ended(self, before: int) -> Life | None:
+        """Return the life that this step began, once it has ended; a file system that is silent may tell later."""
+        lives: tuple[Life, ...] = ()
+        with contextlib.suppress(OSError, ValueError):
+            path = os.path.join(self._plan.log_dir, LIVES_FILE)
+            lives = bounded_call(lambda: Lives.parse(read_own(path)).lives, ())
+        return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
+
     def _allocation(self) -> commands.Job | None:
         answer = self._command(batch_script.show(self._plan.job), quietly=True)
         return None if answer is None else commands.allocation(answer)
@@ -230,30 +239,6 @@ class Batch:
             say(f"{shlex.join(words)} ended with code {done.returncode}: {problem}")
             return None
         return done.stdout
-
-
-class _Over:
-    """Watches for the end of the life that this step began, in a thread: reading result.json may block."""
-
-    def __init__(self, log_dir: str, before: int) -> None:
-        self.life: Life | None = None
-        """Set once it ended so long ago that srun should have ended, too."""
-        self.is_needed = True
-        threading.Thread(target=self._watch, args=(log_dir, before), name="ft-slurm-over", daemon=True).start()
-
-    def _watch(self, log_dir: str, before: int) -> None:
-        since_s: float | None = None
-        while self.is_needed and self.life is None:
-            lives: tuple[Life, ...] = ()
-            with contextlib.suppress(OSError, ValueError):
-                lives = Lives.parse(read_own(os.path.join(log_dir, LIVES_FILE))).lives
-            life = lives[-1] if len(lives) > before else None
-            if life is None or life.outcome is Ending.RUNNING:
-                since_s = None
-            else:
-                since_s = since_s or time.monotonic()
-                self.life = life if time.monotonic() > since_s + _STAYS_S else None
-            time.sleep(_LOOK_S)
 
 
 def _end(step: subprocess.Popen[bytes], life: Life) -> int:

@@ -27,26 +27,6 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "slurm", help="the body of a batch script of Slurm", description=_DESCRIPTION, epilog=_EPILOG
     )
-    _add_options(parser)
-    parser.set_defaults(run=_run)
-
-
-def check_separator(words: Sequence[str]) -> None:
-    """Check that ``--`` precedes the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
-
-    Without it argparse would take some of the launcher's and of the script's options for its own.
-
-    Raises:
-        ConfigError: ``--`` is missing.
-    """
-    if not {"--", "-h", "--help"} & {*words}:
-        raise ConfigError(
-            "-- is missing: what is to be run comes after --, as in: "
-            "megatron-ft slurm --spares 1 -- --nproc-per-node 8 train.py"
-        )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spares", type=int, default=0, metavar="N", help="nodes on standby (default 0)")
     parser.add_argument(
         "--max-lives", type=int, default=20, metavar="N", help="starts of the job in all (default %(default)s)"
@@ -70,6 +50,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none; also on a login node")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the job, for --dry-run on a login node")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS", help="arguments of ft_launcher")
+    parser.set_defaults(run=_run)
+
+
+def check_separator(words: Sequence[str]) -> None:
+    """Check that ``--`` precedes the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
+
+    Without it argparse would take some of the launcher's and of the script's options for its own.
+
+    Raises:
+        ConfigError: ``--`` is missing.
+    """
+    if not {"--", "-h", "--help"} & {*words}:
+        raise ConfigError(
+            "-- is missing: what is to be run comes after --, as in: "
+            "megatron-ft slurm --spares 1 -- --nproc-per-node 8 train.py"
+        )
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ FLOORS = {
     ),
     "run_ahead": Floor(inside=("core", "link", "ipc", "rank", "records/event_log")),
     "cli": Floor(
-        inside=("core", "learning", "ipc", "job/rules", "records/rules", "records/exposition"),
+        inside=("core", "learning", "link", "ipc", "job/rules", "records/rules", "records/exposition"),
         outside=("rich", "numpy"),
         outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
     ),
