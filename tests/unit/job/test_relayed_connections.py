@@ -234,4 +234,5 @@ def test_idle_connections_of_an_address_are_bounded_and_closed_after_a_while(
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
+        assert not reactor.run_until(lambda: "broken" in ear.told, time.monotonic() + 0.8), "it has said hello"
         transport.close()

@@ -153,3 +153,14 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
 
 def broken(events: list[CoordinatorEvent]) -> list[Broken]:
     return [event for event in events if isinstance(event, Broken)]
+
+
+def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has_ended(reactor: Reactor) -> None:
+    with served(reactor) as (service, _, events), service.dial("", 0, ()) as launcher:
+        launcher.sendall(encode(HELLO))
+        turns_until(reactor, lambda: bool(events))
+        reactor.run_once(0.1)
+        assert launcher.recv(1 << 16)  # to close it with something unread would be a reset
+        launcher.close()
+        turns_until(reactor, lambda: bool(broken(events)))
+        assert [end.reset for end in broken(events)] == [True]
