@@ -78,7 +78,6 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("members[0].standing.store", "members[-1].standing.store"),
         ("held.decision.id != cycle.decision.id:", "False:"),
         ("if others:", "if False:"),
-        ("seat.node if seat.node.session < 0 and", "seat.node if", _LEADER),
         ("self._known.get(instance) or Node", "self._nodes.get(instance) or Node", _ENDINGS),
         ("if within_s == FINISHED_S:", "if False:", _LOSS),
         ("len(fresh) >= self._rules.max_nodes", "len(fresh) >= self._rules.min_nodes", _LEADER),

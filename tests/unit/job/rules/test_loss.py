@@ -13,7 +13,7 @@ from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.liveness import STALLED_S, excused_s, lost_s, stall_s
 from megatron_ft.job.rules.member import CUT_OFF_S, Member
 from megatron_ft.job.rules.restart_policy import Outcome
-from tests.support.job_machines import RULES, decision, led
+from tests.support.job_machines import RULES, decision, led, member
 from tests.support.machines import Job, Launcher
 
 
@@ -168,3 +168,11 @@ def test_time_without_progress_is_measured_by_the_longest_gap_so_far() -> None:
 
 def test_silence_is_excused_by_the_progress_of_the_others() -> None:
     assert [excused_s(8, going) for going in ((True,), (True, False), (False,))] == [600.0, 15.0, 5.5]
+
+
+def test_progress_in_an_earlier_cycle_is_none_in_the_next() -> None:
+    machine = led(member())
+    for number in (0, 1):
+        machine.heard(Assignment(decision(number, cycle=number), 1), 0.0)
+        machine.tick(0.5, 1 - number)
+    assert machine.tick(1.5, 0) == [actions.Transmit(m.Beat())]
