@@ -20,7 +20,7 @@ class PartEffect:
 
 
 class LauncherPart:
-    """One launcher's, for the whole job. ``HEARS``: messages and events that it takes, also of earlier cycles."""
+    """A part of one launcher. ``HEARS``: messages and events that it takes, also those of earlier cycles."""
 
     HEARS: ClassVar[Any] = ()
 

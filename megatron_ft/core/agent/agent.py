@@ -68,6 +68,8 @@ class Agent:
         self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
         self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}), printer=self._printer)
         self._health = HealthGate()
+        self._next_check_ns: int | None = None
+        """Time of the next health check beside ranks."""
         self._cycles = 0
         self._downtime: Downtime | None = None
         self._leaving = LeaveReason()
@@ -109,6 +111,8 @@ class Agent:
         times = [self.cycle.alarm_ns(self._turn.now_ns), *(part.alarm_ns for part in self._parts)]
         if self.phase is AgentPhase.ASIDE:
             times.append(self._health.retry_ns)
+        elif self.phase is AgentPhase.RUNNING:
+            times.append(self._next_check_ns)
         elif self.phase is AgentPhase.ENDING and self._ending is not None:
             times.append(self._ending.alarm_ns)
         return earliest(*times)
@@ -205,12 +209,17 @@ class Agent:
     def _checked(self, health: NodeHealth) -> None:
         if self.phase is AgentPhase.RUNNING:
             self._health.take_result_while_running(health, self._turn)
+            self._plan_check()
         elif self.phase is not AgentPhase.CHECKING:  # this node leaves the job, and has said so
             self._turn.write(health)
         elif self._health.take_result(health, self._turn):
             self._get_ready()
         else:
             self._move(PhaseEvent.UNFIT)
+
+    def _plan_check(self) -> None:
+        interval_s, now_ns = self._options.health_interval_s, self._turn.now_ns
+        self._next_check_ns = None if interval_s is None else now_ns + round(interval_s * 1e9)
 
     def _requested(self, request: WorkloadControl) -> None:
         self._turn.write(request)
@@ -292,6 +301,7 @@ class Agent:
 
     def _ranks_started(self) -> None:
         self._move(PhaseEvent.STARTED)
+        self._plan_check()
         cycle = self.started = self.cycle
         self.ended = None
         for part in self._parts:
@@ -325,6 +335,9 @@ class Agent:
                 self._report(state)
             if self._orders.is_over:
                 self._end_ranks(self._orders.outcome)
+            elif self._next_check_ns is not None and self._turn.now_ns >= self._next_check_ns:
+                self._next_check_ns = None
+                self._do(effects.CheckHealth())
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
         if self._orders.may_be_news(state, is_mixed=self.cycle.mixed is not None):

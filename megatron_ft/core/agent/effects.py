@@ -19,7 +19,7 @@ from megatron_ft.job.rules.messages import NodeMessage, Verdict
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Run the user's health command; answered by ``NodeHealth``. Given up when the phase changes."""
+    """Run the user's health command, maybe beside ranks; answered by ``NodeHealth``. Given up if the phase changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Options:
         hang_signal: what a rank that is found hung gets first.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         checks_health: there is a command that says whether the node is fit.
+        health_interval_s: seconds from one check beside ranks to the next one; None: there are none.
         watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
             timeout applies to them. None: half of the timeout of their process group.
         ends_for_collectives: also end the cycle if ranks wait in a collective.
@@ -44,6 +45,7 @@ class Options:
     observe_only: bool = False
     ranks_are_python: bool = True
     checks_health: bool = False
+    health_interval_s: float | None = None
     watches_collectives: bool = False
     collectives_timeout_s: float | None = None
     ends_for_collectives: bool = False

@@ -6,7 +6,6 @@ wherever the launcher is.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -89,8 +88,6 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
-        self._health_interval_s = launcher.line.options.node_health_check_interval or math.inf
-        self._next_health_s = math.inf
         self._starting: effects.StartRanks
         self._mailbox: Mailbox[effects.Effect] = Mailbox(self._act)
         self._work: effects.Work | None = None
@@ -131,15 +128,10 @@ class FaultTolerantAgent(TorchAgent):
 
     def _serve(self) -> None:
         """Wait for an event."""
-        if self._machine.phase is not AgentPhase.RUNNING:
-            self._launcher.reactor.run_once(None)
-            return
-        self.check_none_is_stuck()
-        if self._health is not None and time.monotonic() >= self._next_health_s:
-            self._check_health_while_running()
-        else:
-            wait_s = min(self._launcher.line.namespace.monitor_interval, self._next_health_s - time.monotonic())
-            self._launcher.reactor.run_once(max(0.0, float(wait_s)))
+        is_running = self._machine.phase is AgentPhase.RUNNING
+        if is_running:
+            self.check_none_is_stuck()
+        self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval) if is_running else None)
 
     def _result(self, over: effects.LauncherExit) -> RunResult:
         self._on_over(over)
@@ -263,26 +255,24 @@ class FaultTolerantAgent(TorchAgent):
     def _perform(self, work: effects.Work) -> None:
         match work:
             case effects.CheckHealth():
-                self._next_health_s = time.monotonic() + self._health_interval_s
-                is_wanted = lambda: self._check(self._machine.phase is AgentPhase.CHECKING)  # noqa: E731
-                self._run_health_check(self._coordination.next_cycle, is_wanted)
+                self._check_health()
             case effects.StartRanks():
                 self._start_ranks(work)
             case effects.TerminateRanks():
                 self._terminate(work)
 
-    def _check_health_while_running(self) -> None:
-        """Run the health check beside the ranks; it is given up once there is something else to do."""
+    def _check_health(self) -> None:
+        """Run the health check, beside ranks if there are any; it is given up once there is something else to do."""
+        assert self._health is not None
+        phase = self._machine.phase
+        is_beside = phase is AgentPhase.RUNNING
 
         def check() -> None:
-            self._check(self._work is None and self._machine.phase is AgentPhase.RUNNING)
-            self.check_none_is_stuck()
+            self._check(self._work is None and self._machine.phase is phase)
+            if is_beside:
+                self.check_none_is_stuck()
 
-        self._run_health_check(self._machine.cycle.cycle, check)
-        self._next_health_s = time.monotonic() + self._health_interval_s
-
-    def _run_health_check(self, cycle: int, check: Callable[[], None]) -> None:
-        assert self._health is not None
+        cycle = self._machine.cycle.cycle if is_beside else self._coordination.next_cycle
         environment = {
             "FT_CYCLE": str(cycle),
             "TORCHELASTIC_RUN_ID": self._launcher.line.run_id,
@@ -379,6 +369,7 @@ def _options(line: CommandLine, *, checks_health: bool) -> Options:
         observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         checks_health=checks_health,
+        health_interval_s=given.node_health_check_interval if checks_health else None,
         watches_collectives=given.watch_collectives.how != OFF,
         collectives_timeout_s=given.watch_collectives.timeout_s,
         ends_for_collectives=given.watch_collectives.how == END,
