@@ -65,7 +65,8 @@ class Program:
     result: str = "weights.pt"
     prepare: str = ""
     loses: bool = False
-    """Compare with a torchrun that loses rank 1, too: the program itself goes on in another way than undisturbed."""
+    """Compare with a torchrun that loses rank 1, too: the program goes on in another way than undisturbed, or leaves
+    temporary files of a killed rank."""
 
 
 def library(name: str, script: str, kill_at: str = r"step 25\b", loses: bool = False) -> Program:
@@ -88,6 +89,7 @@ PROGRAMS = (
         r"Train: 2 ",
         "out/run/last.pth.tar",
         PICTURES,
+        loses=True,
     ),
     Program(
         "imagenet",
