@@ -44,9 +44,11 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     assert "all ranks finished after 3 cycles" in said
     table = [line for line in said.splitlines() if line.startswith("│")]
     rows = [cell for line in table if (cell := line.split("│")[1].strip())]
-    assert rows == ["0", "1", "2", "0 to 1", "1 to 2"]
+    assert rows[:5] == ["0", "1", "2", "0 to 1", "1 to 2"]
+    phases = [line for line in table if re.match(r"│ \d to \d ", line)]
     assert "in train_gpt.py:" in said  # where it hung
-    assert all(cell.strip() not in ("", "-") for line in table[-2:] for cell in line.strip("│").split("│"))
+    assert len(phases) == 2
+    assert all(cell.strip() not in ("", "-") for line in phases for cell in line.strip("│").split("│"))
     hashes = re.findall(r"^  with(?:out a fault|  ?the faults) +([0-9a-f]{64})$", said, re.MULTILINE)
     assert len(hashes) == 2
     assert hashes[0] == hashes[1]
