@@ -91,7 +91,6 @@ def test_kill_that_one_process_refuses_still_reaches_the_others(of_another_user:
 def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     of_another_user: Makes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(termination, "KILL_WAIT_S", 0.3)
     rank = subprocess.Popen(
         [sys.executable, "-S", "-c", LEAVES_ONE], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
@@ -100,7 +99,7 @@ def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
     monkeypatch.setattr(process_tree, "children", lambda: {pid})  # a subreaper's
     of_another_user(pid)
     said: list[str] = []
-    end = Termination(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append)
+    end = Termination(reactor, known_children=set, in_a_hurry=lambda: False, say=said.append, kill_wait_s=0.3)
     worker = Worker(0, rank.pid, os.pidfd_open(rank.pid), print, lambda code: setattr(rank, "returncode", code))
     wait_until(worker.poll_end, 10)
     end.clear([worker], leftover_grace_s=0.1, ask=False)
