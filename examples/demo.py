@@ -25,11 +25,11 @@ from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.cli.render.report_tables import print_report
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts.rank import FaultInjected, not_fired
-from megatron_ft.core.fault_plan import PlannedFault, resolve
-from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
-from megatron_ft.ipc.linux.process_setup import die_with_parent
+from megatron_ft.config.files.fault_plan_file import read_fault_plan
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.fault_plan import PlannedFault, resolve
+from megatron_ft.link.facts.rank import FaultInjected, not_fired
+from megatron_ft.link.linux.process_setup import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 FAULT_PLAN = HERE.parent / "megatron_ft" / "configs" / "faults" / "kill-then-hang.yaml"

@@ -6,10 +6,10 @@ import argparse
 import os
 from typing import NoReturn
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
-from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from megatron_ft.config.files.fault_plan_file import read_fault_plan
+from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import MISTAKE_CODE
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, resolve
 from megatron_ft.rank.hooks.user_errors import ask_for_no_restart
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-    from megatron_ft.core.errors import RankMonitorClientError
-    from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+    from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+    from megatron_ft.errors import RankMonitorClientError
     from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
+    from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
     from megatron_ft.rank.base.agreement import RankInfo
     from megatron_ft.rank.client.client import RankMonitorClient
     from megatron_ft.rank.client.server import RankMonitorServer
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "FaultToleranceConfig": "megatron_ft.ipc.config.yaml_file",
+    "FaultToleranceConfig": "megatron_ft.config.files.yaml_file",
     "HeartbeatTimeouts": "megatron_ft.learning.timeouts",
     "RankInfo": "megatron_ft.rank.base.agreement",
     "RankMonitorClient": "megatron_ft.rank.client.client",
-    "RankMonitorClientError": "megatron_ft.core.errors",
+    "RankMonitorClientError": "megatron_ft.errors",
     "RankMonitorServer": "megatron_ft.rank.client.server",
     "SectionTimeouts": "megatron_ft.learning.timeouts",
-    "WorkloadAction": "megatron_ft.core.control",
-    "WorkloadControlRequest": "megatron_ft.core.control",
+    "WorkloadAction": "megatron_ft.link.base.control",
+    "WorkloadControlRequest": "megatron_ft.link.base.control",
     "fork_point": "megatron_ft.run_ahead",
 }
 

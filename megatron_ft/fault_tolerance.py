@@ -27,11 +27,11 @@ import os
 import sys
 from typing import Any
 
-from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
-from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.learning.rule import facts_of, reasons_against
+from megatron_ft.learning.state_file import write_state
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 
-from megatron_ft.core.errors import SnapshotError
+from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.rank import restoring, saving
 from megatron_ft.memory.rank.keeper_connection import find_place, is_child, usable_place
 from megatron_ft.rank.base import say

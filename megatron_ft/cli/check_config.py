@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.cli.base.terminal import terminal
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import (
+from megatron_ft.config.files.options import (
     add_ft_options,
     add_torchrun_options,
     read_ft_options,
     read_torchrun_options,
     rows,
 )
+from megatron_ft.errors import ConfigError
 
 _COLUMNS = ("name", "value", "from")
 

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from megatron_ft.cli.base.terminal import check_extra
-from megatron_ft.ipc.config.options import add_ft_options, add_torchrun_options
+from megatron_ft.config.files.options import add_ft_options, add_torchrun_options
 
 _SHELLS = ("bash", "zsh", "tcsh")
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.tensorboard import TensorBoardFiles
-from megatron_ft.core.config.launcher_options import METRICS_PORT, split_address
-from megatron_ft.core.facts.minutes import HEARTBEAT
+from megatron_ft.config.launcher_options import METRICS_PORT, split_address
+from megatron_ft.link.facts.minutes import HEARTBEAT
 from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, Series
 

@@ -12,10 +12,10 @@ import megatron_ft
 from megatron_ft.cli import check_config, completion, config_template, exporter, node_commands, node_health, report
 from megatron_ft.cli.slurm import job_plan as slurm
 from megatron_ft.cli.status import status
-from megatron_ft.core.config.removed import REMOVED_COMMANDS
-from megatron_ft.core.errors import ConfigError, nearest
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.ipc.config.options import with_hint
+from megatron_ft.config.files.options import with_hint
+from megatron_ft.config.removed import REMOVED_COMMANDS
+from megatron_ft.errors import ConfigError, nearest
+from megatron_ft.exit_codes import MISTAKE_CODE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError, Refused
-from megatron_ft.core.node_problems import (
+from megatron_ft.errors import ConfigError, Refused
+from megatron_ft.link.base.node_problems import (
     CHECKS,
     DIRECTORIES_VARIABLE,
     directory_problems,
@@ -29,7 +29,7 @@ from megatron_ft.core.node_problems import (
     segment_file,
     segment_problems,
 )
-from megatron_ft.ipc.linux import node_facts, nvml
+from megatron_ft.link.linux import node_facts, nvml
 
 _UNFIT = 1
 _BOUND_S = 20.0

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.base.terminal import check_extra, track
-from megatron_ft.core.codec import to_builtins
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.codec import to_builtins
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis

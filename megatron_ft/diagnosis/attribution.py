@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from megatron_ft.core.facts.launcher import Attribution, FailureClass
 from megatron_ft.diagnosis.exceptions import is_peer_loss
+from megatron_ft.link.facts.launcher import Attribution, FailureClass
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([\da-fA-F:.]+)\): (\d+)(?:, pid='?(\d+))?(?:.*caused by previous Xid (\d+))?")
 _FALLEN_OFF = re.compile(r"NVRM: .*fallen off the bus", re.DOTALL)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import force_setattr
 
-from megatron_ft.core.codec import Count, Fact, Message
-from megatron_ft.core.wording import shown
+from megatron_ft.link.base.codec import Count, Fact, Message
+from megatron_ft.link.base.wording import shown
 
 _PEER = re.compile(r"^(?:send|recv) (\d+)\s*(?:->|<-)\s*(\d+)$")
 _MOST_RANKS = 1 << 20

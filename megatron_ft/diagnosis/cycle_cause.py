@@ -11,11 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.rerun import WANTS_ANOTHER_GPU
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.core.wording import counted
 from megatron_ft.diagnosis.attribution import attribute
 from megatron_ft.diagnosis.exits import (
     crashed_of_exception,
@@ -26,6 +21,11 @@ from megatron_ft.diagnosis.exits import (
     was_ending,
 )
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.base.wording import counted
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
+from megatron_ft.link.facts.shared import RankHung
 
 COLLECTIVES = "collectives"
 """Kind of a verdict on ranks whose scripts call no hooks: no collective has completed on any of them."""

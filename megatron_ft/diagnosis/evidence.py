@@ -8,15 +8,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.intervals import running_intervals
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import Finite, Int, Message, to_builtins
-from megatron_ft.core.process_facts import ProcessFacts
-from megatron_ft.core.wording import printable, when
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame
+from megatron_ft.link.base.codec import Finite, Int, Message, to_builtins
+from megatron_ft.link.base.intervals import running_intervals
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.base.process_facts import ProcessFacts
+from megatron_ft.link.base.wording import printable, when
+from megatron_ft.monitor.rules.hang_detector import Overdue
 
 _SCHEMA = 1
 _LONG = 16

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megatron_ft.core.rerun import RerunState, rerun_state
 from megatron_ft.diagnosis.rank_snapshot import stack_wait
 from megatron_ft.diagnosis.stacks import Frame, parse_faulthandler, user_frame
+from megatron_ft.link.base.rerun import RerunState, rerun_state
 
 EXCEPTION_MARK = "Uncaught exception of the rank:"
 """Begins a line, with the time in nanoseconds, before the exception in one line, and its traceback."""

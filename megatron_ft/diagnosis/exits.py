@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection
 
-from megatron_ft.core.facts.launcher import RankExited
-from megatron_ft.core.rerun import describe_rerun
-from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.diagnosis.exceptions import is_peer_loss, without_empty_message
+from megatron_ft.link.base.rerun import describe_rerun
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.facts.launcher import RankExited
 
 _OWN_FAULTS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
 _MAX_ERROR_CHARACTERS = 200

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Attribution, Cause, CauseKind, FailureClass
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.wording import listed, when
 from megatron_ft.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
@@ -25,6 +22,9 @@ from megatron_ft.diagnosis.exceptions import connection_loss, is_peer_loss, wait
 from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.diagnosis.root_cause import RootCause, find, spans
+from megatron_ft.link.base.wording import listed, when
+from megatron_ft.link.facts.launcher import Attribution, Cause, CauseKind, FailureClass
+from megatron_ft.link.facts.shared import RankHung
 
 _NETWORK_S = 0.3
 """Seconds for the notes to arrive, added to the time in which a node collects its evidence."""

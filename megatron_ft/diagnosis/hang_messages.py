@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.codec import Finite, Int, PartMessage
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.restart_policy import Reached
+from megatron_ft.link.base.codec import Finite, Int, PartMessage
+from megatron_ft.link.facts.shared import RankHung
 
 
 class Hang(PartMessage, frozen=True):

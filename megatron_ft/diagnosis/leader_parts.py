@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
@@ -18,6 +17,7 @@ from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Reached
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 
 
 class HangsAtLeader(LeaderPart):

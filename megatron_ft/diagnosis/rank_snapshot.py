@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import force_setattr, replace
 
-from megatron_ft.core.codec import Count, Finite, Int, LocalRank, Message, Rank, Seconds
-from megatron_ft.core.signal_rules import signal_name
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.stacks import Frame
+from megatron_ft.link.base.codec import Count, Finite, Int, LocalRank, Message, Rank, Seconds
+from megatron_ft.link.base.signal_rules import signal_name
 
 EVIDENCE_S = 2.0
 """Most seconds for collecting evidence; the monitor that found the hang and the launcher must agree."""

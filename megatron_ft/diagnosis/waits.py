@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.codec import Count, Cycle, Finite, Message, PartMessage, Rank
+from megatron_ft.link.base.codec import Count, Cycle, Finite, Message, PartMessage, Rank
 
 _WINDOW_S, _NODES_PER_S = 12.0, 100
 """Shortest window, and messages a second that a coordinator takes beside its others."""

@@ -16,12 +16,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.state_table import report_unlisted
-from megatron_ft.ipc.linux.process_setup import raise_file_limit
-from megatron_ft.ipc.log import COORDINATOR, INFO, LEVEL_VARIABLE
+from megatron_ft.errors import FaultToleranceError
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job import etcd_leader
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.coordinator import Coordinator
@@ -29,6 +25,10 @@ from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import LeaderStart
 from megatron_ft.job.service import Service
+from megatron_ft.link.base.codec import decode, encode
+from megatron_ft.link.base.state_table import report_unlisted
+from megatron_ft.link.linux.process_setup import raise_file_limit
+from megatron_ft.link.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import read_secret
 

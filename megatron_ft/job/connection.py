@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.linux.polling import wait_ready
-from megatron_ft.ipc.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode, encode
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.linux.polling import wait_ready
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import HANDSHAKE_BYTES, Ask, Challenge, Handshake, SecretError
 from megatron_ft.link.secure_channel import SEAL_BYTES, FrameError, Role
+from megatron_ft.link.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode, encode
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16
@@ -90,7 +90,7 @@ class Connection(Generic[_T]):
             self.send(encode(first))
 
     def send(self, frame: bytes) -> None:
-        """Send a frame of `ipc.wire.encode`, or as much of it as there is room for now."""
+        """Send a frame of `link.wire.encode`, or as much of it as there is room for now."""
         self.queue(frame)
         self.flush()
 

@@ -9,12 +9,12 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from megatron_ft.core.agent.coordinator_view import CoordinatorView
-from megatron_ft.core.mailbox import Mailbox
 from megatron_ft.job.coordinator_connection import CoordinatorConnection, Listener
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.member import Member
+from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
+from megatron_ft.link.base.mailbox import Mailbox
 from megatron_ft.link.reactor import Reactor, Timer
 
 CoordinatorDecision = (

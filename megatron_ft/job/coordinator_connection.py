@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, encode
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection, parse
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules.messages import REFUSED, TO_MEMBER, Admitted, Dismiss, FromMember, ToMember
 from megatron_ft.link import tcp
+from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.link.secret import SecretError
 from megatron_ft.link.secure_channel import FrameError, Role
+from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
 
 _TO_MEMBER: Vocabulary[ToMember] = Vocabulary(TO_MEMBER | SAID_BY_PARTS)
 Dial = Callable[[str, int, Sequence[tcp.Target]], socket.socket]

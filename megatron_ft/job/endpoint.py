@@ -8,11 +8,11 @@ import socket
 import time
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.wording import listed
-from megatron_ft.ipc.wire import Decoder, VersionError, decode, encode
+from megatron_ft.errors import ConfigError, ProtocolError
 from megatron_ft.link import tcp
+from megatron_ft.link.base.wording import listed
 from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Ask, Challenge, Open
+from megatron_ft.link.wire import Decoder, VersionError, decode, encode
 
 ANSWER_S = 15.0
 """Seconds in which a coordinator answers: it may just be starting, on a machine that has much to do."""

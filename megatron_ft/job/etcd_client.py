@@ -8,10 +8,10 @@ import ssl
 import threading
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import printable
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.etcd_keys import Body, EtcdAway, LeaseGone
 from megatron_ft.job.rules.messages import EtcdSettings
+from megatron_ft.link.base.wording import printable
 
 ANSWER_S = 3.0
 """Seconds for which an answer is waited for."""

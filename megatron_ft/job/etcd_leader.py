@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
 from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger

@@ -15,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.ipc.linux.process_setup import isolated_command
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
+from megatron_ft.link.base.codec import decode, encode
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.linux.process_setup import isolated_command
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 _QUICK_S = 10.0

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.endpoint import listen_at
 from megatron_ft.job.leader_process import LeaderProcess

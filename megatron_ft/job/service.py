@@ -10,11 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.ipc.log import COORDINATOR
-from megatron_ft.ipc.wire import PROTOCOL_VERSION, VersionError, encode
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection, parse
 from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LockLost, Work
 from megatron_ft.job.parts import HEARD_BY_PARTS
@@ -23,10 +19,14 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import TO_LEADER, Beat, Dismiss, FromMember, Hello
+from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.base.rate_limiter import RateLimiter
+from megatron_ft.link.log import COORDINATOR
 from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.link.secret import Denied, Open, SecretError
 from megatron_ft.link.secure_channel import FrameError, Role
 from megatron_ft.link.tcp import Target, format_address
+from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
 
 _FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(TO_LEADER | HEARD_BY_PARTS)
 GREETING_S = 10.0

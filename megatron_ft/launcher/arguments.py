@@ -20,9 +20,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 import megatron_ft
-from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.options import (
+from megatron_ft.config.files.options import (
     DEFAULT_SIGNALS,
     add_ft_options,
     group_help,
@@ -30,6 +28,8 @@ from megatron_ft.ipc.config.options import (
     read_torchrun_options,
     with_hint,
 )
+from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base import log_directory
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place

@@ -9,17 +9,17 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS, OFF
-from megatron_ft.core.config.reference import IGNORED, SERVED
-from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.wording import columns, printable
-from megatron_ft.ipc.config.options import GivenFlag, refused_values, rows
+from megatron_ft.config.files.options import GivenFlag, refused_values, rows
+from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS, OFF
+from megatron_ft.config.reference import IGNORED, SERVED
+from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.rank_environment import rank_environment
+from megatron_ft.link.base.wording import columns, printable
 
 _SECRET_NAME = r"[\w-]*(?:secret|token|passw|credential|authorization|api[_-]?key|access[_-]?key)[\w-]*"
 _SECRET = re.compile(rf"(?i)(--{_SECRET_NAME}\s+|\b{_SECRET_NAME}\s*[=:]\s*)(?:(?:bearer|basic)\s+)?[^\s,;]+")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.core.messages.fork_server_messages import Orders
-from megatron_ft.core.rank_variables import without_ranks
-from megatron_ft.ipc.config.options import given_flags
+from megatron_ft.config.files.options import given_flags
 from megatron_ft.launcher.base.rank_environment import rank_environment
+from megatron_ft.link.base.rank_variables import without_ranks
+from megatron_ft.link.messages.fork_server_messages import Orders
 
 _DECIDE = {"no_python", "run_path", "numa_binding", "ft_dry_run", "ft_preload"}
 _DECIDE |= {"ft_reference_names", "ft_watch_collectives", ""}

@@ -14,14 +14,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from megatron_ft.core.agent.conclusion import stopped
-from megatron_ft.core.agent.effects import LauncherExit
-from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.wording import printable
-from megatron_ft.ipc.config.options import settings, summary
-from megatron_ft.ipc.linux import process_setup
-from megatron_ft.ipc.log import DEBUG, ERROR, LAUNCHER
+from megatron_ft.config.files.options import settings, summary
+from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.job.coordination import Coordination, CoordinatorDecision
 from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
 from megatron_ft.job.rules.faults import advice
@@ -34,9 +28,15 @@ from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
+from megatron_ft.launcher.rules.conclusion import stopped
+from megatron_ft.launcher.rules.effects import LauncherExit
 from megatron_ft.launcher.schedulers import kubernetes
 from megatron_ft.launcher.schedulers.schedulers import SCHEDULERS
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.link.base.wording import printable
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.linux import process_setup
+from megatron_ft.link.log import DEBUG, ERROR, LAUNCHER
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 

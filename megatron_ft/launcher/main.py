@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.ipc.files.standard_error import put
-from megatron_ft.ipc.linux.process_setup import become_subreaper
-from megatron_ft.ipc.log import LAUNCHER, LEVEL_VARIABLE
+from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher.base import launcher_lines, output_copying
 from megatron_ft.launcher.early_command_line import find_script, why_fresh
+from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.link.reactor import THREAD_PREFIX
 from megatron_ft.link.resolver import ask_again_soon
+from megatron_ft.link.standard_error import put
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
-    from megatron_ft.ipc.config.options import given_flags
+    from megatron_ft.config.files.options import given_flags
     from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
     words = sys.argv[1:] if argv is None else argv
@@ -197,12 +197,12 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
 
 
 def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
-    from megatron_ft.core.facts.launcher import RunEnded
-    from megatron_ft.ipc.linux.processes import process_began_ns
     from megatron_ft.launcher import arguments, job, outcome
     from megatron_ft.launcher.base import log_directory
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
+    from megatron_ft.link.facts.launcher import RunEnded
+    from megatron_ft.link.linux.processes import process_began_ns
     from megatron_ft.records.event_log import EventLog, NullEventLog
 
     missing = private_names.missing_essentials()

@@ -9,16 +9,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.config.launcher_options import MIN_HEALTHY
-from megatron_ft.core.errors import ConfigError, FaultToleranceError
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Abandoned
-from megatron_ft.core.mailbox import Inbox
-from megatron_ft.core.node_problems import segment_file
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.process_setup import become_subreaper
-from megatron_ft.ipc.linux.process_tree import Children
-from megatron_ft.ipc.monitor_process import MonitorOptions
+from megatron_ft.config.launcher_options import MIN_HEALTHY
+from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
@@ -36,11 +28,19 @@ from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Ranks, find_setpriv
+from megatron_ft.link import process_tree
+from megatron_ft.link.base.mailbox import Inbox
+from megatron_ft.link.base.node_problems import segment_file
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import Abandoned
+from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
+from megatron_ft.monitor.process import MonitorOptions
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.records.launcher.telemetry import Telemetry
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess

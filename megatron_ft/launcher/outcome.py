@@ -17,11 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from megatron_ft.core.agent.effects import Exit, LauncherExit
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.facts.reported_hang import MOST_HANGS
-from megatron_ft.ipc.files.own_files import ForeignFileError, read_own, replace_own
-from megatron_ft.ipc.log import LAUNCHER, WARNING
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives, NodeEnd
@@ -29,7 +25,11 @@ from megatron_ft.job.rules.messages import REFUSED, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
+from megatron_ft.launcher.rules.effects import Exit, LauncherExit
+from megatron_ft.link.facts.reported_hang import MOST_HANGS
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.files.own_files import ForeignFileError, read_own, replace_own
+from megatron_ft.link.log import LAUNCHER, WARNING
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.records.rules.accounting import Accounting
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.hang_detector import Gap, lost_between
-from megatron_ft.core.board.intervals import FIRST_INTERVALS, SETUP
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.facts.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
-from megatron_ft.core.facts.monitor import Minute
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Intervals, Observed
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.intervals import FIRST_INTERVALS, SETUP
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.facts.minutes import HEARTBEAT, MINUTE_NS, OUT_OF_SECTION, RankMinute, SectionMinute
+from megatron_ft.link.facts.monitor import Minute
+from megatron_ft.monitor.rules.hang_detector import Gap, lost_between
 
 _IDLE, _HEARTBEATS = -1, -2
 """Indices of the time out of section and of heartbeats among those of sections."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Count, Cycle, Message, PartMessage, Rank, Seconds
+from megatron_ft.link.base.codec import Count, Cycle, Message, PartMessage, Rank, Seconds
 
 MOST_NAMES = 72 + 1
 """In one message: all sections of a board, and OUT_OF_SECTION."""

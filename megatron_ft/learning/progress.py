@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.wording import counted
+from megatron_ft.link.base.wording import counted
 
 LEAST_BYTES = 64 * 1024
 """Least bytes that count as work; fewer are those of a log, or of a thread that reports metrics."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP, HangKind
-from megatron_ft.core.board.layout import ArmedTimeout, BoardSnapshot, timeout_word
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP, HangKind
+from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, timeout_word
 
 REPORT_FLOOR_S = 5.0
 """Least timeout that reports: with five times a step of 20 ms, a page fault would be reported."""

@@ -10,11 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.codec import Rank, Seconds
-from megatron_ft.core.errors import ConfigError, show
-from megatron_ft.core.launcher_part import PartEffect, PartEvent
-from megatron_ft.core.times import MAX_SECONDS
+from megatron_ft.errors import ConfigError, show
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import ABOVE_LONGEST, calculate
 from megatron_ft.learning.timeouts import (
@@ -27,6 +23,10 @@ from megatron_ft.learning.timeouts import (
     state_from_dict,
     state_to_dict,
 )
+from megatron_ft.link.base.codec import Rank, Seconds
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.launcher_part import PartEffect, PartEvent
+from megatron_ft.link.base.times import MAX_SECONDS
 
 SCHEMA = "megatron_ft.ft_state"
 SCHEMA_VERSION = 4

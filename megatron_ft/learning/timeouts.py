@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from megatron_ft.core.board.intervals import SETUP
-from megatron_ft.core.codec import convert
-from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.core.times import MAX_SECONDS
+from megatron_ft.errors import ConfigError, ProtocolError
+from megatron_ft.link.base.codec import convert
+from megatron_ft.link.base.intervals import SETUP
+from megatron_ft.link.base.times import MAX_SECONDS
 
 OUT_OF_SECTION = "out_of_section"
 """Name of the time out of section; a user's section may not have it."""

@@ -17,8 +17,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from megatron_ft.core.codec import Message, Raw, Vocabulary
-from megatron_ft.core.errors import ConfigError, ProtocolError
+from megatron_ft.errors import ConfigError, ProtocolError
+from megatron_ft.link.base.codec import Message, Raw, Vocabulary
 from megatron_ft.link.secure_channel import FrameError, Role, SecureChannel, Session, new_nonce
 
 HANDSHAKE_BYTES = 4096

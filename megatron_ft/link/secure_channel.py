@@ -19,7 +19,7 @@ import hmac
 import os
 import struct
 
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.errors import ProtocolError
 
 NONCE_BYTES = 16
 _MAC_BYTES = 16

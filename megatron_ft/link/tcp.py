@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.errors import ProtocolError
 
 _CONNECT_S = 3.0
 _OPTIONS = (

@@ -8,10 +8,10 @@ import signal
 import socket
 import sys
 
-from megatron_ft.ipc.linux.process_setup import go_on_without_parent, set_name
-from megatron_ft.ipc.log import MONITOR
-from megatron_ft.ipc.monitor_process import MonitorSettings, parse
-from megatron_ft.ipc.wire import Channel
+from megatron_ft.link.linux.process_setup import go_on_without_parent, set_name
+from megatron_ft.link.log import MONITOR
+from megatron_ft.link.wire import Channel
+from megatron_ft.monitor.process import MonitorSettings, parse
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.service import MonitorService
 from megatron_ft.records.event_log import EventLog, NullEventLog

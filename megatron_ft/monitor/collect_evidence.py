@@ -15,13 +15,6 @@ import socket
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import Answer, Question
-from megatron_ft.core.wording import begins
 from megatron_ft.diagnosis.collectives import Collectives, collectives_of
 from megatron_ft.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
 from megatron_ft.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
@@ -41,12 +34,19 @@ from megatron_ft.diagnosis.stacks import (
     parse_faulthandler,
     user_frame,
 )
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.files.evidence_files import LIBRARIES
-from megatron_ft.ipc.linux import proc
-from megatron_ft.ipc.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
-from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.codec import decode, encode
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.base.wording import begins
+from megatron_ft.link.board import Board
+from megatron_ft.link.files.evidence_files import LIBRARIES
+from megatron_ft.link.linux import proc
+from megatron_ft.link.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
+from megatron_ft.link.messages.rank_messages import Answer, Question
 from megatron_ft.monitor import py_spy
+from megatron_ft.monitor.process import AttachedRank
+from megatron_ft.monitor.rules.hang_detector import Overdue
 
 STACK_MEMORY = "megatron_ft_stacks"
 """Name of the memory file in which a rank writes its stacks."""

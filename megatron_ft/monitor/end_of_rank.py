@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 
-from megatron_ft.core.escalation import Escalation
-from megatron_ft.ipc.linux.proc import run_delays_ns
-from megatron_ft.ipc.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
-from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.link.base.escalation import Escalation
+from megatron_ft.link.linux.proc import run_delays_ns
+from megatron_ft.link.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
+from megatron_ft.monitor.process import AttachedRank
 
 SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1

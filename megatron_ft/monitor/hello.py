@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from megatron_ft.core.codec import Raw
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import FROM_RANK, FromRank, RankHello
-from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, accept_peer
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.codec import Raw
+from megatron_ft.link.linux.processes import is_gone
+from megatron_ft.link.messages.rank_messages import FROM_RANK, FromRank, RankHello
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import Channel, accept_peer
+from megatron_ft.monitor.process import AttachedRank
 
 _MOST = 16
 PATIENCE_S = 5.0

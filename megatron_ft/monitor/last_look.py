@@ -9,19 +9,19 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Suspect
-from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.ipc.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
-from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.ipc.monitor_process import AttachedRank
 from megatron_ft.learning.progress import ProgressSample, is_file_wait
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.base.times import earliest
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
+from megatron_ft.link.linux.processes import read_stat
+from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Suspect
 from megatron_ft.monitor.collect_evidence import Probe
+from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.monitor.reports import Reports
+from megatron_ft.monitor.rules.hang_detector import Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)

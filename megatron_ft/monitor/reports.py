@@ -10,25 +10,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import Fact, Message
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts import monitor as records
-from megatron_ft.core.facts import shared
-from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.core.messages.monitor_messages import Observation
-from megatron_ft.core.messages.rank_messages import RankHello
-from megatron_ft.core.rate_limiter import RateLimiter
 from megatron_ft.diagnosis.evidence import HangEvidence
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.ipc.files.evidence_files import write_evidence
-from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.ipc.log import MONITOR
-from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received
+from megatron_ft.errors import ProtocolError
 from megatron_ft.learning.messages import Intervals
+from megatron_ft.link.base.codec import Fact, Message
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.base.rate_limiter import RateLimiter
+from megatron_ft.link.facts import monitor as records
+from megatron_ft.link.facts import shared
+from megatron_ft.link.facts.shared import Warning_
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.files.evidence_files import write_evidence
+from megatron_ft.link.linux.processes import read_stat
+from megatron_ft.link.log import MONITOR
+from megatron_ft.link.messages.monitor_messages import Observation
+from megatron_ft.link.messages.rank_messages import RankHello
+from megatron_ft.link.wire import Channel, ChannelClosedError, Received
+from megatron_ft.monitor.process import AttachedRank
+from megatron_ft.monitor.rules.hang_detector import Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.records.event_log import EventLog
 

@@ -12,12 +12,17 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from megatron_ft.core.board.hang_detector import CheckAction, Overdue
-from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.codec import Raw
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.monitor import Detached, LauncherGone, Signalled
-from megatron_ft.core.messages.monitor_messages import (
+from megatron_ft.diagnosis.evidence import evidence_text
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.errors import ProtocolError
+from megatron_ft.learning.messages import Arm
+from megatron_ft.learning.progress import ProgressSample, progress_between
+from megatron_ft.link.base.codec import Raw
+from megatron_ft.link.base.layout import BoardDamagedError
+from megatron_ft.link.facts.monitor import Detached, LauncherGone, Signalled
+from megatron_ft.link.linux.processes import is_gone, is_in, wait_gone
+from megatron_ft.link.log import MONITOR
+from megatron_ft.link.messages.monitor_messages import (
     ORDERS,
     Collect,
     ConfirmHang,
@@ -29,29 +34,17 @@ from megatron_ft.core.messages.monitor_messages import (
     Resume,
     Stop,
 )
-from megatron_ft.core.messages.rank_messages import (
-    RankHello,
-    RankRefused,
-    RankShown,
-    RankWelcome,
-    ShowRank,
-    ToRank,
-)
-from megatron_ft.diagnosis.evidence import evidence_text
-from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.ipc.linux.processes import is_gone, is_in, wait_gone
-from megatron_ft.ipc.log import MONITOR
-from megatron_ft.ipc.monitor_process import MonitorSettings
-from megatron_ft.ipc.wire import ChannelClosedError
-from megatron_ft.learning.messages import Arm
-from megatron_ft.learning.progress import ProgressSample, progress_between
+from megatron_ft.link.messages.rank_messages import RankHello, RankRefused, RankShown, RankWelcome, ShowRank, ToRank
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.wire import ChannelClosedError
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.collect_evidence import collect
 from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
 from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.last_look import LastLook, take_sample
+from megatron_ft.monitor.process import MonitorSettings
 from megatron_ft.monitor.reports import Reports
+from megatron_ft.monitor.rules.hang_detector import CheckAction, Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _LAUNCHER_ENDS_S = 3.0

@@ -7,26 +7,26 @@ import socket
 import time
 from collections.abc import Iterator
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.consistency import contradiction
-from megatron_ft.core.board.hang_detector import Check, CheckAction, HangDetector, Overdue
-from megatron_ft.core.board.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.facts import monitor as records
-from megatron_ft.core.facts.minutes import MINUTE_NS
-from megatron_ft.core.facts.monitor import Minute
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.ipc.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.linux.polling import has_hung_up
-from megatron_ft.ipc.linux.proc import has_mapped
-from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import close_fds
 from megatron_ft.learning.intervals import BoardIntervals, reached_by
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.learning.rule import with_armed
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.link.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
+from megatron_ft.link.facts import monitor as records
+from megatron_ft.link.facts.minutes import MINUTE_NS
+from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux.polling import has_hung_up
+from megatron_ft.link.linux.proc import has_mapped
+from megatron_ft.link.linux.processes import is_gone
+from megatron_ft.link.wire import close_fds
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
+from megatron_ft.monitor.process import AttachedRank
+from megatron_ft.monitor.rules.consistency import contradiction
+from megatron_ft.monitor.rules.hang_detector import Check, CheckAction, HangDetector, Overdue
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8

@@ -1,6 +1,6 @@
 """Event log of one process: one JSON object per line, in a directory that stays after the run.
 
-Every record is one of ``core.facts``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
+Every record is one of ``link.facts``, with ``t``, nanoseconds of CLOCK_MONOTONIC, and ``ev``, its name. The first
 one, ``log_opened``, names the writer and ties that clock to the wall clock, so that logs of several nodes can be
 merged.
 """
@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from megatron_ft.core.codec import encode_as, name_of
-from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.core.facts import SCHEMA, shared
-from megatron_ft.ipc.files.standard_error import put
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.link.base.codec import encode_as, name_of
+from megatron_ft.link.facts import SCHEMA, shared
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.standard_error import put
 
 if TYPE_CHECKING:
-    from megatron_ft.core.facts.all_kinds import Record  # at run time each process imports its own
+    from megatron_ft.link.facts.all_kinds import Record  # at run time each process imports its own
 
 SUFFIX = ".jsonl"
 OLDER_SUFFIX = ".before.jsonl"  # sorted before the newer one

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, Histogram, MetricKind, Series
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from megatron_ft.core.rank_variables import tells_ranks_apart
-from megatron_ft.ipc.linux.processes import thread_count
+from megatron_ft.link.base.rank_variables import tells_ranks_apart
+from megatron_ft.link.linux.processes import thread_count
 from megatron_ft.rank.base.replacing import ImportHook, left_out_of_stacks
 
 _THREAD, _PROCESS, _LISTENS = "starts a thread", "starts a process", "listens"

@@ -11,17 +11,17 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
-from megatron_ft.core.messages import fork_server_messages as messages
-from megatron_ft.core.messages.fork_server_messages import FilesChanged, Forked, FromServer, Orders, RankSpec
-from megatron_ft.core.rank_variables import is_set_for_ranks, shared_environment, without_ranks
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
-from megatron_ft.ipc.linux.processes import send_signal, wait_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link import process_tree
+from megatron_ft.link.base.rank_variables import is_set_for_ranks, shared_environment, without_ranks
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
+from megatron_ft.link.linux.process_setup import restore_file_limit_of
+from megatron_ft.link.linux.processes import send_signal, wait_gone
+from megatron_ft.link.messages import fork_server_messages as messages
+from megatron_ft.link.messages.fork_server_messages import FilesChanged, Forked, FromServer, Orders, RankSpec
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import Channel, ChannelClosedError
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.startup import with_startup
 

@@ -27,11 +27,11 @@ from importlib.machinery import PathFinder
 from multiprocessing import process
 from typing import Any
 
-from megatron_ft.core.messages import fork_server_messages as messages
-from megatron_ft.core.rank_variables import wants_watch, without_ranks
-from megatron_ft.ipc.linux.process_setup import die_with_parent, set_name
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
+from megatron_ft.link.base.rank_variables import wants_watch, without_ranks
+from megatron_ft.link.linux.process_setup import die_with_parent, set_name
+from megatron_ft.link.messages import fork_server_messages as messages
 from megatron_ft.link.resolver import ask_again_soon
+from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base import loaded_modules
 from megatron_ft.rank.base.user_code import note_user_code
 from megatron_ft.rank.collectives import init_hook

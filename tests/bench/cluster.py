@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from megatron_ft.ipc.linux.processes import carries, kill_matching
+from megatron_ft.link.linux.processes import carries, kill_matching
 from tests.bench.jobs import LAUNCHERS, MARK, Enclosure, progress
 from tests.bench.stamps import Stamp, last_pids, parse
 

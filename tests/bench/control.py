@@ -21,8 +21,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.ipc.linux.process_setup import raise_file_limit
-from megatron_ft.ipc.wire import encode
 from megatron_ft.job import service as service_module
 from megatron_ft.job.__main__ import prepare_process
 from megatron_ft.job.parts import LEADER_PARTS
@@ -30,8 +28,10 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
+from megatron_ft.link.linux.process_setup import raise_file_limit
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import read_secret
+from megatron_ft.link.wire import encode
 from tests.bench.figures import Row, compare
 from tests.bench.stand_ins import StandIns
 

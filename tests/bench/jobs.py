@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from megatron_ft.ipc.linux.processes import all_processes, carries, kill_matching
+from megatron_ft.link.linux.processes import all_processes, carries, kill_matching
 from tests.bench.stamps import Stamp, parse
 
 __all__ = ["LAUNCHERS", "ROOT", "SCRIPTS", "Enclosure", "Job", "end_on_sigterm", "interleaved", "progress", "pss_mib"]

@@ -13,15 +13,15 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.ipc.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.liveness import beat_s
 from megatron_ft.link import tcp
+from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.secret import Handshake
 from megatron_ft.link.secure_channel import Role
+from megatron_ft.link.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 
 __all__ = ["TO_MEMBER", "StandIns"]
 

@@ -122,7 +122,7 @@ class _Results:
 
 
 def _spoil_boards(chance: random.Random) -> None:
-    from megatron_ft.ipc.board import Board
+    from megatron_ft.link.board import Board
 
     # the watch of the collectives has closed its own board once the hooks had theirs
     boards = [each for each in gc.get_objects() if isinstance(each, Board) and not each._map.closed]

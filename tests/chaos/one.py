@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.messages.fork_server_messages import FORK_SERVER_NAME
+from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan

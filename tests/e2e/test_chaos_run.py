@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import carries
+from megatron_ft.link.linux.processes import carries
 from tests.chaos import one
 from tests.chaos.one import Run
 from tests.chaos.plan import Event, Plan

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import FORK_SERVER_NAME
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.process_tree import end_strays, tidies_up
-from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.link import process_tree
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux.processes import read_stat
+from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
+from megatron_ft.link.process_tree import end_strays, tidies_up
 from tests.support.launching import wait_until
 
 

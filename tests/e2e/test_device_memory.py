@@ -12,8 +12,8 @@ __all__ = ["fresh_launcher"]
 # loaded by Python itself, before the launcher looks for a driver
 DRIVER = """
 import os
-from megatron_ft.core.device_memory import Holding
-from megatron_ft.ipc.linux import nvml
+from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.linux import nvml
 def holdings(library):
     with open(library) as file:
         return [Holding(0, int(pid), 3 << 30) for pid in file.read().split()] + [Holding(0, 1, 1 << 30)]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core import escalation
-from megatron_ft.ipc.linux.proc import run_delays_ns
-from megatron_ft.ipc.linux.processes import carries
+from megatron_ft.link.base import escalation
+from megatron_ft.link.linux.proc import run_delays_ns
+from megatron_ft.link.linux.processes import carries
 from megatron_ft.monitor import end_of_rank
 from megatron_ft.monitor.end_of_rank import RankTermination
 from tests.fuzz.watched import watched

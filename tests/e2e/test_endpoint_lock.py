@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.linux.processes import read_stat, wait_gone
+from megatron_ft.errors import ConfigError
 from megatron_ft.job import endpoint, leader_process
 from megatron_ft.job.endpoint import take_endpoint
 from megatron_ft.job.leader_process import LeaderProcess
@@ -28,6 +27,7 @@ from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.link import tcp
+from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
 from tests.support.reactors import reactor

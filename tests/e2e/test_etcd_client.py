@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take

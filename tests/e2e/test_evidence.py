@@ -21,19 +21,19 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.board.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.files.evidence_files import write_evidence
-from megatron_ft.ipc.linux.processes import read_stat, wait_gone
-from megatron_ft.ipc.monitor_process import AttachedRank
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
+from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.files.evidence_files import write_evidence
+from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
+from megatron_ft.monitor.process import AttachedRank
+from megatron_ft.monitor.rules.hang_detector import Overdue
 from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 
@@ -41,7 +41,7 @@ BOUND_S = 2.0
 SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
-from megatron_ft.ipc.board import Board
+from megatron_ft.link.board import Board
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, restore_signals
 board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
 reporter = CrashReporter()

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.logs.read import read_directory
-from megatron_ft.core.facts.shared import Warning_
-from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.learning.state_file import write_state
+from megatron_ft.link.facts.shared import Warning_
 from megatron_ft.link.file_queue import FileQueue
 
 WRITER = """
 import sys
-from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.learning.state_file import write_state
 path = sys.argv[1]
 print("ready", flush=True)
 for number in range(10**9):
@@ -52,7 +52,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(tmp_pat
 def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> None:
     script = (
         "import sys; from megatron_ft.records.event_log import EventLog\n"
-        "from megatron_ft.core.facts.shared import Warning_\n"
+        "from megatron_ft.link.facts.shared import Warning_\n"
         "log = EventLog.open(sys.argv[1], role='rank', run_id='x')\n"
         "for number in range(3000): log.write(Warning_(text=str(number)))\n"
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import Failed, Orders
+from megatron_ft.link.messages.fork_server_messages import Failed, Orders
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests.support.launching import ROOT, Launched, Launcher, clean_environment, fresh_launcher, launcher, wait_until
 

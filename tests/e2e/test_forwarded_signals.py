@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from megatron_ft.ipc.linux.processes import would_end_by
+from megatron_ft.link.linux.processes import would_end_by
 from tests.e2e.test_launcher_signals import QUICK_S, ended_after
 from tests.support.launching import Launcher, launcher, wait_until
 

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from megatron_ft.core.fault_plan import FAULT_TYPES, resolve
-from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from megatron_ft.config.files.fault_plan_file import read_fault_plan
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, resolve
 from tests.support.launching import Launcher, launcher
 
 __all__ = ["launcher"]

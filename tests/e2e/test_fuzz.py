@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, connect, encode
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.link.wire import Channel, connect, encode
+from megatron_ft.monitor import process as monitor_process
+from megatron_ft.monitor.process import AttachedRank
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.endurance import endure
 from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
@@ -97,7 +97,7 @@ def test_strangers_neither_take_the_place_of_the_launchers_rank_nor_keep_the_mon
     """Their descriptors aren't kept; one's messages are valid as far as the wire goes, and there is always one more."""
     flood = """
 import socket, sys
-from megatron_ft.ipc.wire import encode
+from megatron_ft.link.wire import encode
 data = encode({"type": "x"}) * 2000
 while True:
     try:

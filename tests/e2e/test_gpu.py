@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux import nvml
+from megatron_ft.link.linux import nvml
 from megatron_ft.memory.rank import copying, restoring, saving
 from megatron_ft.memory.rank.keeper_connection import Place
 from megatron_ft.memory.rules.snapshots import SnapshotKey

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.link.linux.processes import read_stat
 from tests.support.launching import Launcher, launcher, wait_until
 
 __all__ = ["launcher"]
@@ -34,7 +34,7 @@ def test_monitor_that_dies_before_its_answer_is_replaced_and_the_hang_found(laun
     """The launcher knows of the rank then, and the next monitor takes it over: its hello is one of its own rank."""
     script = """
 from megatron_ft import RankMonitorClient
-from megatron_ft.ipc.wire import ChannelClosedError, close_fds
+from megatron_ft.link.wire import ChannelClosedError, close_fds
 from megatron_ft.rank.base import connection
 exchange = connection._exchange
 def lost(*args):
@@ -68,7 +68,7 @@ forever()
 
 def test_rank_that_asks_and_is_killed_at_once_is_heard(launcher: Launcher) -> None:
     script = """
-from megatron_ft.ipc.wire import connect
+from megatron_ft.link.wire import connect
 message = {"type": "workload_control", "action": "ShutdownWorkload", "description": "x", "rank": 0, "pid": 1}
 connect(os.environ["FT_LAUNCHER_IPC_SOCKET"], 5).send(message)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -34,7 +34,7 @@ TWO = ("--nproc-per-node", "2", "--max-restarts", "3")
 TRAIN = """
 import hashlib, torch
 from megatron_ft import memory_checkpoint
-from megatron_ft.ipc.linux.processes import all_processes, carries
+from megatron_ft.link.linux.processes import all_processes, carries
 from megatron_ft.memory.base import segment
 torch.set_num_threads(1)
 torch.manual_seed(RANK)

@@ -107,7 +107,7 @@ def test_a_rank_waits_for_a_socket_that_is_just_being_made_again(tmp_path: Path)
 def test_a_rank_that_gave_up_on_a_monitor_that_stood_still_may_try_again(tmp_path: Path) -> None:
     script = f"""
 import socket
-from megatron_ft.ipc.wire import encode
+from megatron_ft.link.wire import encode
 first = socket.socket(socket.AF_UNIX)
 first.connect({str(tmp_path / "s")!r})
 first.sendall(encode({{"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}}))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.wire import encode
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.launcher.monitors.slot import MonitorSlot
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import encode
+from megatron_ft.monitor import process as monitor_process
 from megatron_ft.records.event_log import EventLog
 from tests.support.reactors import reactor
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.jobs import find_jobs
-from megatron_ft.ipc.linux.processes import read_stat
-from megatron_ft.ipc.wire import connect, encode
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.jobs import find_jobs
+from megatron_ft.link.linux.processes import read_stat
+from megatron_ft.link.wire import connect, encode
 from tests.support.launching import Launched, Launcher, command_line, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

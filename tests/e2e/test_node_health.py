@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.ipc.linux.processes import read_stat
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
+from megatron_ft.link.facts.launcher import NodeHealth
+from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
 from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
 from tests.support.holding import held

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ft.cli.main import main
 from megatron_ft.cli.node_health import check
-from megatron_ft.ipc.linux import node_facts
+from megatron_ft.link.linux import node_facts
 
 
 def test_check_that_does_not_answer_is_named_and_delays_no_other() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.coordination.meeting_place import nvlink_domain
 
 ONE = "        ClusterUUID                       : abc9829a-d4c8-491c-8da5-ad28fb34876b\n"

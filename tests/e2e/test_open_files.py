@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import Orders
-from megatron_ft.ipc.linux import process_setup
-from megatron_ft.ipc.linux.processes import wait_gone
 from megatron_ft.launcher.processes import worker
+from megatron_ft.link.linux import process_setup
+from megatron_ft.link.linux.processes import wait_gone
+from megatron_ft.link.messages.fork_server_messages import Orders
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests.support.launching import Launched, Launcher, fresh_launcher
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import all_processes
+from megatron_ft.link.linux.processes import all_processes
 from tests.support.launching import Launched, Launcher, command_line, launcher, wait_until
 
 __all__ = ["launcher"]

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from megatron_ft.ipc.linux.process_tree import Orphans
-from megatron_ft.ipc.linux.processes import all_processes
+from megatron_ft.link.linux.processes import all_processes
+from megatron_ft.link.process_tree import Orphans
 from tests.support.launching import Launched, Launcher, command_line, launcher, wait_until
 
 __all__ = ["launcher"]

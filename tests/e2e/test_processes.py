@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux import proc, process_tree, processes
-from megatron_ft.ipc.linux.proc import waiting_channels
-from megatron_ft.ipc.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes import termination
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.link import process_tree
+from megatron_ft.link.linux import proc, processes
+from megatron_ft.link.linux.proc import waiting_channels
+from megatron_ft.link.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.rank.reference.compatibility import is_process_alive
 from tests.support.launching import wait_until

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher import event_command
 from megatron_ft.records.launcher.event_command import EventCommand

@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.core.config.kinds import DEFAULT_LOG_MAX_BYTES
+from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
 from tests.fuzz.healthy import live
 from tests.fuzz.storm import begin, exchange, finish
 from tests.fuzz.watched import figures

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from megatron_ft.core.board.hang_detector import CheckAction, HangDetector
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
+from megatron_ft.link.base.layout import BoardSnapshot, SectionView
+from megatron_ft.monitor.rules.hang_detector import CheckAction, HangDetector
 
 __all__ = ["BOARD", "SimulatedNode", "live"]
 

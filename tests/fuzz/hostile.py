@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from megatron_ft.ipc.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from megatron_ft.link.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 
 __all__ = ["HELLOS", "ORDERS", "REPORTS", "REQUESTS", "Attack", "Hostile", "is_harmless"]
 

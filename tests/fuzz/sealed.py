@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from megatron_ft.core.codec import Message
-from megatron_ft.core.codec import encode as encode_start
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import LENGTH_BYTES, Decoder, decode, encode
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.rules import messages as m
 from megatron_ft.link import tcp
+from megatron_ft.link.base.codec import Message
+from megatron_ft.link.base.codec import encode as encode_start
 from megatron_ft.link.secret import Ask, Challenge, Denied, Handshake, Proof, Welcome
 from megatron_ft.link.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
+from megatron_ft.link.wire import LENGTH_BYTES, Decoder, decode, encode
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds
 from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Hostile, is_harmless
 from tests.fuzz.storm import ANSWER_S, exchange, storm
 from tests.fuzz.watched import figures, watched

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from megatron_ft.ipc.wire import encode
+from megatron_ft.link.wire import encode
 from tests.fuzz.hostile import Attack, Hostile
 
 __all__ = ["ANSWER_S", "Counts", "begin", "exchange", "finish", "storm"]

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, listen
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds, listen
+from megatron_ft.monitor import process as monitor_process
 from tests.support.monitored import PRELUDE
 
 __all__ = ["CYCLE", "Watched", "figures", "watched"]

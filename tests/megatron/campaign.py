@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.ipc.linux.processes import carries, kill_matching
+from megatron_ft.link.linux.processes import carries, kill_matching
 
 ON_CPU = Path(__file__).with_name("on_cpu.py")
 LAUNCHER = (

@@ -21,7 +21,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
+from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import digests, segment, segment_files
 from megatron_ft.memory.keeper import work
 from megatron_ft.memory.rank.keeper_connection import Place

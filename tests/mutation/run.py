@@ -38,9 +38,23 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.mutation.mutants import Mutant, code_of, mutants_of
 
 ROOT = Path(__file__).parents[2]
-PURE = tuple(ROOT / "megatron_ft" / room for room in ("core", "diagnosis", "job/rules", "learning", "memory/rules"))
+_PURE = (
+    *("config", "diagnosis", "job/rules", "launcher/rules", "learning", "link/base", "link/facts", "link/messages"),
+    *("memory/rules", "monitor/rules", "records/rules"),
+)
+PURE = tuple(ROOT / "megatron_ft" / room for room in _PURE)
 UNIT = ROOT / "tests" / "unit"
-ROOMS = ("core", "diagnosis", "job", "learning", "memory/rules", "monitor", "records")  # of tests/unit
+ROOMS = (
+    "config",
+    "launcher/rules",
+    "link",
+    "diagnosis",
+    "job",
+    "learning",
+    "memory/rules",
+    "monitor",
+    "records",
+)  # of tests/unit
 MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
@@ -103,7 +117,7 @@ class Campaign:
         began_s = time.monotonic()
         tests = self._tests_of_lines(items)
         importlib.import_module("tests.simulation.simulate")  # once, not in each fork
-        functions = functions_of_core()
+        functions = pure_functions()
         gc.freeze()
         say(f"{len(items)} tests execute {len(tests)} lines of them, {time.monotonic() - began_s:.0f} s")
         mutants = self._mutants(set(tests))
@@ -227,8 +241,8 @@ def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:
     return call
 
 
-def functions_of_core() -> Functions:
-    """Return all functions of core by file, line and name."""
+def pure_functions() -> Functions:
+    """Return all pure functions by file, line and name."""
     found = defaultdict(list)
     for each in gc.get_objects():
         if type(each) is FunctionType and each.__code__.co_filename.startswith(tuple(map(str, PURE))):

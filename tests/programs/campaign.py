@@ -20,7 +20,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, carries, children, kill_matching
+from megatron_ft.link.linux.processes import ProcessStat, all_processes, carries, children, kill_matching
 
 HERE = Path(__file__).parent
 LONGEST_S = 500.0

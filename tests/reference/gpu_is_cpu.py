@@ -17,8 +17,8 @@ import nvidia_resiliency_ext.ptl_resiliency as served
 import pytest
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 
-from megatron_ft.core.messages.control_messages import REQUESTS, Ok
-from megatron_ft.ipc.wire import Channel, listen
+from megatron_ft.link.messages.control_messages import REQUESTS, Ok
+from megatron_ft.link.wire import Channel, listen
 
 
 class Receiver:

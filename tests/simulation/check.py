@@ -6,9 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from megatron_ft.core.agent.effects import Exit
-from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.coordinator import FOUNDING_S
 from megatron_ft.job.rules.etcd_keys import LEASE_S
@@ -16,6 +13,9 @@ from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S, HOLDER_STAYS_S
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.launcher.rules.effects import Exit
+from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
+from megatron_ft.link.facts.launcher import CauseKind
 from tests.simulation.history import (
     FOR_A_WHILE,
     RANK_FAULTS,

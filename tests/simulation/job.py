@@ -13,18 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phases import AgentPhase
-from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.codec import PartMessage
-from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.facts.launcher import NodeHealth, RankExited, RankStarted
-from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.messages.monitor_messages import Collect, Release
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.rerun import RerunState
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions, etcd_keys
@@ -33,7 +21,19 @@ from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen
 from megatron_ft.job.rules.member import HOLDER_STAYS_S, Member
 from megatron_ft.launcher.cycle.parts import launcher_parts
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules.agent import Agent
+from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LearningOptions
+from megatron_ft.link.base.codec import PartMessage
+from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.base.mailbox import Mailbox
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.base.rerun import RerunState
+from megatron_ft.link.facts.launcher import NodeHealth, RankExited, RankStarted
+from megatron_ft.link.messages.monitor_messages import Collect, Release
 from megatron_ft.memory.rules.snapshots import Kept
 from tests.simulation.leader import ENDPOINT, JOB, CoordinatorProcess, Etcd, Judged, Lock
 from tests.simulation.plan import Fault, Hurt, Plan

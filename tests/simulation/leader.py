@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from megatron_ft.core.codec import decode
 from megatron_ft.diagnosis.exceptions import is_peer_loss
 from megatron_ft.diagnosis.hang_messages import RankSnapshots
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
@@ -21,6 +20,7 @@ from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionReco
 from megatron_ft.job.rules.etcd_keys import Body, Call, EtcdAway, Ledger, release, take
 from megatron_ft.job.rules.nodes import GRACE_S
 from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.link.base.codec import decode
 from tests.simulation.world import ETCD, Host, Link, Process, World
 from tests.support.etcd_model import EtcdModel
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from megatron_ft.core.control import WorkloadAction
-from megatron_ft.core.rerun import RerunState
+from megatron_ft.link.base.control import WorkloadAction
+from megatron_ft.link.base.rerun import RerunState
 from tests.simulation.check import violations
 from tests.simulation.history import ends
 from tests.simulation.job import FOR_GOOD_S, Job, Launcher

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from megatron_ft.ipc.linux.processes import all_processes
+from megatron_ft.link.linux.processes import all_processes
 from tests.support.launching import command_line
 from tests.support.netns import Hosts
 

@@ -9,17 +9,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts
-from megatron_ft.core.codec import name_of
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
-from megatron_ft.core.facts.monitor import Attached, Detached, FirstStep, Signalled
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import Observation, RankOrder, Suspect
-from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions as job
@@ -28,7 +17,18 @@ from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.launcher.cycle.parts import launcher_parts
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules.agent import Agent
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LearningOptions
+from megatron_ft.link.base.codec import name_of
+from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankStarted
+from megatron_ft.link.facts.monitor import Attached, Detached, FirstStep, Signalled
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import Observation, RankOrder, Suspect
 from megatron_ft.memory.rules.snapshots import Kept
 
 T = TypeVar("T")

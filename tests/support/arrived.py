@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megatron_ft.core.codec import Raw
-from megatron_ft.ipc import wire
+from megatron_ft.link import wire
+from megatron_ft.link.base.codec import Raw
 
 __all__ = ["arrived", "line", "logged"]
 

@@ -6,8 +6,8 @@ import signal
 
 from hypothesis import strategies as st
 
-from megatron_ft.core.times import MAX_SECONDS
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.link.base.times import MAX_SECONDS
 
 _seconds = st.floats(min_value=0, max_value=MAX_SECONDS, exclude_min=True)
 _names = st.text(min_size=1, max_size=15).filter(

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from megatron_ft.core.codec import Raw
-from megatron_ft.ipc.wire import Decoder, decode
 from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.rules import messages as m
+from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import Decoder, decode
 
 __all__ = ["BOUND_S", "Ear", "Peer", "connect", "sockets", "until"]
 

@@ -7,8 +7,8 @@ import select
 import signal
 import sys
 
-from megatron_ft.core.messages.fork_server_messages import Forked, Orders
-from megatron_ft.ipc.linux.process_setup import become_subreaper
+from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.messages.fork_server_messages import Forked, Orders
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests import ROOT
 

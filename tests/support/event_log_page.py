@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from megatron_ft.core.codec import name_of
-from megatron_ft.core.facts import SCHEMA, launcher, monitor, rank, shared
+from megatron_ft.link.base.codec import name_of
+from megatron_ft.link.facts import SCHEMA, launcher, monitor, rank, shared
 
 __all__ = ["PATH", "page"]
 

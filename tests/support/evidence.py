@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.core.process_facts import ProcessFacts
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.evidence import ExitEvidence, HangEvidence, Stacks
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.link.base.process_facts import ProcessFacts
 
 __all__ = ["exit_evidence", "hang_evidence"]
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.core.board.layout import EVENT_END as END
-from megatron_ft.core.board.layout import EVENT_HEARTBEAT as HEARTBEAT
-from megatron_ft.core.board.layout import EVENT_ITERATION as ITERATION
-from megatron_ft.core.board.layout import EVENT_START as START
-from megatron_ft.core.board.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
-from megatron_ft.core.codec import name_of, to_builtins
-from megatron_ft.core.facts import SCHEMA
-from megatron_ft.core.facts.minutes import MINUTE_NS
 from megatron_ft.learning.intervals import BoardIntervals
+from megatron_ft.link.base.codec import name_of, to_builtins
+from megatron_ft.link.base.layout import EVENT_END as END
+from megatron_ft.link.base.layout import EVENT_HEARTBEAT as HEARTBEAT
+from megatron_ft.link.base.layout import EVENT_ITERATION as ITERATION
+from megatron_ft.link.base.layout import EVENT_START as START
+from megatron_ft.link.base.layout import KIND_SHIFT, SECTION_SHIFT, SectionView
+from megatron_ft.link.facts import SCHEMA
+from megatron_ft.link.facts.minutes import MINUTE_NS
 from tests.fuzz.healthy import BOARD
 
 __all__ = [

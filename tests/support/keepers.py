@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, listen
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.wire import Channel, ChannelClosedError, listen
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     RANK_TO_KEEPER,

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.ipc.linux.processes import ProcessStat, all_processes, carries
+from megatron_ft.link.linux.processes import ProcessStat, all_processes, carries
 from tests import ROOT
 from tests.support import forked_launcher
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -16,6 +15,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.restart_policy import NodeState, Reached
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 
 __all__ = ["Job", "Launcher"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.core.config.option import Option, dashed
-from megatron_ft.core.config.reference import IGNORED
-from megatron_ft.core.config.torchrun import TORCHRUN_OPTIONS
-from megatron_ft.ipc.config.options import default_text
+from megatron_ft.config.config import FIELDS
+from megatron_ft.config.files.options import default_text
+from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS
+from megatron_ft.config.option import Option, dashed
+from megatron_ft.config.reference import IGNORED
+from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
 _HEAD = """\
 # Options
 
-This page is made from the tables in `megatron_ft/core/config`; `python -m tests.support.options_page` writes it anew.
+This page is made from the tables in `megatron_ft/config`; `python -m tests.support.options_page` writes it anew.
 
 `ft_launcher` takes all of torchrun's options and those below, before the script. `--help` shows ten to start with,
 `--help-all` all in groups. Dashes and underscores mean the same.

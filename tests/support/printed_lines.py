@@ -14,7 +14,7 @@ from tests import ROOT
 PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = (
-    "core/agent/cycle_lines.py",
+    "launcher/rules/cycle_lines.py",
     "diagnosis/launcher/hang_lines.py",
     "job/rules/job_lines.py",
     "launcher/base/launcher_lines.py",
@@ -32,11 +32,11 @@ _FOLDERS = (
     "records",
     "monitor",
     "rank",
-    "ipc/config",
-    "ipc/files",
-    "core/agent",
+    "config/files",
+    "link/files",
+    "launcher/rules",
 )
-_LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
+_LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "compat/megatron_lm.py")
 _CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put|_over")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""
 _CUTS = ("removesuffix", "partition", "strftime")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
+from megatron_ft.link.base.layout import BoardSnapshot, SectionView
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 
 S = 1_000_000_000
 START = 1000 * S

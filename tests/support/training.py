@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.errors import RankMonitorClientError
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.rank.base.connection import MonitorWelcome
 from megatron_ft.rank.client import client as client_module
 from megatron_ft.rank.hooks.hook_order import HookOrder

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.hooks import hook_order
 from tests.support.training import (

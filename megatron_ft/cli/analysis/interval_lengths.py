@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.logs.runs import Run
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.core.facts import minutes
-from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.facts.minutes import SectionMinute, middle_of
-from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.core.wording import counted
+from megatron_ft.config.config import ConfigValues
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.wording import counted
+from megatron_ft.link.facts import minutes
+from megatron_ft.link.facts.launcher import CauseKind
+from megatron_ft.link.facts.minutes import SectionMinute, middle_of
+from megatron_ft.link.facts.monitor import Timeouts
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"

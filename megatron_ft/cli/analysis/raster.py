@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megatron_ft.cli.analysis.failures import found_culprits
 from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.core.facts.minutes import MOST_SPANS
+from megatron_ft.link.facts.minutes import MOST_SPANS
 
 ABSENT, HUNG, WAITING, SILENT, OUTSIDE, FIRST_SECTION = range(6)
 _SPECIAL = ("no process", "hung", "waits for the hung rank", "nothing recorded", "out of section")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from megatron_ft.cli.analysis.timeline import Timeline
-from megatron_ft.core.facts.launcher import CycleEnded, SlowRank
+from megatron_ft.link.facts.launcher import CycleEnded, SlowRank
 
 
 @dataclass(kw_only=True)

@@ -11,13 +11,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from megatron_ft.cli.logs.runs import Run
-from megatron_ft.core.facts import shared
-from megatron_ft.core.facts.launcher import CycleStarted, Finding, RankExited
-from megatron_ft.core.facts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
-from megatron_ft.core.facts.monitor import Attached, Minute, RankGone
-from megatron_ft.core.facts.rank import FaultInjected
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.facts.timed import Timed
+from megatron_ft.link.facts import shared
+from megatron_ft.link.facts.launcher import CycleStarted, Finding, RankExited
+from megatron_ft.link.facts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
+from megatron_ft.link.facts.monitor import Attached, Minute, RankGone
+from megatron_ft.link.facts.rank import FaultInjected
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.facts.timed import Timed
 
 
 class TrackMinute(NamedTuple):

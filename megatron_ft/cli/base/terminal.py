@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import printable
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_ft.cli.base.terminal import track
-from megatron_ft.core.codec import Message, Moment, Raw, decode
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.all_kinds import RECORDS, Record
-from megatron_ft.core.facts.shared import LogOpened
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.codec import Message, Moment, Raw, decode
+from megatron_ft.link.facts.all_kinds import RECORDS, Record
+from megatron_ft.link.facts.shared import LogOpened
 
 
 class _LineHead(Message, frozen=True):

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
-from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.hosts import natural
-from megatron_ft.ipc.files.own_files import read_own
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import LIVES_FILE, Life, Lives
+from megatron_ft.link.base.hosts import natural
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
+from megatron_ft.link.facts.monitor import Minute
+from megatron_ft.link.facts.timed import Timed
+from megatron_ft.link.files.own_files import read_own
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much

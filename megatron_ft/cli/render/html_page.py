@@ -23,10 +23,10 @@ from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
 from megatron_ft.cli.base.terminal import took
 from megatron_ft.cli.render import report_tables as tables
 from megatron_ft.cli.render import theme
-from megatron_ft.core.codec import to_builtins
-from megatron_ft.core.facts.shared import Evidence
-from megatron_ft.core.facts.timed import Timed
-from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.link.base.codec import to_builtins
+from megatron_ft.link.facts.shared import Evidence
+from megatron_ft.link.facts.timed import Timed
+from megatron_ft.link.files.atomic_write import write_whole
 
 MOST_BYTES = 64 * 1024
 MOST_BYTES_IN_ALL = 512 * 1024

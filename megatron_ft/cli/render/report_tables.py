@@ -8,9 +8,9 @@ from typing import NamedTuple, TextIO
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.base.terminal import plain, terminal, took
-from megatron_ft.core.board.intervals import FIRST_INTERVALS
-from megatron_ft.core.facts.launcher import PHASES
-from megatron_ft.core.wording import counted, listed, when
+from megatron_ft.link.base.intervals import FIRST_INTERVALS
+from megatron_ft.link.base.wording import counted, listed, when
+from megatron_ft.link.facts.launcher import PHASES
 from megatron_ft.records.rules.accounting import CycleSummary, Goodput
 
 GOODPUT = "Goodput is the share of productive steps in the time from the start of the launchers to their end."

@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.timeline import Timeline, Track
 from megatron_ft.cli.render.report_tables import header
-from megatron_ft.core.facts.minutes import HEARTBEAT, OUT_OF_SECTION
+from megatron_ft.link.facts.minutes import HEARTBEAT, OUT_OF_SECTION
 
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS, _MINUTES = 0, 1, 2

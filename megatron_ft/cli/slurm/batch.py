@@ -17,15 +17,15 @@ from types import FrameType
 
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.core.hosts import expand_hosts
-from megatron_ft.core.signal_rules import Asked, SecondRequest
-from megatron_ft.ipc.files.own_files import read_own
+from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import batch_script
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives
+from megatron_ft.link.base.hosts import expand_hosts
+from megatron_ft.link.base.signal_rules import Asked, SecondRequest
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.files.own_files import read_own
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")

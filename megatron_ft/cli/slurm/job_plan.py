@@ -11,9 +11,9 @@ from typing import Any
 from megatron_ft.cli.slurm.batch import Batch, Plan
 from megatron_ft.cli.slurm.commands import export_of
 from megatron_ft.cli.slurm.policy import Limits
-from megatron_ft.core.config.config import OPTIONS
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import counted
+from megatron_ft.config.config import OPTIONS
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.wording import counted
 
 _PROGRAMS = ("ft_launcher", "torchrun", "srun", "megatron-ft")
 _DESCRIPTION = """\

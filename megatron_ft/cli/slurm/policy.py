@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules.lives import Ending, Life
 
 _AT_ONCE = 3

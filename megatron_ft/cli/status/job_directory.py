@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from megatron_ft.cli.base.terminal import duration, follow
-from megatron_ft.core.codec import Fact, Finite, Int, to_builtins
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.facts.reported_hang import ReportedHang
-from megatron_ft.core.hosts import natural
-from megatron_ft.core.wording import columns, counted, listed, printable
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import Ending, Life
+from megatron_ft.link.base.codec import Fact, Finite, Int, to_builtins
+from megatron_ft.link.base.hosts import natural
+from megatron_ft.link.base.wording import columns, counted, listed, printable
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.facts.reported_hang import ReportedHang
 from megatron_ft.records.rules.metrics import NodeActivity
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_ft.cli.base.terminal import duration, plain
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent
-from megatron_ft.core.wording import counted
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.base.wording import counted
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -9,19 +9,19 @@ count as silence. Pure.
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.effects import Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
-from megatron_ft.core.board.intervals import running_intervals
-from megatron_ft.core.facts.launcher import NoCollective
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
+from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
+from megatron_ft.link.base.intervals import running_intervals
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.facts.launcher import NoCollective
+from megatron_ft.link.facts.shared import RankHung
 
 _SHARE_OF_GROUP = 0.5
 """Share of a group's own timeout, which ends the job: the report comes before that."""

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.effects import SignalRanks, Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import LATE_NS, Options, Turn
-from megatron_ft.core.board.intervals import SETUP
-from megatron_ft.core.escalation import Escalation
-from megatron_ft.core.facts.monitor import Attached, Detached
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.messages.monitor_messages import Observation, RankReport
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.launcher.rules.effects import SignalRanks, Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
 from megatron_ft.learning.state import HEARTBEATS
+from megatron_ft.link.base.escalation import Escalation
+from megatron_ft.link.base.intervals import SETUP
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.base.times import earliest
+from megatron_ft.link.facts.monitor import Attached, Detached
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import Observation, RankReport
 
 _PAUSED_NS = 200_000_000
 _NO_HOOKS_S = 120.0

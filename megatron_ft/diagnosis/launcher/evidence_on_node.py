@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Turn
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import Collect, Observation
 from megatron_ft.diagnosis.exceptions import collective_raised_in
 from megatron_ft.diagnosis.hang_messages import RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Turn
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import Collect, Observation
 
 _LAST_NOTES_NS = 150_000_000
 """Send snapshots this long before the deadline, to leave time for delivery."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.wording import counted, when
 from megatron_ft.diagnosis.cycle_cause import describe_overdue
 from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.root_cause import spans
+from megatron_ft.link.base.wording import counted, when
+from megatron_ft.link.facts.shared import RankHung
 
 
 def observed(verdict: RankHung) -> str:

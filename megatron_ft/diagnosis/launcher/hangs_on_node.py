@@ -7,22 +7,22 @@ rank when the cycle is ended, or when its own bound is over, so that missing evi
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.effects import Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.facts.launcher import Cause, CauseKind, Finding, HangReported, RankExited
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.messages.monitor_messages import Observation, RankReport, Release
-from megatron_ft.core.times import earliest
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.diagnosis.exits import is_secondary_failure, one_line
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.learning.launcher.part import LauncherLearning
 from megatron_ft.learning.messages import Killed
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.times import earliest
+from megatron_ft.link.facts.launcher import Cause, CauseKind, Finding, HangReported, RankExited
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import Observation, RankReport, Release
 
 _LOOK_NS = 700_000_000
 """Time between two observations of a rank."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.effects import OrderMonitor, Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.facts.launcher import MoreTime
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
+from megatron_ft.launcher.rules.effects import OrderMonitor, Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.learning.rule import MOST_EXTENDED
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.facts.launcher import MoreTime
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
 
 _MORE = 1.25
 _LEAST_MORE_S = 1.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.effects import Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Options, Turn
-from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.facts.launcher import SlowRank
-from megatron_ft.core.launcher_part import LauncherPart
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
+from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Options, Turn
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.layout import CollectiveCounts
+from megatron_ft.link.facts.launcher import SlowRank
 
 
 class SlowRanksOnNode(LauncherPart):

@@ -5,12 +5,12 @@ Those that were started after its end are to wait for the leader of the next one
 
 from __future__ import annotations
 
-from megatron_ft.core.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
-from megatron_ft.core.wording import printable
+from megatron_ft.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition
 from megatron_ft.job.rules.restart_policy import Rules
+from megatron_ft.link.base.wording import printable
 
 _LONGEST_NAME = 160
 """Characters of a job's name in a line for a user."""

@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from megatron_ft.core.hosts import natural
-from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.actions import Send
 from megatron_ft.job.rules.job_cycle import GONE, GOOD, JobCycle
@@ -21,6 +19,8 @@ from megatron_ft.job.rules.next_cycle import last_call_s
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import usable
 from megatron_ft.job.rules.restart_policy import NodeState, Rules
+from megatron_ft.link.base.hosts import natural
+from megatron_ft.link.base.times import earliest
 
 _T = TypeVar("_T")
 FEW = 100

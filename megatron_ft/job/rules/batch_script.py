@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from megatron_ft.core.hosts import expand_hosts
 from megatron_ft.job.rules.lives import Ending
+from megatron_ft.link.base.hosts import expand_hosts
 
 REQUEUES = "FT_SLURM_REQUEUES"
 """Set by a batch script that requeues this job where there is more to train (megatron-ft slurm)."""

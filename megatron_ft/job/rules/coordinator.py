@@ -22,7 +22,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import PartMessage
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import (
@@ -46,6 +45,7 @@ from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
 from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
+from megatron_ft.link.base.codec import PartMessage
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:

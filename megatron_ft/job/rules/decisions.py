@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 
-from megatron_ft.core.codec import Int, Message
 from megatron_ft.job.rules.restart_policy import JobProgress
+from megatron_ft.link.base.codec import Int, Message
 from megatron_ft.memory.rules.snapshots import Restore
 
 

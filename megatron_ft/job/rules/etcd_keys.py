@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import decode, encode
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.messages import LeaseHeld
+from megatron_ft.link.base.codec import decode, encode
 
 LEASE_S = 8
 """Seconds after which a leader that doesn't renew its lease has lost the lock."""

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Fact, Int
-from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.rerun import Rerun
 from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Outcome
+from megatron_ft.link.base.codec import Fact, Int
+from megatron_ft.link.base.rerun import Rerun
+from megatron_ft.link.facts.launcher import CauseKind
 
 _LONGEST_TEXT = 500
 _LONGEST_REASON = 100

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, NodeLost
-from megatron_ft.core.rerun import WANTS_ANOTHER_GPU, Rerun
-from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.liveness import FINISHED_S, excused_s, lost_s, stall_s
@@ -18,6 +15,9 @@ from megatron_ft.job.rules.messages import End, Goodbye, NodeStatus, Report, Ver
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, Rules
 from megatron_ft.job.rules.rotation import Rotation, rotation_for
+from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
+from megatron_ft.link.base.times import earliest
+from megatron_ft.link.facts.launcher import Cause, CauseKind, NodeLost
 
 _FAREWELL_S = 3.0
 """How long to wait after a node has left whose ranks had all exited with 0: the others may be doing the same."""

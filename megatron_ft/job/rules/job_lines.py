@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megatron_ft.core.wording import counted, listed
 from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.link.base.wording import counted, listed
 
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 LAUNCHER_ENDED = "its launcher exited"

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megatron_ft.core.codec import PartMessage
 from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
 from megatron_ft.job.rules.nodes import Node
+from megatron_ft.link.base.codec import PartMessage
 
 
 @dataclass(frozen=True, slots=True)

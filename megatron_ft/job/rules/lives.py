@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Fact, Finite, Int, decode, to_builtins
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.reported_hang import ReportedHang
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes
 from megatron_ft.job.rules.restart_policy import JobProgress
+from megatron_ft.link.base.codec import Fact, Finite, Int, decode, to_builtins
+from megatron_ft.link.facts.reported_hang import ReportedHang
 
 LIVES_FILE = "result.json"
 """Name in the log directory."""

@@ -13,14 +13,14 @@ import random
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import PartMessage
-from megatron_ft.core.exit_codes import MISTAKE_CODE
-from megatron_ft.core.facts.launcher import Cause, NodeLost
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules import actions, job_lines
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
+from megatron_ft.link.base.codec import PartMessage
+from megatron_ft.link.facts.launcher import Cause, NodeLost
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 CUT_OFF_S = 30.0

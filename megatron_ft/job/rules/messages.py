@@ -10,8 +10,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Finite, Int, Message, PartMessage
-from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.rules.restart_policy import (
@@ -23,6 +21,8 @@ from megatron_ft.job.rules.restart_policy import (
     Rules,
 )
 from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.link.base.codec import Finite, Int, Message, PartMessage
+from megatron_ft.link.facts.launcher import Cause, NodeLost
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 _GOODBYE_S = 1.0

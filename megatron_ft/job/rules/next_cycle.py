@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron_ft.core.times import earliest
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Decision, DecisionKind
 from megatron_ft.job.rules.faults import BadNodeTracker
@@ -19,6 +18,7 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, choose_segments, rotated_slots, usable
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
 from megatron_ft.job.rules.rotation import Rotation, rotated_within
+from megatron_ft.link.base.times import earliest
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0

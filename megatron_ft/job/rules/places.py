@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from megatron_ft.core.hosts import natural
 from megatron_ft.job.rules.nodes import Node
+from megatron_ft.link.base.hosts import natural
 
 Segment = list[Node]
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Finite, Int, Message
-from megatron_ft.core.config.torchrun import JOIN_TIMEOUT_S
-from megatron_ft.core.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
-from megatron_ft.core.rerun import Rerun
+from megatron_ft.config.torchrun import JOIN_TIMEOUT_S
+from megatron_ft.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
+from megatron_ft.link.base.codec import Finite, Int, Message
+from megatron_ft.link.base.rerun import Rerun
 
 
 class NodeState(enum.Enum):

@@ -7,7 +7,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
 _RESTART_GRACE_S = 0.1

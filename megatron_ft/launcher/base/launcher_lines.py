@@ -1,4 +1,4 @@
-"""The launcher's lines about itself: processes, signals, files. Lines about cycles: core/agent/cycle_lines.py.
+"""The launcher's lines about itself: processes, signals, files. Lines about cycles: launcher/rules/cycle_lines.py.
 
 Standard error may be closed, and may be shared with other launchers of the job.
 """
@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from megatron_ft.core.signal_rules import signal_name
-from megatron_ft.core.wording import counted, printable
-from megatron_ft.ipc.linux.processes import ProcessStat
-from megatron_ft.ipc.log import INFO, LAUNCHER, WARNING
+from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.base.wording import counted, printable
+from megatron_ft.link.linux.processes import ProcessStat
+from megatron_ft.link.log import INFO, LAUNCHER, WARNING
 
 _WARNING = "warning: "
 OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base.run_directory import is_open_to_others
 
 TORCH_LOGS = "ranks"

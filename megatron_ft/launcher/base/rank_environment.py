@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatron_ft.core.rank_variables import REFERENCE_NAMES_VARIABLE
-from megatron_ft.ipc.log import LEVEL_VARIABLE
+from megatron_ft.link.base.rank_variables import REFERENCE_NAMES_VARIABLE
+from megatron_ft.link.log import LEVEL_VARIABLE
 from megatron_ft.run_ahead.startup import with_startup
 
 

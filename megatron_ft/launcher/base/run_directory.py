@@ -17,7 +17,7 @@ import stat
 import tempfile
 from collections.abc import Callable
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.core.agent.cycle_lines import asked_to_stop
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.signal_rules import Asked, SecondRequest
+from megatron_ft.launcher.rules.cycle_lines import asked_to_stop
+from megatron_ft.link.base.signal_rules import Asked, SecondRequest
+from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import EventLog
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.ipc.linux.process_tree import Children
-from megatron_ft.ipc.linux.processes import age_s
+from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination, CoordinatorDecision
 from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.endpoint import own_host, take_endpoint
@@ -32,6 +30,8 @@ from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
+from megatron_ft.link.linux.processes import age_s
+from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import read_secret
 from megatron_ft.link.tcp import connect, format_address, parse_address

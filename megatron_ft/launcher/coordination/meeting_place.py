@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from megatron_ft.core.config.launcher_options import MIN_HEALTHY
-from megatron_ft.core.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.config.launcher_options import MIN_HEALTHY
+from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
+from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.endpoint import check_name, is_this_machine
 from megatron_ft.job.rules.messages import EtcdSettings
 from megatron_ft.job.rules.restart_policy import Rules

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.wording import printable
+from megatron_ft.errors import FaultToleranceError
+from megatron_ft.link.base.wording import printable
 from megatron_ft.link.tcp import format_address, parse_address
 
 _HERE = "127.0.0.1"

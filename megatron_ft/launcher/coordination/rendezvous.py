@@ -15,8 +15,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
+from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
 from megatron_ft.link.tcp import parse_address
 
 BACKEND = "megatron_ft"

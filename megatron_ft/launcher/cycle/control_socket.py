@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from megatron_ft.core.control import WorkloadAction, WorkloadControl
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.control_messages import (
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
+from megatron_ft.link.base.rate_limiter import RateLimiter
+from megatron_ft.link.base.wording import printable
+from megatron_ft.link.messages.control_messages import (
     REQUESTS,
     Answer,
     Ok,
@@ -21,11 +23,9 @@ from megatron_ft.core.messages.control_messages import (
     ResumeDetection,
     Status,
 )
-from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.core.status.job_facts import JobFacts
-from megatron_ft.core.wording import printable
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, check_peer, listen
+from megatron_ft.link.messages.job_facts import JobFacts
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import Channel, ChannelClosedError, check_peer, listen
 
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128

@@ -1,7 +1,7 @@
 """torch's elastic agent around the launcher's machine: turns occurrences into events, and carries out effects.
 
-`core.agent` makes the decisions. Effects that take time run on torch's loop, one after the other; all others at once,
-wherever the launcher is.
+`launcher.rules` makes the decisions. Effects that take time run on torch's loop, one after the other; all others at
+once, wherever the launcher is.
 """
 
 from __future__ import annotations
@@ -16,19 +16,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.phases import AgentPhase
-from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.config.launcher_options import END, MIN_HEALTHY, OFF
-from megatron_ft.core.errors import FaultToleranceError
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited, RankStarted
-from megatron_ft.core.launcher_part import PartEffect
-from megatron_ft.core.mailbox import Mailbox
-from megatron_ft.core.state_table import report_unlisted
-from megatron_ft.ipc.files.state_file import carry_out
-from megatron_ft.ipc.linux.proc import process_facts
-from megatron_ft.ipc.log import LAUNCHER
+from megatron_ft.config.launcher_options import END, MIN_HEALTHY, OFF
+from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, StockTaken
@@ -40,11 +29,22 @@ from megatron_ft.launcher.cycle.node_ranks import LauncherServices
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules.agent import Agent
+from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
 from megatron_ft.learning.state import Configured, StateFile
+from megatron_ft.learning.state_file import carry_out
+from megatron_ft.link.base.launcher_part import PartEffect
+from megatron_ft.link.base.mailbox import Mailbox
+from megatron_ft.link.base.state_table import report_unlisted
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux.proc import process_facts
+from megatron_ft.link.log import LAUNCHER
 from megatron_ft.link.reactor import Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept

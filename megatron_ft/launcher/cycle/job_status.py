@@ -6,22 +6,22 @@ import os
 import socket
 import time
 
-from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import CycleEnded
-from megatron_ft.core.facts.monitor import RankGone
-from megatron_ft.core.facts.reported_hang import MOST_HANGS
-from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.diagnosis.waits import Lags
-from megatron_ft.ipc.linux.processes import process_began_ns, read_stat
 from megatron_ft.job.rules.restart_policy import Action
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.rules.agent import Agent
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import CycleEnded
+from megatron_ft.link.facts.monitor import RankGone
+from megatron_ft.link.facts.reported_hang import MOST_HANGS
+from megatron_ft.link.facts.timed import Timed
+from megatron_ft.link.linux.processes import process_began_ns, read_stat
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
 from megatron_ft.records.rules.accounting import Accounting, Ledger
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
 

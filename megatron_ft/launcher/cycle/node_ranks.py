@@ -9,19 +9,8 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.config.launcher_options import OFF
-from megatron_ft.core.facts.launcher import Cause, RankExited
-from megatron_ft.core.mailbox import Inbox
-from megatron_ft.core.messages.monitor_messages import Release
-from megatron_ft.core.rank_variables import WATCH_VARIABLE
-from megatron_ft.core.status.job_facts import RankReading
+from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.proc import run_delays_ns
-from megatron_ft.ipc.linux.process_tree import Children
-from megatron_ft.ipc.linux.processes import ProcessStat
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
@@ -36,8 +25,19 @@ from megatron_ft.launcher.processes.health_command import FINISHED_FLAG, HealthC
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Spawner, Worker
+from megatron_ft.launcher.rules import effects, events
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.link import process_tree
+from megatron_ft.link.base.layout import CollectiveCounts
+from megatron_ft.link.base.mailbox import Inbox
+from megatron_ft.link.base.rank_variables import WATCH_VARIABLE
+from megatron_ft.link.facts.launcher import Cause, RankExited
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.linux.proc import run_delays_ns
+from megatron_ft.link.linux.processes import ProcessStat
+from megatron_ft.link.messages.job_facts import RankReading
+from megatron_ft.link.messages.monitor_messages import Release
+from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles

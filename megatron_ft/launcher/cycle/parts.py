@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.launcher.collective_watch import CollectiveWatch
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
 from megatron_ft.diagnosis.launcher.last_look import LastLook
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
 from megatron_ft.memory.rules.snapshots import Kept
 

@@ -9,7 +9,7 @@ from torch.distributed.elastic.agent.server.api import Worker as TorchWorker
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from megatron_ft.core.config.launcher_options import OFF
+from megatron_ft.config.launcher_options import OFF
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.rank_environment import rank_environment

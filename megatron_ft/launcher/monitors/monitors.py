@@ -6,15 +6,15 @@ import os
 import time
 from collections.abc import Callable
 
-from megatron_ft.core.agent import events
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.messages.control_messages import PauseDetection, ResumeDetection
-from megatron_ft.core.messages.monitor_messages import Release
-from megatron_ft.core.pauses import Pauses
-from megatron_ft.core.rate_limiter import RateLimiter
-from megatron_ft.ipc.monitor_process import MonitorOptions
 from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.launcher.rules import events
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.base.rate_limiter import RateLimiter
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
+from megatron_ft.link.messages.monitor_messages import Release
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.monitor.process import MonitorOptions
 from megatron_ft.records.event_log import EventLog
 
 _CHECK_S = 1.0

@@ -13,14 +13,19 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import events
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.launcher import MonitorReplaced
-from megatron_ft.core.facts.monitor import Attached
-from megatron_ft.core.facts.shared import RankHung, Warning_
-from megatron_ft.core.messages.monitor_messages import (
+from megatron_ft.errors import ProtocolError
+from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.launcher.rules import events
+from megatron_ft.learning.messages import Arm
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.layout import BoardDamagedError
+from megatron_ft.link.board import Board
+from megatron_ft.link.facts.launcher import MonitorReplaced
+from megatron_ft.link.facts.monitor import Attached
+from megatron_ft.link.facts.shared import RankHung, Warning_
+from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.link.messages.job_facts import RankReading
+from megatron_ft.link.messages.monitor_messages import (
     REPORTS,
     GuardGroup,
     Logged,
@@ -33,16 +38,11 @@ from megatron_ft.core.messages.monitor_messages import (
     Stop,
     Suspect,
 )
-from megatron_ft.core.status.job_facts import RankReading
-from megatron_ft.ipc import monitor_process
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.linux.process_tree import replace_if_stopped
-from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
-from megatron_ft.ipc.monitor_process import AttachedRank
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
-from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.learning.messages import Arm
+from megatron_ft.link.process_tree import replace_if_stopped
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.monitor import process as monitor_process
+from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.records.event_log import EventLog
 
 _ATTACHED_FDS = 5

@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_ft.core.board.layout import BoardSnapshot
-from megatron_ft.core.facts.launcher import RankExited
-from megatron_ft.core.facts.shared import Evidence
 from megatron_ft.diagnosis.attribution import telling_kernel_lines
 from megatron_ft.diagnosis.evidence import ExitEvidence, board_facts
 from megatron_ft.diagnosis.exceptions import (
@@ -22,9 +19,12 @@ from megatron_ft.diagnosis.exceptions import (
     words_of_error_file,
 )
 from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure
-from megatron_ft.ipc.files.evidence_files import LIBRARIES, write_evidence
-from megatron_ft.ipc.linux.node_facts import gpu_addresses, kernel_log
+from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.facts.launcher import RankExited
+from megatron_ft.link.facts.shared import Evidence
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.files.evidence_files import LIBRARIES, write_evidence
+from megatron_ft.link.linux.node_facts import gpu_addresses, kernel_log
 from megatron_ft.records.event_log import EventLog
 
 _LAST_LINES = 40

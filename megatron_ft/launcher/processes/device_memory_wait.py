@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from megatron_ft.core.device_memory import LONGEST_WAIT_S, Holding, describe, held_by, look_again_s
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.ipc.linux import nvml
+from megatron_ft.link.base.device_memory import LONGEST_WAIT_S, Holding, describe, held_by, look_again_s
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.linux import nvml
 from megatron_ft.link.reactor import THREAD_PREFIX, Reactor
 from megatron_ft.records.event_log import EventLog
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
-from megatron_ft.core.facts.launcher import NodeHealth
-from megatron_ft.core.node_problems import DIRECTORIES_VARIABLE
-from megatron_ft.core.wording import printable
-from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
+from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
+from megatron_ft.link.base.node_problems import DIRECTORIES_VARIABLE
+from megatron_ft.link.base.wording import printable
+from megatron_ft.link.facts.launcher import NodeHealth
+from megatron_ft.link.linux.process_setup import restore_file_limit_of
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"

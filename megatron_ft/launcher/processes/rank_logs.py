@@ -13,10 +13,10 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from megatron_ft.core.rank_variables import ERROR_FILE_VARIABLE, OWN_ERROR_FILE_VARIABLE
-from megatron_ft.ipc.files.own_files import open_regular
 from megatron_ft.launcher.base.orphan_watch import has_lost_reader
+from megatron_ft.link.base.rank_variables import ERROR_FILE_VARIABLE, OWN_ERROR_FILE_VARIABLE
 from megatron_ft.link.file_queue import bounded_call
+from megatron_ft.link.files.own_files import open_regular
 
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _MAKE_S = 5.0

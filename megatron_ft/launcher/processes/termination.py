@@ -9,10 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.link import process_tree
+from megatron_ft.link.linux.processes import ProcessStat, read_stat, with_owner
 from megatron_ft.link.reactor import Reactor
 
 KILL_WAIT_S = 10.0

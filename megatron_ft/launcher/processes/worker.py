@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.messages.fork_server_messages import RankSpec
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
-from megatron_ft.ipc.linux.processes import send_signal, signal_main_thread, would_end_by
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.processes import ending_together
+from megatron_ft.link import process_tree
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
+from megatron_ft.link.linux.processes import send_signal, signal_main_thread, would_end_by
+from megatron_ft.link.messages.fork_server_messages import RankSpec
 from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
-from megatron_ft.core.config.torchrun import DEFAULT_PORT
-from megatron_ft.core.wording import printable
+from megatron_ft.config.torchrun import DEFAULT_PORT
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
+from megatron_ft.link.base.wording import printable
 from megatron_ft.link.file_queue import bounded_call
 
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch.distributed import run as torchrun
 
-from megatron_ft.core.config.torchrun import ETCD_BACKENDS
-from megatron_ft.core.errors import ConfigError, nearest
+from megatron_ft.config.torchrun import ETCD_BACKENDS
+from megatron_ft.errors import ConfigError, nearest
 from megatron_ft.launcher.schedulers import kubernetes, slurm
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment, number
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.hosts import expand_hosts
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules import batch_script
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment, number
+from megatron_ft.link.base.hosts import expand_hosts
 
 _FIRST_PORT = 20000
 _PORTS = 9000

@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext
 
-from megatron_ft.core.errors import FaultToleranceError
+from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 

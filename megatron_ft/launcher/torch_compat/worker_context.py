@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
 
-from megatron_ft.core.messages.fork_server_messages import RankSpec
 from megatron_ft.launcher.base import output_copying
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.worker import Spawn, Worker
 from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.link.messages.fork_server_messages import RankSpec
 from megatron_ft.link.reactor import Priority, Reactor
 
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Turn
-from megatron_ft.core.board.intervals import CHECKPOINTING, SECTIONS, WARMUP
-from megatron_ft.core.board.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
-from megatron_ft.core.errors import near
-from megatron_ft.core.facts.monitor import Attached
-from megatron_ft.core.launcher_part import LauncherPart, PartEffect
-from megatron_ft.core.wording import counted
+from megatron_ft.errors import near
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
 from megatron_ft.learning.state import Configured, LearnedState, StateFile, StateFileDone, that_applies
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, WARMUP
+from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
+from megatron_ft.link.base.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
+from megatron_ft.link.base.wording import counted
+from megatron_ft.link.facts.monitor import Attached
 
 UNOPENED_STEPS = 10
 """After this many steps a section that no rank has opened is probably misspelt."""
@@ -56,7 +56,7 @@ class LearningOptions:
 
 @dataclass(frozen=True, slots=True)
 class TellStateWritten(PartEffect):
-    """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `core.board.layout`."""
+    """Tell the ranks of this node what became of the last timeouts: a STATE_ value of `link.base.layout`."""
 
     value: int
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from megatron_ft.core.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
-from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.link.base.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Kept, Saved, Settled, SnapshotKey
 

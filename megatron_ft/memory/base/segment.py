@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 
-from megatron_ft.core.errors import LayoutError
+from megatron_ft.errors import LayoutError
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.rules.segment_layout import (
     TRAILER_BYTES,

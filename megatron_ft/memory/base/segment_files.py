@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from megatron_ft.core.errors import LayoutError
-from megatron_ft.ipc.files.atomic_write import temporary_name
-from megatron_ft.ipc.files.own_files import ForeignFileError, open_own_folder
+from megatron_ft.errors import LayoutError
+from megatron_ft.link.files.atomic_write import temporary_name
+from megatron_ft.link.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.rules.snapshots import SavedFiles
 

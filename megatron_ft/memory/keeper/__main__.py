@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 
-from megatron_ft.ipc.linux.process_setup import die_with_parent, set_name
-from megatron_ft.ipc.wire import Channel
+from megatron_ft.link.linux.process_setup import die_with_parent, set_name
+from megatron_ft.link.wire import Channel
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.keeper.service import KeeperService
 

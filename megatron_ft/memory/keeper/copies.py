@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.ipc.wire import close_fds
+from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import close_fds
 from megatron_ft.memory.base.keeper_messages import Coming, Granted, NotKept, Offer, OpenDoor, Prepare, Want
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link

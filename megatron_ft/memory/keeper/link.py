@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
+from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link.secure_channel import (
     NONCE_BYTES,
     SEAL_BYTES,
@@ -23,6 +22,7 @@ from megatron_ft.link.secure_channel import (
     Session,
     new_nonce,
 )
+from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers, NotKept
 

@@ -15,13 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.core.wording import listed
-from megatron_ft.ipc.linux.node_memory import node_memory
-from megatron_ft.ipc.linux.processes import is_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
+from megatron_ft.errors import ProtocolError, SnapshotError
+from megatron_ft.link.base.wording import listed
+from megatron_ft.link.facts.launcher import RestoreFailed
+from megatron_ft.link.linux.processes import is_gone
 from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import (
@@ -45,6 +44,7 @@ from megatron_ft.memory.base.keeper_messages import (
     TakeStock,
     WriteFiles,
 )
+from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState

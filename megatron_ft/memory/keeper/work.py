@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
+from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rules.retention import refuse_chunk
 from megatron_ft.memory.rules.segment_layout import Layout

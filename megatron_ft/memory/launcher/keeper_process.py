@@ -19,18 +19,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
-from megatron_ft.core.wording import counted
-from megatron_ft.ipc.linux.process_setup import isolated_command
-from megatron_ft.ipc.linux.processes import is_gone, send_signal, wait_gone
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link import tcp
+from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.link.base.wording import counted
+from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
+from megatron_ft.link.linux.process_setup import isolated_command
+from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
+from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, listen
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     DropSegment,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.wording import counted
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.wording import counted
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.memory.base import segment_files
 from megatron_ft.memory.base.keeper_messages import FilesWritten, WriteFiles

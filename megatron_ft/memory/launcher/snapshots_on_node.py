@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.effects import Write
-from megatron_ft.core.agent.node_cycle import NodeCycle
-from megatron_ft.core.agent.turn import Turn
-from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.core.launcher_part import LauncherPart, PartEffect
 from megatron_ft.job.rules.messages import StockTaken
+from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Turn
+from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
+from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.memory.rules.lines import restore_failed
 from megatron_ft.memory.rules.snapshots import CopyTo, KeeperPort, Kept, OfSnapshots, Restored, Saved, Settled
 

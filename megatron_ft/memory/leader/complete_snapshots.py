@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.rules import lines
 from megatron_ft.memory.rules.snapshots import Restore, Restored, Settled, SnapshotKey
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.link.facts.launcher import CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
 from megatron_ft.memory.rules import lines

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from megatron_ft.core.errors import ProtocolError, SnapshotError
-from megatron_ft.core.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, close_fds, connect
+from megatron_ft.errors import ProtocolError, SnapshotError
+from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
+from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds, connect
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import KEEPER_TO_RANK, Granted, KeeperHello, NotKept, RankToKeeper

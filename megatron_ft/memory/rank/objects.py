@@ -11,7 +11,7 @@ import io
 import pickle
 from typing import Any
 
-from megatron_ft.core.errors import SnapshotError
+from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.rank import restoring, saving
 from megatron_ft.memory.rank.copying import why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError, usable_place

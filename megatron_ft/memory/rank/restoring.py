@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.core.facts.launcher import RestoreFailed
-from megatron_ft.ipc.log import ERROR, RANK
+from megatron_ft.errors import LayoutError, SnapshotError
+from megatron_ft.link.facts.launcher import RestoreFailed
+from megatron_ft.link.log import ERROR, RANK
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan

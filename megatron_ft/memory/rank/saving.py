@@ -17,10 +17,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import SnapshotError
-from megatron_ft.ipc.linux.node_memory import node_memory
+from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan
+from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rank import restoring
 from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, find_unfit, plan_for

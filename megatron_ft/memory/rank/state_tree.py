@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.core.wording import shown
+from megatron_ft.errors import LayoutError, SnapshotError
+from megatron_ft.link.base.wording import shown
 from megatron_ft.memory.rules.segment_layout import Path, name_of
 
 _TENSOR = "tensor"

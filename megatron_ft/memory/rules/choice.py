@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.core.wording import counted
+from megatron_ft.link.base.wording import counted
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, CopySource, Kept, Restore, SavedFiles, SnapshotKey
 
 MOST_SOURCES = 64

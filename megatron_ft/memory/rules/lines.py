@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.wording import consecutive, counted, rough
+from megatron_ft.link.base.wording import consecutive, counted, rough
 from megatron_ft.memory.rules.snapshots import Restore
 
 

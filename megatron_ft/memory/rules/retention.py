@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from megatron_ft.core.codec import Count, Message
+from megatron_ft.link.base.codec import Count, Message
 
 SEGMENTS = 3
 """Segments per rank, the one being written included."""

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from megatron_ft.core.errors import LayoutError
-from megatron_ft.core.wording import shown
+from megatron_ft.errors import LayoutError
+from megatron_ft.link.base.wording import shown
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, SnapshotKey
 
 VERSION = 2

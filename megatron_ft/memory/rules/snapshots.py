@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Count, Cycle, Fact, Int, Message, PartMessage, Rank, Seconds, WorldSize
+from megatron_ft.link.base.codec import Count, Cycle, Fact, Int, Message, PartMessage, Rank, Seconds, WorldSize
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Fact, Message
-from megatron_ft.core.control import WorkloadControl, WorkloadControlRequest
-from megatron_ft.core.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
-from megatron_ft.core.messages.rank_messages import TO_RANK, RankHello, RankRefused
-from megatron_ft.core.rank_variables import is_the_rank
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.wire import Channel, ChannelClosedError, Received, close_fds, connect
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.errors import ConfigError, NotUnderLauncherError, ProtocolError, RankMonitorClientError
+from megatron_ft.link.base.codec import Fact, Message
+from megatron_ft.link.base.control import WorkloadControl, WorkloadControlRequest
+from megatron_ft.link.base.rank_variables import is_the_rank
+from megatron_ft.link.board import Board
+from megatron_ft.link.messages.rank_messages import TO_RANK, RankHello, RankRefused
+from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.base import agreement, say
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.user_code import user_code_began_ns

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from mmap import mmap
 
-from megatron_ft.core.rank_variables import is_set_for_ranks
+from megatron_ft.link.base.rank_variables import is_set_for_ranks
 
 SIZE = 1 << 18
 _LENGTH = struct.Struct("=I")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from megatron_ft.ipc.log import ERROR, INFO, NOTICE, RANK, WARNING
+from megatron_ft.link.log import ERROR, INFO, NOTICE, RANK, WARNING
 from megatron_ft.rank.base import agreement
 
 _said: set[str] = set()

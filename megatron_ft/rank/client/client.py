@@ -10,13 +10,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.control import WorkloadControlRequest
-from megatron_ft.core.errors import NotUnderLauncherError, RankMonitorClientError
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
-from megatron_ft.ipc.log import RANK
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.learning.rule import calculate_over_ranks, enforced_armed_s
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
@@ -25,6 +20,11 @@ from megatron_ft.learning.timeouts import (
     state_from_dict,
     state_to_dict,
 )
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.control import WorkloadControlRequest
+from megatron_ft.link.board import Board
+from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import (
     LAUNCHER_SOCKET,

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.intervals import STEP
-from megatron_ft.core.board.layout import (
+from megatron_ft.errors import RankMonitorClientError
+from megatron_ft.learning.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.intervals import STEP
+from megatron_ft.link.base.layout import (
     EVENT_END,
     EVENT_HEARTBEAT,
     EVENT_ITERATION,
@@ -38,9 +40,7 @@ from megatron_ft.core.board.layout import (
     W_WARMUP_ITERATIONS,
     WORD_MASK,
 )
-from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.ipc.board import Board
-from megatron_ft.learning.timeouts import OUT_OF_SECTION, HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.link.board import Board
 from megatron_ft.rank.base import user_code
 from megatron_ft.rank.base.say import warn
 
@@ -214,7 +214,7 @@ class Recorder:
         return list(self._opened)
 
     def set_facts(self, facts: int, is_true: bool = True) -> None:
-        """Set or clear FACT_ bits of `core.board.layout` on the board."""
+        """Set or clear FACT_ bits of `link.base.layout` on the board."""
         self._facts = self._facts | facts if is_true else self._facts & ~facts
         self._words[layout.W_LEARNING_FACTS] = self._facts
 

@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_ft.core.config.config import ConfigValues
-from megatron_ft.ipc import monitor_process, wire
+from megatron_ft.config.config import ConfigValues
+from megatron_ft.link import wire
+from megatron_ft.monitor import process as monitor_process
 
 
 class MonitorHandle:

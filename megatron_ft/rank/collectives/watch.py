@@ -1,6 +1,6 @@
 """The watch of a rank's collectives: writes torch's counts to the rank's board, several times a second.
 
-A daemon thread reads the counts. The launcher detects silence by them (`core.agent.node_collective_watch`), and the
+A daemon thread reads the counts. The launcher detects silence by them (`launcher.rules.node_collective_watch`), and the
 coordinator a rank that holds the others back (`job.rules.slow_ranks`). The training thread only starts the
 thread. If the script calls hooks, it uses their board; otherwise it connects the rank to its monitor itself.
 """
@@ -17,12 +17,12 @@ import threading
 import time
 from typing import Any
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.errors import RankMonitorClientError
-from megatron_ft.core.rank_variables import wants_watch
 from megatron_ft.diagnosis.stacks import user_frame
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.files.evidence_files import LIBRARIES
+from megatron_ft.errors import RankMonitorClientError
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.rank_variables import wants_watch
+from megatron_ft.link.board import Board
+from megatron_ft.link.files.evidence_files import LIBRARIES
 from megatron_ft.rank.base import agreement, loaded_modules
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import MONITOR_SOCKET, MonitorWelcome, say_hello

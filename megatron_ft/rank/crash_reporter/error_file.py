@@ -9,8 +9,8 @@ import time
 import traceback
 from types import TracebackType
 
-from megatron_ft.core.rank_variables import ERROR_FILE_VARIABLE
 from megatron_ft.diagnosis.exceptions import innermost_error
+from megatron_ft.link.base.rank_variables import ERROR_FILE_VARIABLE
 
 
 def write_error_file(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

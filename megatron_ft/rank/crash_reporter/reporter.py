@@ -31,11 +31,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.codec import decode, encode
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.messages.rank_messages import Answer, Question
-from megatron_ft.core.rerun import rerun_entry
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.exceptions import (
     EXCEPTION_MARK,
@@ -47,11 +42,16 @@ from megatron_ft.diagnosis.exceptions import (
     is_peer_loss,
 )
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, shortened, user_frame
-from megatron_ft.ipc.board import Board
-from megatron_ft.ipc.files.evidence_files import LIBRARIES
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
-from megatron_ft.ipc.linux.polling import has_hung_up
-from megatron_ft.ipc.linux.processes import would_end_by
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.codec import decode, encode
+from megatron_ft.link.base.rerun import rerun_entry
+from megatron_ft.link.board import Board
+from megatron_ft.link.files.evidence_files import LIBRARIES
+from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.linux.polling import has_hung_up
+from megatron_ft.link.linux.processes import would_end_by
+from megatron_ft.link.messages.rank_messages import Answer, Question
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives

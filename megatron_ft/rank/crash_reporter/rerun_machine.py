@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from megatron_ft.core.rerun import EXIT_STATES, MODULE, RerunState
+from megatron_ft.link.base.rerun import EXIT_STATES, MODULE, RerunState
 
 _OWN = {
     "WILL_RERUN_FROM_CHECKPOINT": "checkpoint_requested",

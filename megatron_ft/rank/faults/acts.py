@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from megatron_ft.core.fault_plan import DEFAULT_SLOWER_BY_S
+from megatron_ft.link.base.fault_plan import DEFAULT_SLOWER_BY_S
 
 
 class InjectedFault(RuntimeError):
@@ -19,7 +19,7 @@ def announce(what: str) -> None:
 
 
 def inject(fault_type: str, *, seconds: float = DEFAULT_SLOWER_BY_S) -> float:
-    """Do one fault of :data:`megatron_ft.core.fault_plan.FAULT_TYPES` to this process, now.
+    """Do one fault of :data:`megatron_ft.link.base.fault_plan.FAULT_TYPES` to this process, now.
 
     Return the seconds by which the caller is to slow down each later step: ``seconds`` for ``slow``, else 0
     (``rank_hung``, once the process has been continued). Those of ``IN_LOOP_TYPES`` are for the thread that trains.

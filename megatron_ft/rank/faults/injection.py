@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts.rank import FaultInjected
-from megatron_ft.core.fault_plan import PlannedFault, due, resolve
-from megatron_ft.ipc.config.fault_plan_file import read_fault_plan
+from megatron_ft.config.files.fault_plan_file import read_fault_plan
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.fault_plan import PlannedFault, due, resolve
+from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.faults.acts import announce, inject
 from megatron_ft.rank.hooks.run_facts import log_event
 from megatron_ft.rank.hooks.user_errors import end_job

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_ft.core.errors import ConfigError, nearest, show
-from megatron_ft.core.facts.rank import FaultInjected
-from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
-from megatron_ft.core.wording import when
+from megatron_ft.errors import ConfigError, nearest, show
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
+from megatron_ft.link.base.wording import when
+from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.acts import announce, inject
 from megatron_ft.rank.hooks.run_facts import current_iteration, log_event

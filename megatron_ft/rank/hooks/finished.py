@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.link.files.atomic_write import write_whole
 from megatron_ft.rank.base import agreement, say
 
 FINISHED_FLAG = "FAULT_TOL_FINISHED_FLAG_FILE"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.link.base import layout
+from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.records.event_log import EventLog
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.rank.base import say
 
 

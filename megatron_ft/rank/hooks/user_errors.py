@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import NoReturn
 
-from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.errors import ConfigError, RankMonitorClientError
-from megatron_ft.core.exit_codes import MISTAKE_CODE
+from megatron_ft.errors import ConfigError, RankMonitorClientError
+from megatron_ft.exit_codes import MISTAKE_CODE
+from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.rank.base import say
 from megatron_ft.rank.client.client import RankMonitorClient
 

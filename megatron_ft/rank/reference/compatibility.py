@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from megatron_ft.ipc.linux.processes import read_stat
+from megatron_ft.link.linux.processes import read_stat
 
 
 def is_module_available(module: str) -> bool:

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from megatron_ft.ipc.linux.process_setup import restore_file_limit_of
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
+from megatron_ft.link.linux.process_setup import restore_file_limit_of
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 BOUND_S = 30.0

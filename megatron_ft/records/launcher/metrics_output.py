@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from megatron_ft.core.config.launcher_options import LauncherOptions, split_address
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.ipc.files.atomic_write import write_whole
+from megatron_ft.config.launcher_options import LauncherOptions, split_address
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.file_queue import FileQueue, bounded_call
+from megatron_ft.link.files.atomic_write import write_whole
 from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, NodeActivity, Series
 

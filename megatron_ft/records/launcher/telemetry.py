@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
-from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.job.rules.lives import Ending
+from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher.event_command import EventCommand
 from megatron_ft.records.launcher.metrics_output import MetricsOutput, NodeReader

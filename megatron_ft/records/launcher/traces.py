@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import megatron_ft
-from megatron_ft.core.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.records.rules.spans import CYCLE, NodeSpans, Span
 

@@ -28,9 +28,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.core.board.intervals import CHECKPOINTING
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import (
+from megatron_ft.link.base.intervals import CHECKPOINTING
+from megatron_ft.link.base.times import earliest
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
     CycleEnded,
@@ -44,12 +45,11 @@ from megatron_ft.core.facts.launcher import (
     SnapshotRestored,
     TrainingAgain,
 )
-from megatron_ft.core.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
-from megatron_ft.core.facts.rank import FaultInjected
-from megatron_ft.core.facts.reported_hang import ReportedHang
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.facts.timed import Timed
-from megatron_ft.core.times import earliest
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
+from megatron_ft.link.facts.rank import FaultInjected
+from megatron_ft.link.facts.reported_hang import ReportedHang
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.facts.timed import Timed
 
 Span = tuple[int, int]
 """Beginning and end, ns."""

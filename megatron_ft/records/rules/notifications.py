@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_ft.core.codec import to_builtins
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import CycleEnded, NodeLost
 from megatron_ft.job.rules.lives import Ending
+from megatron_ft.link.base.codec import to_builtins
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import CycleEnded, NodeLost
 
 CYCLE_ENDED, JOB_ENDED, NODE_LOST = EVENTS = ("cycle_ended", "job_ended", "node_lost")
 

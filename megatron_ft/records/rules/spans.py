@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted, NodeHealth
 from megatron_ft.job.rules.restart_policy import Outcome
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import Cause, CycleEnded, CycleStarted, NodeHealth
 
 CYCLE = "nvrx.ft.cycle"
 ROUND_WAIT = "nvrx.ft.round_wait"

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_ft.cli import main
-from megatron_ft.core.config.config import FIELDS
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
-from megatron_ft.ipc.files.state_file import carry_out
+from megatron_ft.config.config import FIELDS
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher import arguments
 from megatron_ft.learning.state import StateFile
+from megatron_ft.learning.state_file import carry_out
 from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.job_line_printer import JobLinePrinter
 from megatron_ft.job.etcd_leader import LeaderInEtcd
 from megatron_ft.job.rules import job_cycle, job_lines, member, next_cycle
 from megatron_ft.job.rules.actions import Say
@@ -25,6 +24,7 @@ from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.launcher.rules.job_line_printer import JobLinePrinter
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.core.config.config import FIELDS
+from megatron_ft.config.config import FIELDS
 
 TEXT = "model: {layers: 2}\ntrain:\n  fault_tolerance:\n    rank_section_timeouts: {setup: 600, step: null}\n"
 

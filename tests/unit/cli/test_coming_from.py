@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from megatron_ft.ipc.config.options import add_ft_options, add_torchrun_options, read_ft_options
+from megatron_ft.config.files.options import add_ft_options, add_torchrun_options, read_ft_options
 from tests.support.launching import ROOT
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_ft.core.facts.launcher import FailureClass
 from megatron_ft.diagnosis.attribution import attribute, telling_kernel_lines
 from megatron_ft.launcher.processes.crash_evidence import gpu_of
+from megatron_ft.link.facts.launcher import FailureClass
 
 LEAST_RIGHT, MOST_WRONG = 0.9, 0.02
 XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=77, name=python"

@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.process_facts import ProcessFacts, ThreadFacts
 from megatron_ft.diagnosis.collectives import CollectiveInFlight, Collectives, collectives_of
 from megatron_ft.diagnosis.evidence import BoardFacts, Evidence, SectionEvidence, Stacks, Thread, evidence_text
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
+from megatron_ft.monitor.rules.hang_detector import Overdue
 from tests.support.evidence import exit_evidence, hang_evidence
 
 BOARD = BoardFacts(

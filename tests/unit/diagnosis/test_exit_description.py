@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.facts.shared import RankHung
 from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause
 from megatron_ft.diagnosis.exits import describe_exit, failure_signature, is_by_us, is_secondary_failure
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
+from megatron_ft.link.facts.shared import RankHung
 
 MS = 1_000_000
 

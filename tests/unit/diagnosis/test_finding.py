@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import decode, encode, to_builtins
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
@@ -21,6 +20,7 @@ from megatron_ft.diagnosis.rank_snapshot import (
 )
 from megatron_ft.diagnosis.root_cause import find, waits_for
 from megatron_ft.diagnosis.stacks import Frame
+from megatron_ft.link.base.codec import decode, encode, to_builtins
 
 WORLD = (0, 1, 2, 3)
 

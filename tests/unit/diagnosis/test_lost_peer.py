@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind
-from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER
 from megatron_ft.diagnosis.exceptions import CrashOutput, waited_s
@@ -19,6 +17,8 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.link.facts.launcher import Cause, CauseKind
+from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, hung, observed
 from tests.support.job_machines import begun, links
 

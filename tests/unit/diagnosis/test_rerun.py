@@ -8,14 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RankExited
-from megatron_ft.core.rerun import (
-    WANTS_ANOTHER_GPU,
-    Rerun,
-    RerunState,
-    rerun_entry,
-    rerun_meaning,
-)
 from megatron_ft.diagnosis.cycle_cause import find_cause
 from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
 from megatron_ft.diagnosis.exits import describe_exit
@@ -26,6 +18,8 @@ from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.faults import fault_of
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
+from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun, RerunState, rerun_entry, rerun_meaning
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
 from tests.support.job_machines import RULES, answers, begun
 
 WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"

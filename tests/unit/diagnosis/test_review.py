@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.codec import Vocabulary
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
@@ -17,6 +16,7 @@ from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.link.base.codec import Vocabulary
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers

@@ -32,103 +32,137 @@ class Floor:
     pure: bool = False  # no I/O and no clock
 
 
-_MEMORY = ("memory/rules", "memory/base", "memory/launcher")
+_VALUES = ("errors", "exit_codes", "link/base", "link/facts", "link/messages")
 FLOORS = {
-    # folders of core that learning builds on know nothing of it; those that attach its parts do (see `circles`)
-    "core": Floor(inside=("learning", "diagnosis", "memory/rules", "records/rules", "job/rules"), pure=True),
-    "learning": Floor(inside=("core", "job/rules"), pure=True),
-    "diagnosis": Floor(inside=("core", "job/rules"), pure=True),
-    "diagnosis/launcher": Floor(inside=("core", "learning", "diagnosis", "job/rules"), pure=True),
-    "link": Floor(inside=("core",)),  # the bottom of the house
-    "ipc": Floor(
-        inside=("core", "diagnosis", "learning", "link", "job/rules", "memory/rules"),
-        outside_in_functions=("pynvml",),
-    ),
+    "errors": Floor(inside=("link/base",), pure=True),
+    "exit_codes": Floor(pure=True),
+    # the bottom: values and names, facts of the event log, messages (which carry what diagnosis and learning know of a
+    # rank); then files, sockets, /proc and the event loop
+    "link/base": Floor(inside=("errors", "exit_codes"), pure=True),
+    "link/facts": Floor(inside=("errors", "link/base", "memory/rules"), pure=True),
+    "link/messages": Floor(inside=(*_VALUES, "diagnosis", "learning"), pure=True),
+    "link": Floor(inside=(*_VALUES, "diagnosis"), outside_in_functions=("pynvml",)),
+    "config": Floor(inside=("errors", "link/base", "link/facts"), pure=True),
+    "config/files": Floor(inside=("config", "errors", "link", "link/base", "link/facts")),
     # what is told of a job: accounting, metrics, spans, notifications; the event log; the launcher's outputs
-    "records/rules": Floor(inside=("core", "diagnosis", "job/rules"), pure=True),
-    "records": Floor(inside=("core", "link", "ipc", "records/rules"), outside_in_functions=("prometheus_client",)),
+    "records/rules": Floor(inside=("link/base", "link/facts", "diagnosis", "job/rules"), pure=True),
+    "records": Floor(
+        inside=("errors", "config", "link", "link/base", "link/facts", "records/rules"),
+        outside_in_functions=("prometheus_client",),
+    ),
     "records/launcher": Floor(
-        inside=("core", "link", "ipc", "job/rules", "records", "records/rules", "launcher/base"),
+        inside=("errors", "config", "link", *_VALUES, "job/rules", "records", "records/rules", "launcher/base"),
         outside_in_functions=("opentelemetry",),
     ),
-    "monitor": Floor(inside=("core", "diagnosis", "learning", "link", "ipc", "records/event_log")),
-    "job/rules": Floor(inside=("core", "memory/rules"), pure=True),
-    # with the list of a leader's parts
-    "job": Floor(inside=("core", "link", "ipc", "diagnosis", "learning", "memory/leader", "job/rules")),
-    # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
-    "memory/rules": Floor(inside=("core",), pure=True),
-    "memory/leader": Floor(inside=("core", "job/rules", "memory/rules"), pure=True),
-    "memory/base": Floor(inside=("core", "ipc", "memory/rules")),
-    "memory/keeper": Floor(inside=("core", "link", "ipc", "memory/rules", "memory/base")),
-    "memory/rank": Floor(
-        inside=("core", "ipc", "rank/base", "memory/rules", "memory/base"), outside_in_functions=("torch",)
-    ),
-    "memory/launcher": Floor(
-        inside=("core", "link", "ipc", "job/rules", "launcher/base", "memory/rules", "memory/base")
-    ),
-    "memory": Floor(),
+    # pure; their parts at the leader know its rules, those on a launcher its machine
+    "diagnosis": Floor(inside=(*_VALUES, "job/rules", "monitor/rules"), pure=True),
+    "diagnosis/launcher": Floor(inside=(*_VALUES, "diagnosis", "learning", "launcher/rules", "job/rules"), pure=True),
+    "learning": Floor(inside=(*_VALUES, "job/rules", "launcher/rules", "monitor/rules"), pure=True),
+    "learning/state_file": Floor(inside=("errors", "link", "link/base", "learning")),
     "rank": Floor(
-        inside=("core", "diagnosis", "learning", "ipc", "records/event_log"), outside_in_functions=("torch",)
-    ),
-    "run_ahead": Floor(inside=("core", "link", "ipc", "rank", "records/event_log")),
-    "cli": Floor(
-        inside=("core", "learning", "link", "ipc", "job/rules", "records/rules", "records/exposition"),
-        outside=("rich", "numpy"),
-        outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
-    ),
-    "launcher": Floor(
         inside=(
-            "core",
+            *_VALUES,
+            "config",
+            "config/files",
             "diagnosis",
-            "diagnosis/launcher",
             "learning",
             "link",
-            "ipc",
-            "run_ahead",
-            "memory/launcher",
-            "job",
-            "job/rules",
-            "memory/rules",
-            "memory/base",
-            "records",
-            "records/rules",
+            "monitor/process",
+            "records/event_log",
+        ),
+        outside_in_functions=("torch",),
+    ),
+    "monitor/rules": Floor(inside=("link/base",), pure=True),
+    "monitor/process": Floor(inside=(*_VALUES, "config", "link")),
+    "monitor": Floor(
+        inside=(
+            *_VALUES,
+            "config",
+            "diagnosis",
+            "learning",
+            "link",
+            "monitor/rules",
+            "monitor/process",
+            "records/event_log",
+        )
+    ),
+    # memory checkpoints in one room: rules, the leader's part, files and messages, and the part of each process
+    "memory/rules": Floor(inside=("errors", "link/base"), pure=True),
+    "memory/leader": Floor(inside=(*_VALUES, "job/rules", "memory/rules"), pure=True),
+    "memory/base": Floor(inside=(*_VALUES, "link", "memory/rules")),
+    "memory/keeper": Floor(inside=(*_VALUES, "link", "memory/rules", "memory/base")),
+    "memory/rank": Floor(
+        inside=(*_VALUES, "link", "rank/base", "memory/rules", "memory/base"), outside_in_functions=("torch",)
+    ),
+    "memory/launcher": Floor(
+        inside=(*_VALUES, "link", "job/rules", "launcher/rules", "launcher/base", "memory/rules", "memory/base")
+    ),
+    "memory": Floor(),
+    "run_ahead": Floor(inside=(*_VALUES, "link", "rank", "records/event_log")),
+    "job/rules": Floor(inside=(*_VALUES, "config", "memory/rules"), pure=True),
+    # with the list of a leader's parts
+    "job": Floor(inside=(*_VALUES, "link", "diagnosis", "learning", "memory/leader", "job/rules", "launcher/rules")),
+    "launcher/rules": Floor(inside=(*_VALUES, "diagnosis", "learning", "job/rules", "records/rules"), pure=True),
+    "launcher": Floor(
+        inside=(
+            *(*_VALUES, "config", "config/files", "diagnosis", "diagnosis/launcher", "job", "job/rules"),
+            *("launcher/rules", "learning", "learning/state_file", "link", "memory/base", "memory/launcher"),
+            *("memory/rules", "monitor/process", "records", "records/launcher", "records/rules", "run_ahead"),
         ),
         outside=("torch",),
     ),
-    "fault_tolerance": Floor(inside=("core", "learning", "ipc", "rank"), outside_in_functions=("torch",)),
-    "memory_checkpoint": Floor(inside=("core", "ipc", "rank", "memory/rank", "memory/rules")),
-    "integrations": Floor(
-        inside=("core", "learning", "ipc", "rank", "cli", "fault_tolerance", "memory/rank", "memory/rules"),
+    "cli": Floor(
+        inside=(
+            *(*_VALUES, "config", "config/files", "link", "learning", "job/rules", "records/rules"),
+            *("records/event_log", "records/exposition"),
+        ),
+        outside=("rich", "numpy"),
+        outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
+    ),
+    "fault_tolerance": Floor(
+        inside=("errors", "learning", "link", "link/base", "rank"), outside_in_functions=("torch",)
+    ),
+    "memory_checkpoint": Floor(inside=("errors", "link/base", "rank", "memory/rank", "memory/rules")),
+    "compat": Floor(
+        inside=(
+            *(*_VALUES, "link", "learning", "learning/state_file", "rank", "cli", "fault_tolerance"),
+            *("memory/rank", "memory/rules"),
+        ),
         outside=("torch", "lightning", "pytorch_lightning", "megatron"),
     ),
     "__main__": Floor(inside=("cli",)),
     "__init__": Floor(
-        inside=("core", "learning", "ipc", "rank", "run_ahead")
+        inside=("errors", "config/files", "learning", "link", "link/base", "rank", "run_ahead")
     ),  # the public names; test_public_names checks its laziness
 }
 # yaml is for the files that a user writes, and only their readers may know it.
-YAML_READERS = ("ipc/config/yaml_file.py", "ipc/config/fault_plan_file.py")
+YAML_READERS = ("config/files/yaml_file.py", "config/files/fault_plan_file.py")
+VALUES = (("link", "base"), ("link", "facts"), ("link", "messages"))
 IMPURE_MODULES = {
     *("asyncio", "ctypes", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select"),
     *("selectors", "shutil", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "today", "utcnow"}
 _SPLIT = {name.partition("/")[0] for name in FLOORS if "/" in name}
-_OTHERS = "|".join(name for name in FLOORS if name not in ("core", "learning", "__main__", "__init__"))
+_OTHERS = "|".join(
+    name
+    for name in FLOORS
+    if "/" not in name and name not in ("link", "errors", "exit_codes", "learning", "__main__", "__init__")
+)
 NAME_OF_A_FILE = re.compile(rf"\b{PACKAGE.name}[./]({_OTHERS})\b|(?<![\w./-])({_OTHERS})/\w")
-"""In a string: a module of another floor than core, or a path into one."""
+"""In a string: a module of another room than link, or a path into one."""
 
 
 @dataclass(frozen=True)
 class Import:
-    target: str  # "torch.distributed", "megatron_ft.ipc.board"
+    target: str  # "torch.distributed", "megatron_ft.link.board"
     line: int
     lazy: bool
     names: tuple[str, ...] = ()  # "from target import names"
 
 
 def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
-    """Every import in a module of `package` ("megatron_ft.ipc"); calls of import_module with a constant count
+    """Every import in a module of `package` ("megatron_ft.link"); calls of import_module with a constant count
     too."""
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
@@ -187,7 +221,7 @@ def _floor_of(place: str) -> str:
 
 
 def foreign_names_in(text: str) -> list[str]:
-    """Return the strings of a module of core, docstrings aside, that name a file of another floor."""
+    """Return the strings of a module, docstrings aside, that name a file of another room than link."""
     nodes = list(ast.walk(ast.parse(text)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
@@ -248,9 +282,9 @@ def test_the_floors_only_look_down() -> None:
     assert [line for relative, text in package().items() for line in violations_in(relative, text)] == []
 
 
-def test_core_names_no_file_of_another_floor() -> None:
-    in_core = {relative: text for relative, text in package().items() if relative.parts[0] == "core"}
-    assert {relative: names for relative, text in in_core.items() if (names := foreign_names_in(text))} == {}
+def test_values_name_no_file_of_another_room() -> None:
+    values = {relative: text for relative, text in package().items() if relative.parts[:2] in VALUES}
+    assert {relative: names for relative, text in values.items() if (names := foreign_names_in(text))} == {}
 
 
 def test_rooms_do_not_import_each_other() -> None:
@@ -285,14 +319,14 @@ def test_folders_load_nothing_heavy(folders: list[str], heavy: set[str]) -> None
 
 
 def test_process_that_prints_nothing_does_not_import_logging() -> None:
-    script = "import sys; from megatron_ft.ipc import log; log.MONITOR.set_level(20); log.MONITOR.debug('x')"
+    script = "import sys; from megatron_ft.link import log; log.MONITOR.set_level(20); log.MONITOR.debug('x')"
     assert output_of(f"{script}; print('logging' in sys.modules)").strip() == "False"
 
 
 def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     """Later the file system that it is installed on may not answer any more: a hung rank would live on."""
     needed = {f"{PACKAGE.name}.monitor.{path.stem}" for path in (PACKAGE / "monitor").glob("*.py")}
-    needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.ipc.files.evidence_files"}
+    needed = {name.removesuffix(".__init__") for name in needed} | {f"{PACKAGE.name}.link.files.evidence_files"}
     script = f"import sys, {PACKAGE.name}.monitor.__main__\nprint(*sys.modules)"
     assert needed - set(output_of(script).split()) == set()
 
@@ -300,22 +334,22 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
 @pytest.mark.parametrize(
     ("file", "code", "words"),
     [
-        ("core/planted.py", "import time", "may not import time"),
-        ("core/planted.py", "def f():\n    import numpy", "may not import numpy"),
-        ("core/planted.py", "import yaml", "may not import yaml"),
-        ("core/planted.py", "print('x')", "may not call print"),
-        ("core/planted.py", "from datetime import datetime\ndatetime.now()", "may not call now"),
-        ("core/planted.py", "from ..ipc.wire import Channel", "may not import megatron_ft.ipc.wire"),
-        ("core/planted.py", "from .. import ipc", "may not import megatron_ft.ipc"),
-        ("core/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.ipc"),
-        ("ipc/planted.py", "import megatron_ft.rank.client.client", "may not import megatron_ft.rank.client.client"),
+        ("link/base/planted.py", "import time", "may not import time"),
+        ("link/base/planted.py", "def f():\n    import numpy", "may not import numpy"),
+        ("link/base/planted.py", "import yaml", "may not import yaml"),
+        ("link/base/planted.py", "print('x')", "may not call print"),
+        ("link/base/planted.py", "from datetime import datetime\ndatetime.now()", "may not call now"),
+        ("link/base/planted.py", "from ..wire import Channel", "may not import megatron_ft.link.wire"),
+        ("link/base/planted.py", "from ... import rank", "may not import megatron_ft.rank"),
+        ("link/base/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.config"),
+        ("link/planted.py", "import megatron_ft.rank.client.client", "may not import megatron_ft.rank.client.client"),
         (
-            "ipc/planted.py",
+            "link/planted.py",
             "from megatron_ft import RankMonitorClient",
             "may not import megatron_ft.rank.client.client",
         ),
-        ("ipc/planted.py", "import psutil", "may not import psutil"),
-        ("ipc/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
+        ("link/planted.py", "import psutil", "may not import psutil"),
+        ("link/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
         ("monitor/planted.py", "import importlib\nimportlib.import_module('torch.cuda')", "import torch.cuda"),
         ("monitor/planted.py", "__import__('torch')", "may not import torch"),
         ("monitor/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
@@ -325,7 +359,7 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
         ("cli/planted.py", "import matplotlib", "may not import matplotlib"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("fault_tolerance.py", "import torch", "may not import torch"),
-        ("integrations/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
+        ("compat/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("planted.py", "import os", "on no floor"),
     ],
 )
@@ -341,7 +375,7 @@ def test_a_planted_violation_is_found(file: str, code: str, words: str) -> None:
         ("FILE = f'{x}/megatron_ft/monitor/service.py'", 1),
         ("def f():\n    return 'launcher/main.py'", 1),
         ('"""See launcher/main.py, megatron_ft.rank."""', 0),
-        ("A = 'megatron_ft.core.errors', 'a launcher / a monitor', '/proc/1/rank/x', 'megatron_ft.ft_state'", 0),
+        ("A = 'megatron_ft.errors', 'a launcher / a monitor', '/proc/1/rank/x', 'megatron_ft.ft_state'", 0),
     ],
 )
 def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
@@ -352,7 +386,7 @@ def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
     ("file", "code"),
     [
         ("launcher/base/planted.py", "from megatron_ft.launcher.processes import worker"),
-        ("core/planted.py", "from megatron_ft.core import agent"),
+        ("link/base/planted.py", "from megatron_ft.link import wire"),
         ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
     ],
 )

@@ -18,7 +18,7 @@ assert collectives().error == "torch.distributed isn't imported"
     ("code", "heavy"),
     [
         pytest.param("import megatron_ft.fault_tolerance", {"torch", "numpy"}, id="hooks"),
-        pytest.param("from megatron_ft.ipc.linux import nvml; nvml.load()", {"torch"}, id="driver_of_the_gpus"),
+        pytest.param("from megatron_ft.link.linux import nvml; nvml.load()", {"torch"}, id="driver_of_the_gpus"),
         pytest.param(COLLECTIVES, {"torch"}, id="collectives_of_a_process_without_torch"),
     ],
 )

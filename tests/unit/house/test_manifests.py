@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from megatron_ft.core.exit_codes import MISTAKE_CODE, NO_PROGRESS_CODE, TRY_AGAIN_CODE
+from megatron_ft.exit_codes import MISTAKE_CODE, NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.launcher.arguments import parse
 from tests.support.kubernetes_schemas import MANIFESTS, documents, mistakes
 

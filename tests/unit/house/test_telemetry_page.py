@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.link.facts.launcher import CauseKind
 from megatron_ft.records.rules import notifications, spans
 from megatron_ft.records.rules.accounting import TimeClass
 from megatron_ft.records.rules.metrics import METRICS, NodeActivity

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc import wire
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
@@ -27,7 +26,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
-from megatron_ft.link import tcp
+from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, Peer, connect, sockets, until
 from tests.support.reactors import reactor

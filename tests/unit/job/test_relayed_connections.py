@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megatron_ft.ipc.wire import encode
 from megatron_ft.job import service as service_module
 from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.rules import messages as m
@@ -20,6 +19,7 @@ from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import Denied, Open
+from megatron_ft.link.wire import encode
 from tests.support.coordination import BOUND_S, Ear, connect, until
 from tests.support.reactors import reactor
 from tests.unit.job.test_coordination_transport import HELLO, SECRET, Served, of_version, served

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import encode
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job import service as service_module
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
@@ -22,6 +21,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import encode
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.ipc.wire import encode
 from megatron_ft.job import service
 from megatron_ft.job.parts import LEADER_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import etcd_keys
@@ -18,7 +16,9 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
+from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import encode
 from tests.support.coordination import Peer
 from tests.support.etcd_model import EtcdModel
 from tests.support.reactors import reactor

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import ImportsReady
 from megatron_ft.launcher import job
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
+from megatron_ft.link.messages.fork_server_messages import ImportsReady
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=first:1")

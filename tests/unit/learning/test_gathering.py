@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from megatron_ft.ipc.wire import encode
 from megatron_ft.learning.gathering import BETWEEN_S, Gathering
 from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, merge
+from megatron_ft.link.wire import encode
 
 CYCLE = 3
 WAIT_S = 20.0

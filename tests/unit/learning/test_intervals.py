@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board import layout
-from megatron_ft.core.board.hang_detector import Gap
-from megatron_ft.core.board.layout import BoardSnapshot, SectionView
-from megatron_ft.core.facts.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
 from megatron_ft.learning.intervals import BoardIntervals, reached_by
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Observed
+from megatron_ft.link.base import layout
+from megatron_ft.link.base.layout import BoardSnapshot, SectionView
+from megatron_ft.link.facts.minutes import MINUTE_NS, MOST_SPANS, RankMinute, bucket_of
+from megatron_ft.monitor.rules.hang_detector import Gap
 from tests.fuzz.healthy import BOARD
 
 S = 1_000_000_000

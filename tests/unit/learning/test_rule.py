@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.board.layout import (
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
+from megatron_ft.learning.rule import calculate, facts_of, reasons_against, with_armed
+from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout
+from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
     FACT_ENOUGH_STEPS,
     FACT_LOADED,
@@ -12,9 +15,6 @@ from megatron_ft.core.board.layout import (
     ArmedTimeout,
     SectionView,
 )
-from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
-from megatron_ft.learning.rule import calculate, facts_of, reasons_against, with_armed
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout
 from tests.bench.rules import PATTERNS, survives
 from tests.fuzz.healthy import BOARD
 

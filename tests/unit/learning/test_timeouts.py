@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.learning.rule import NO_OBSERVATION, calculate_over_ranks
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.codec import Raw
-from megatron_ft.core.errors import ConfigError, ProtocolError
-from megatron_ft.ipc.wire import LENGTH_BYTES, decode, encode
+from megatron_ft.errors import ConfigError, ProtocolError
+from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.secret import Handshake, HandshakeMessage, memory_pickle_key, read_secret
 from megatron_ft.link.secure_channel import Role
+from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
 
 
 def raw(message: HandshakeMessage) -> Raw:

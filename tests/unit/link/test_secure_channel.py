@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.ipc.wire import Decoder
+from megatron_ft.errors import ProtocolError
 from megatron_ft.link.secure_channel import NONCE_BYTES, SEAL_BYTES, Role, SecureChannel, Session
+from megatron_ft.link.wire import Decoder
 
 SECRET, CONNECTS, LISTENS = b"s" * 16, b"c" * NONCE_BYTES, b"l" * NONCE_BYTES
 MOST = 1000 + SEAL_BYTES

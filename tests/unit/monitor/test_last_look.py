@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.board.hang_detector import Overdue
-from megatron_ft.core.board.intervals import HangKind
-from megatron_ft.core.messages.monitor_messages import ConfirmHang
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.messages.monitor_messages import ConfirmHang
 from megatron_ft.monitor import last_look
+from megatron_ft.monitor.rules.hang_detector import Overdue
 
 S = 1_000_000_000
 OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), is_learned=True)

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.core.board import layout as layout
-from megatron_ft.core.board.hang_detector import CheckAction
-from megatron_ft.core.board.intervals import running_intervals
-from megatron_ft.core.board.layout import BoardDamagedError
-from megatron_ft.core.facts.monitor import Timeouts
-from megatron_ft.ipc.config.yaml_file import FaultToleranceConfig
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.link.base import layout as layout
+from megatron_ft.link.base.intervals import running_intervals
+from megatron_ft.link.base.layout import BoardDamagedError
+from megatron_ft.link.facts.monitor import Timeouts
+from megatron_ft.monitor.rules.hang_detector import CheckAction
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.clock import Clock, clock

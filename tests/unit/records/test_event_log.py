@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.core.facts.shared import RecordsLost, Warning_
+from megatron_ft.link.facts.shared import RecordsLost, Warning_
 from megatron_ft.records import event_log
 from megatron_ft.records.event_log import EventLog
 

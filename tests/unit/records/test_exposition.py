@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.records import exposition
 from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
 from megatron_ft.records.rules.metrics import ITERATION, RESTARTS, Series

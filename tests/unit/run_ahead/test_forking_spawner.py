@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.messages.fork_server_messages import RUN_AHEAD_VARIABLE, Failed, Orders
-from megatron_ft.ipc.linux import process_tree
-from megatron_ft.ipc.wire import PROTOCOL_VERSION
+from megatron_ft.link import process_tree
+from megatron_ft.link.messages.fork_server_messages import RUN_AHEAD_VARIABLE, Failed, Orders
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import PROTOCOL_VERSION
 from megatron_ft.records.event_log import NullEventLog
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 from tests.support.coordination import BOUND_S, until

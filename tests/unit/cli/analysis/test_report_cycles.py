@@ -14,7 +14,7 @@ from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.logs.read import parse_log, read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.cli.render import report_tables
-from megatron_ft.core.facts.launcher import CauseKind
+from megatron_ft.link.facts.launcher import CauseKind
 from tests.support.arrived import line
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ import yaml
 
 from megatron_ft.cli.analysis.interval_lengths import suggested_s
 from megatron_ft.cli.main import main
-from megatron_ft.core.config.config import parse_section_timeouts
+from megatron_ft.config.config import parse_section_timeouts
 from tests.support.generated_logs import END, START
 from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import told

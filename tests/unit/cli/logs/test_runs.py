@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
-from megatron_ft.core.facts.launcher import CycleStarted
+from megatron_ft.link.facts.launcher import CycleStarted
 from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, first_iteration, started
 from tests.unit.cli.analysis.test_report_timeline import S, only, told

@@ -17,7 +17,7 @@ from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
 from megatron_ft.cli.render import theme, trace
 from megatron_ft.cli.render.png import draw_png
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.records.rules.accounting import TimeClass
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, started

@@ -13,7 +13,7 @@ from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.job_plan import plan
 from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.faults import Fault, FaultKind
 from megatron_ft.job.rules.lives import Ending, Life, Lives
 

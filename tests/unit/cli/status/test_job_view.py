@@ -5,11 +5,11 @@ from __future__ import annotations
 from megatron_ft.cli.logs.read import Entry, EventLogFile
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.cli.status.job_directory import JobView, NodeRow, view
-from megatron_ft.core.facts import launcher as records
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.monitor import FirstIteration
-from megatron_ft.core.facts.shared import LogOpened
 from megatron_ft.job.rules.lives import Ending, Life
+from megatron_ft.link.facts import launcher as records
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.monitor import FirstIteration
+from megatron_ft.link.facts.shared import LogOpened
 from megatron_ft.records.rules.metrics import NodeActivity as State
 
 S = 1_000_000_000

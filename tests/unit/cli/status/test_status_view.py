@@ -13,8 +13,8 @@ from rich.console import Console
 from megatron_ft.cli.base.terminal import duration
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import job_frame
-from megatron_ft.core.board.layout import SectionView
-from megatron_ft.core.status.job_facts import JobFacts, JobPhase, RankFacts, RankReading
+from megatron_ft.link.base.layout import SectionView
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankFacts, RankReading
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 

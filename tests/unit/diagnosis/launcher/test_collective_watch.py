@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.board.layout import BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
 
 TIMEOUT_S = 40.0

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages.monitor_messages import Collect
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.launcher.rules import effects, events
 from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.learning.state import Configured
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, detached, observed
-from tests.unit.core.board.test_monitor_state import board, section
+from tests.unit.monitor.rules.test_monitor_state import board, section
 
 
 def started(ranks: int = 1, **options: object) -> Driven:

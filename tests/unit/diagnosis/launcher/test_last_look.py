@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects
-from megatron_ft.core.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.actions import Say
+from megatron_ft.launcher.rules import effects
+from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 

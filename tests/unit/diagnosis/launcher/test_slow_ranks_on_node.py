@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.agent.effects import Write
-from megatron_ft.core.board.layout import CollectiveCounts
-from megatron_ft.core.facts.launcher import SlowRank
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits
+from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.link.base.layout import CollectiveCounts
+from megatron_ft.link.facts.launcher import SlowRank
 from tests.support.agents import Driven, attached
 
 LAG = RankLag(10, "node-b", 0.18, 0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from megatron_ft.core.facts.launcher import Cause, NodeLost
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.parts import LEADER_PARTS
@@ -10,6 +9,7 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.link.facts.launcher import Cause, NodeLost
 from tests.support.agents import hung
 from tests.support.job_machines import answers, begun, led, links, member
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import CauseKind
-from megatron_ft.core.hosts import natural
 from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.job.rules.lives import Life, Lives
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
+from megatron_ft.link.base.hosts import natural
+from megatron_ft.link.facts.launcher import CauseKind
 from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
 

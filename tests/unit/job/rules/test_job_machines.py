@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent.cycle_lines import cycle_ended
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.launcher import Cause, CauseKind
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -23,6 +20,9 @@ from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
+from megatron_ft.launcher.rules.cycle_lines import cycle_ended
+from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.rules.snapshots import (
     Kept,
     KeptSnapshot,

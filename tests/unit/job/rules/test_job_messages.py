@@ -6,10 +6,10 @@ import zlib
 
 import msgspec
 
-from megatron_ft.core.codec import Vocabulary
-from megatron_ft.ipc.wire import PROTOCOL_VERSION
 from megatron_ft.job.parts import HEARD_BY_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import messages as m
+from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.wire import PROTOCOL_VERSION
 
 
 def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version() -> None:
@@ -20,4 +20,4 @@ def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version(
             fields = sorted(field.name for field in msgspec.structs.fields(kind) if field.required)
             shapes.append((name, fields))
     known = {7: 1808065522}
-    assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise ipc.wire.PROTOCOL_VERSION"
+    assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise link.wire.PROTOCOL_VERSION"

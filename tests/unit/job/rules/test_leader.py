@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang
 from megatron_ft.diagnosis.leader_parts import HangsAtLeader
 from megatron_ft.job.parts import LEADER_PARTS
@@ -21,6 +20,7 @@ from megatron_ft.job.rules.leader_part import ToNodes
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.link.facts.launcher import Cause
 from tests.support.agents import hung
 from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
 

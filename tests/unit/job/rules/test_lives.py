@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import CauseKind
 from megatron_ft.job.rules.faults import Fault, FaultKind, fault_of
 from megatron_ft.job.rules.lives import Ending, Life, Lives, NodeEnd
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress, Outcome, Reached, furthest
+from megatron_ft.link.facts.launcher import CauseKind
 from tests.support.agents import verdict
 
 COMMAND = ("python", "train.py")

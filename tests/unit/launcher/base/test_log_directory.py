@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.ipc.files.state_file import write_state
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base import log_directory, run_directory
+from megatron_ft.learning.state_file import write_state
 
 STRANGER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.core.facts.launcher import StopRequested
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.link.facts.launcher import StopRequested
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import EventLog, NullEventLog
 

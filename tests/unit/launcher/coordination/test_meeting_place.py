@@ -11,8 +11,7 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
-from megatron_ft.core.hosts import expand_hosts
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.endpoint import is_this_machine
 from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.arguments import parse
@@ -20,6 +19,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace, meeting_place
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
+from megatron_ft.link.base.hosts import expand_hosts
 
 HERE = "node01"
 C10D = "--rdzv-backend=c10d"

@@ -15,13 +15,13 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.core.agent.coordinator_view import CoordinatorView
 from megatron_ft.job import endpoint as endpoint_names
 from megatron_ft.job.endpoint import own_host
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.launcher.coordination import rank_store
 from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
 from megatron_ft.launcher.coordination.rendezvous import register
+from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
 
 HERE = "127.0.0.1"
 

@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 
-from megatron_ft.ipc.wire import encode
 from megatron_ft.launcher.cycle.control_socket import ControlSocket, WorkloadControl
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import encode
 from tests.support.asleep import asleep_s
 
 ASK: dict[str, Any] = {"type": "workload_control", "action": "Continue", "description": "going on", "rank": 3}

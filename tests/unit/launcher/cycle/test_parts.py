@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.agent.agent import Agent
-from megatron_ft.core.agent.effects import Exit
-from megatron_ft.core.agent.turn import Options
-from megatron_ft.core.launcher_part import LauncherPart
-from megatron_ft.core.pauses import Pauses
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.launcher.cycle.parts import launcher_parts
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules.agent import Agent
+from megatron_ft.launcher.rules.effects import Exit
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
+from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
 from megatron_ft.memory.rules.snapshots import Kept
 from tests.support.agents import Driven, verdict

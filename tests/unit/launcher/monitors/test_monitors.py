@@ -6,15 +6,15 @@ import json
 import os
 import random
 
-from megatron_ft.core.agent import events
-from megatron_ft.core.codec import encode
-from megatron_ft.core.errors import ProtocolError
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.messages import monitor_messages
 from megatron_ft.diagnosis.cycle_cause import find_cause
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.root_cause import find
+from megatron_ft.errors import ProtocolError
 from megatron_ft.launcher.monitors.slot import event_of
+from megatron_ft.launcher.rules import events
+from megatron_ft.link.base.codec import encode
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.messages import monitor_messages
 from tests.fuzz.hostile import REPORTS, Hostile
 from tests.support.arrived import arrived
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core import device_memory as core
-from megatron_ft.core.device_memory import Holding
 from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
+from megatron_ft.link.base import device_memory as core
+from megatron_ft.link.base.device_memory import Holding
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import NullEventLog
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import ConfigError
+from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.board.layout import (
+from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
+from megatron_ft.job.rules import messages as m
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
+from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
+from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, StateFile, StateFileDone, parse
+from megatron_ft.link.base.layout import (
     FACT_ENOUGH_STEPS,
     FACT_HOOKS,
     FACT_LEARNS,
@@ -18,12 +23,7 @@ from megatron_ft.core.board.layout import (
     STATE_NOT_WRITTEN,
     STATE_WRITTEN,
 )
-from megatron_ft.core.messages.monitor_messages import Release
-from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
-from megatron_ft.job.rules import messages as m
-from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
-from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, StateFile, StateFileDone, parse
+from megatron_ft.link.messages.monitor_messages import Release
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, found_hung, hung, verdict
 from tests.support.agents import attached as rank_attached

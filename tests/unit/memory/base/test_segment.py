@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.core.errors import LayoutError
+from megatron_ft.errors import LayoutError
 from megatron_ft.memory.base import digests, segment
 from tests.memory.flips import DIGEST, filled
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
-from megatron_ft.ipc.files.own_files import ForeignFileError
+from megatron_ft.errors import LayoutError, SnapshotError
+from megatron_ft.link.files.own_files import ForeignFileError
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
 from megatron_ft.memory.keeper import work

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from megatron_ft.core.errors import ProtocolError
+from megatron_ft.errors import ProtocolError
 from megatron_ft.link.secure_channel import NONCE_BYTES
 from megatron_ft.memory.keeper import copies, link
 from megatron_ft.memory.keeper.copies import Copying

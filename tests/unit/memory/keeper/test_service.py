@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from megatron_ft.ipc.wire import Channel, Received, accept_peer, close_fds, connect, listen
 from megatron_ft.link import tcp
+from megatron_ft.link.wire import Channel, Received, accept_peer, close_fds, connect, listen
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,

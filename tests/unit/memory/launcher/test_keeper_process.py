@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.facts.launcher import RestoreFailed, SnapshotRestored
-from megatron_ft.ipc.wire import Channel, close_fds, connect
 from megatron_ft.job.rules.messages import StockTaken
+from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import memory_pickle_key
+from megatron_ft.link.wire import Channel, close_fds, connect
 from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.agent import effects, events
-from megatron_ft.core.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
     Kept,

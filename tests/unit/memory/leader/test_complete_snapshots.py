@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -15,6 +14,7 @@ from megatron_ft.job.rules.job_cycle import Seat
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshots_part import failure_signature
 from megatron_ft.memory.rules.snapshots import (

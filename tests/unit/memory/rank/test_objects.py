@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ft.core.errors import SnapshotError
+from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import SnapshotKey

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ft.core.errors import LayoutError, SnapshotError
+from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.rank.copying import Mapping, copy_tensors, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import Place

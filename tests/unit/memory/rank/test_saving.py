@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from megatron_ft import memory_checkpoint
-from megatron_ft.core.errors import SnapshotError
-from megatron_ft.core.facts.launcher import RestoreFailed
+from megatron_ft.errors import SnapshotError
+from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.base.keeper_messages import (
     Fetch,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.errors import LayoutError
+from megatron_ft.errors import LayoutError
 from megatron_ft.memory.rank.state_tree import put, take_apart
 from megatron_ft.memory.rules.segment_layout import (
     TRAILER_BYTES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.core.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.core.errors import RankMonitorClientError
+from megatron_ft.errors import RankMonitorClientError
+from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.rank.base import say
 from megatron_ft.rank.client.client import RankMonitorClient
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from megatron_ft.core.board.layout import ArmedTimeout
-from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.learning.timeouts import SectionTimeouts
+from megatron_ft.link.base.layout import ArmedTimeout
+from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.rank.client.client import RankMonitorClient
 
 

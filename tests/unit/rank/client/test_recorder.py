@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_ft.ipc.board import Board, BoardTimeouts, create_memory
 from megatron_ft.learning.timeouts import SectionTimeouts
+from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
 

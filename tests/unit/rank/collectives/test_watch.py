@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.board import layout
+from megatron_ft.link.base import layout
 from megatron_ft.rank.collectives import watch
 from megatron_ft.rank.collectives.watch import CollectiveWatch
 from megatron_ft.rank.crash_reporter.flight_recorder import Counts, GroupCounts

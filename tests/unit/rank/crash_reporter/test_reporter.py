@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_ft.core.codec import decode
-from megatron_ft.core.messages.rank_messages import Answer
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.evidence import Stacks, Thread, evidence_text
 from megatron_ft.diagnosis.exceptions import lost_threads
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.base.codec import decode
+from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.messages.rank_messages import Answer
 from megatron_ft.rank.crash_reporter import reporter
 from megatron_ft.rank.crash_reporter.reporter import (
     _Hook,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.core.rerun import MODULE, RerunState, rerun_state
-from megatron_ft.ipc.linux.kept_descriptor import KeptDescriptor
+from megatron_ft.link.base.rerun import MODULE, RerunState, rerun_state
+from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter
 from megatron_ft.rank.crash_reporter.rerun_machine import current_rerun_state
 

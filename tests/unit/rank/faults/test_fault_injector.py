@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.fault_plan import PlannedFault
+from megatron_ft.link.base.fault_plan import PlannedFault
 from megatron_ft.rank.faults import injection
 from megatron_ft.rank.faults.injection import FaultInjector
 from tests.support.training import Bench, bench, clean_environment

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank.faults import simulated
 from megatron_ft.rank.faults.acts import InjectedFault
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.core.board import layout
+from megatron_ft.link.base import layout
 from tests.support.training import Bench, bench, clean_environment, save_checkpoint, train
 
 __all__ = ["bench", "clean_environment"]  # fixtures

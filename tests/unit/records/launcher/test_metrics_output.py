@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.core.config.launcher_options import LauncherOptions
-from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
-from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
-from megatron_ft.core.facts.monitor import Minute
-from megatron_ft.core.facts.timed import Timed
+from megatron_ft.config.launcher_options import LauncherOptions
+from megatron_ft.link.facts.launcher import Cause, CycleEnded, CycleStarted
+from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
+from megatron_ft.link.facts.monitor import Minute
+from megatron_ft.link.facts.timed import Timed
 from megatron_ft.records.launcher.metrics_output import MetricsOutput
 from megatron_ft.records.rules.accounting import account
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity

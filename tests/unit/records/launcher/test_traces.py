@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from megatron_ft.core.facts.launcher import Cause, CycleEnded, CycleStarted
+from megatron_ft.link.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.records.launcher.traces import Traces, are_wanted, resource_attributes
 from megatron_ft.records.rules.spans import IS_OVERHEAD
 

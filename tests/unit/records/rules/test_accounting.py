@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import (
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
     CycleEnded,
@@ -23,10 +23,10 @@ from megatron_ft.core.facts.launcher import (
     RunEnded,
     SnapshotRestored,
 )
-from megatron_ft.core.facts.minutes import RankMinute, SectionMinute
-from megatron_ft.core.facts.monitor import Attached, FirstIteration, Minute, RankGone
-from megatron_ft.core.facts.shared import RankHung
-from megatron_ft.core.facts.timed import Timed
+from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.facts.timed import Timed
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.records.rules.accounting import Accounting, Goodput, Ledger, TimeClass, account
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ft.core.facts.all_kinds import Record
-from megatron_ft.core.facts.launcher import (
+from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
     CycleEnded,
@@ -17,8 +17,8 @@ from megatron_ft.core.facts.launcher import (
     NodeLost,
     TrainingAgain,
 )
-from megatron_ft.core.facts.monitor import FirstIteration
-from megatron_ft.core.facts.timed import Timed
+from megatron_ft.link.facts.monitor import FirstIteration
+from megatron_ft.link.facts.timed import Timed
 from megatron_ft.records.rules.accounting import account
 from megatron_ft.records.rules.metrics import (
     DOWNTIME,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, NodeLost
 from megatron_ft.job.rules.lives import Ending
+from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded, NodeLost
 from megatron_ft.records.rules.notifications import EVENTS, job_ended, notification
 
 

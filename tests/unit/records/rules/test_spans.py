@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from megatron_ft.core.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth
+from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded, CycleStarted, NodeHealth
 from megatron_ft.records.rules.spans import (
     CYCLE,
     FAULT,

@@ -1,0 +1,164 @@
+"""Memory checkpoints through torch's distributed checkpoint.
+
+    dcp.save(state_dict, storage_writer=MemoryWriter(iteration))
+    reader = MemoryReader.newest()
+    if reader is not None:
+        dcp.load(state_dict, storage_reader=reader)
+
+Each rank keeps all shards that it has, replicated ones too, and loads only its own: the sharding must be the same.
+Beside what torch's ``save`` and ``load`` gather themselves, only `MemoryReader.newest` is a collective.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePlan, WriteItem
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from megatron_ft.compat.replication import GroupWrapper
+from megatron_ft.errors import SnapshotError
+from megatron_ft.memory.rank import objects
+from megatron_ft.memory.rules.snapshots import SnapshotKey
+
+__all__ = ["MemoryReader", "MemoryWriter"]
+
+_LABEL = "torch.distributed.checkpoint"
+
+
+class MemoryWriter(StorageWriter):
+    """Saves the state after ``iteration`` completed iterations, as `memory_checkpoint.save` does."""
+
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+        self._plan = SavePlan([])
+
+    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._plan = plan  # the global one leaves to one rank what several have
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
+        """Begin to save.
+
+        Raises:
+            SnapshotError: the state can't be kept.
+        """
+        shards = {}
+        for item in self._plan.items:
+            data = planner.resolve_data(item)
+            shards[item.index] = data.getvalue() if isinstance(data, io.BytesIO) else data
+        objects.save(self._iteration, (_metadata(self._plan.items), shards), _LABEL)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
+        return False  # a path is for files
+
+
+class MemoryReader(StorageReader):
+    """Reader of one snapshot. ``iteration``: of its state."""
+
+    def __init__(self, key: SnapshotKey) -> None:
+        self.iteration = key.iteration
+        self._key = key
+        self._content: tuple[Metadata, dict[MetadataIndex, Any]] | None = None
+
+    @classmethod
+    def newest(cls) -> MemoryReader | None:
+        """Return a reader of the newest snapshot that all ranks can load, None if there is none. A collective."""
+        found = objects.available(_LABEL)
+        common = set.intersection(*map(set, GroupWrapper().all_gather_object(set(found))))
+        return cls(found[max(common)]) if common else None
+
+    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
+        pass
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return the metadata of this rank's shards.
+
+        Raises:
+            SnapshotError: they can't be had.
+        """
+        if self._content is None:
+            self._content = objects.load(self._key, _LABEL)
+        return self._content[0]
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
+        """Fill the shards of the caller's state.
+
+        Raises:
+            SnapshotError: its sharding isn't that of the snapshot.
+        """
+        assert self._content is not None
+        shards = self._content[1]
+        for each in create_default_local_save_plan(planner.state_dict, is_coordinator=True).items:
+            if each.tensor_data is not None:
+                saved = shards.get(each.index)
+                if saved is None or saved.shape != each.tensor_data.chunk.sizes:
+                    raise SnapshotError(f"{each.index.fqn} has other shards on this rank than were saved")
+        for item in plan.items:
+            saved = shards[item.storage_index]
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(saved))
+                continue
+            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                saved = saved.narrow(dim, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(saved)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
+        return False  # a path is for files
+
+
+def _metadata(items: Iterable[WriteItem]) -> Metadata:
+    """Return the metadata of one rank's shards."""
+    found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for item in items:
+        data = item.tensor_data
+        if data is None:
+            found[item.index.fqn] = BytesStorageMetadata()
+            continue
+        entry = found.setdefault(item.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
+        assert isinstance(entry, TensorStorageMetadata)
+        entry.chunks.append(ChunkStorageMetadata(data.chunk.offsets, data.chunk.sizes))
+    return Metadata(found)

@@ -1,0 +1,255 @@
+"""Megatron-LM's ``ft_integration``: the same names, on :mod:`megatron_ft.fault_tolerance`.
+
+Under ``ft_launcher`` an unmodified Megatron-LM needs none of this (docs/reference-names.md). Where that isn't wanted,
+one file of a checkout, ``megatron/training/ft_integration.py``, becomes the line ::
+
+    from megatron_ft.compat.megatron_lm import *
+
+Any other loop with Megatron-style arguments can use it, too: add the flags with :func:`add_ft_args` and call
+``setup(args)``. The hooks take no arguments: there is one training in a process, and this module holds its state.
+Before :func:`setup` and after :func:`shutdown` they do nothing.
+
+Sections, learning, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from megatron_ft import fault_tolerance as ft
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, RANDOM
+from megatron_ft.rank.faults import simulated
+
+__all__ = [
+    "__getattr__",
+    "add_ft_args",
+    "get_rank_monitor_client",
+    "maybe_setup_simulated_fault",
+    "on_checkpoint_loaded",
+    "on_checkpointing_end",
+    "on_checkpointing_start",
+    "on_eval_step_end",
+    "on_eval_step_start",
+    "on_training_step_end",
+    "on_training_step_start",
+    "setup",
+    "shutdown",
+]
+
+_GLOBAL_VARS = "megatron.training.global_vars"
+_ARGUMENTS = "megatron.training.arguments"
+
+_STATE_NAMES = frozenset(f"_{field}" for field in ft.FaultToleranceState.__dataclass_fields__)
+
+_state = ft.GlobalState()
+_settings = ft.FaultToleranceSettings()
+_args: Any = None
+"""Arguments of ``setup``; None: Megatron-LM's own are looked up on use."""
+
+
+def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flags, and return the parser, as Megatron-LM's ``extra_args_provider`` does.
+
+    Flags that the parser already has (Megatron-LM's own has the first three) are left as they are.
+    """
+    group = parser.add_argument_group("fault tolerance")
+    _add(group, "--enable-ft-package", action="store_true", help="watch this training, under ft_launcher")
+    _add(group, "--calc-ft-timeouts", action="store_true", help="learn the timeouts from what is observed")
+    _add(
+        group,
+        "--ft-num-warmup-iters",
+        type=int,
+        metavar="N",
+        help="the first N steps are slow: until the training has made them, a step and the time out of section may "
+        "take as long as the initial_rank_heartbeat_timeout (default: the first step isn't timed as a step, but as "
+        "time out of section)",
+    )
+    _add(group, "--simulate-fault", action="store_true", help="after a delay one rank fails, for a rehearsal")
+    _add(group, "--simulated-fault-type", choices=[RANDOM, *FAULT_TYPES], default=RANDOM)
+    _add(group, "--simulated-fault-rank", type=int, metavar="RANK", help="default: a random rank")
+    _add(
+        group,
+        "--simulated-fault-base-delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="up to 20 %% are added",
+    )
+    return parser
+
+
+def setup(args: Any = None) -> None:
+    """Connect this rank to its monitor and open "setup"; a second call begins anew.
+
+    Does nothing unless ``args.enable_ft_package``. May be called before or after the process group is initialised.
+
+    Args:
+        args: ``enable_ft_package, save``, and optionally ``async_save, calc_ft_timeouts, ft_num_warmup_iters,
+        simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration, train_iters, iteration``. None:
+        Megatron-LM's global arguments or, before it has them, those it parses from the command line.
+
+    Raises:
+        ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
+        ValueError: there is no save directory.
+        RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
+    """
+    global _args, _settings
+    found = _megatron_args() if args is None else args
+    if not hasattr(found, "enable_ft_package"):
+        raise ConfigError("the arguments have no enable_ft_package: add_ft_args(parser) adds the flags")
+    _args, _settings = args, _settings_from(found)
+    if not found.enable_ft_package:
+        return
+    config = ft.LoopConfig(
+        checkpoint=ft.CheckpointConfig(
+            save=getattr(found, "save", None), async_save=bool(getattr(found, "async_save", False))
+        ),
+        ft=_settings,
+    )
+    _state.cfg = config
+    ft.setup(config, _state)
+    simulated.start_described(
+        client=get_rank_monitor_client
+    )  # no version of Megatron-LM since 0.16 calls maybe_setup_simulated_fault
+
+
+def on_training_step_start() -> None:
+    """Before each training step; reports ``args.curr_iteration``, if it exists, as the iteration."""
+    iteration = getattr(_current_args(), "curr_iteration", None)
+    _state.train_state = ft.TrainState(step=iteration) if isinstance(iteration, int) else None
+    ft.on_training_step_start(_live_state())
+
+
+def on_training_step_end() -> None:
+    """After each training step."""
+    if _state.train_state is not None:
+        _state.train_state.step += 1
+    ft.on_training_step_end(_live_state())
+
+
+def on_eval_step_start() -> None:
+    """Before each evaluation step."""
+    ft.on_eval_step_start(_live_state())
+
+
+def on_eval_step_end() -> None:
+    """After each evaluation step."""
+    ft.on_eval_step_end(_live_state())
+
+
+def on_checkpointing_start() -> None:
+    """Before each save, and before each finalisation of an asynchronous one."""
+    ft.on_checkpointing_start(_live_state())
+
+
+def on_checkpointing_end(is_async_finalization: bool) -> None:
+    """After each save or finalisation. Not a collective: timeouts are learned outside this process."""
+    ft.on_checkpointing_end(is_async_finalization, _live_state())
+
+
+def on_checkpoint_loaded(is_local_chkpt: bool) -> None:
+    """After a load; ``is_local_chkpt``: from memory or a local disk, so fast that "setup" isn't learned from it."""
+    ft.on_checkpoint_loaded(is_local_chkpt, _live_state())
+
+
+def shutdown() -> None:
+    """At the end of a run: close open sections and disconnect. Not a collective.
+
+    If ``args.train_iters`` iterations are completed, rank 0 writes ``FAULT_TOL_FINISHED_FLAG_FILE``.
+    """
+    _note_iterations(_current_args())
+    ft.shutdown(_live_state())
+
+
+def get_rank_monitor_client() -> Any:
+    """Return the client; None before :func:`setup`, after :func:`shutdown`, and without ``--enable-ft-package``."""
+    return _live_state().rank_monitor_client
+
+
+def maybe_setup_simulated_fault() -> None:
+    """Simulate a fault on one rank after a delay, as ``FT_SIM_FAULT_DESC`` says, else as the flags say.
+
+    The variable holds ``type;rank;delay``: one of ``core.fault_plan.FAULT_TYPES`` or ``random``, a rank or nothing (a
+    random one), and seconds, to which up to 20 % are added. A collective if something is random.
+
+    Raises:
+        ConfigError: the variable or the flags are invalid (a ValueError); on all ranks alike. The launcher is asked not
+        to restart.
+    """
+    if not simulated.start_described(client=get_rank_monitor_client):
+        ft.maybe_setup_simulated_fault(_settings)
+
+
+def __getattr__(name: str) -> Any:
+    """Look up the globals of Megatron-LM's module, which forks of it read."""
+    if name == "_GLOBAL_RANK_MONITOR_CLIENT":
+        return get_rank_monitor_client()
+    if name == "_NUM_WARMUP_ITERS":
+        return ft._NUM_WARMUP_ITERS if _settings.num_warmup_iters is None else _settings.num_warmup_iters
+    if name == "_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE":
+        return ft._MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE
+    if name in _STATE_NAMES:
+        return getattr(_state.fault_tolerance_state or ft.FaultToleranceState(), name.removeprefix("_"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _live_state() -> ft.GlobalState:
+    """Return the state. Some versions of Megatron-LM shut the client down themselves and then go on calling hooks."""
+    client = _state.rank_monitor_client
+    if client is not None and not getattr(client, "is_initialized", True):
+        ft.abort(_state)
+    return _state
+
+
+def _note_iterations(args: Any) -> None:
+    """Note how many iterations there are, and how many are completed, possibly all before this run."""
+    last, loaded = getattr(args, "train_iters", None), getattr(args, "iteration", None)
+    if _state.cfg is not None:
+        _state.cfg.train.train_iters = last if isinstance(last, int) else None
+    if isinstance(loaded, int) and (_state.train_state is None or _state.train_state.step < loaded):
+        _state.train_state = ft.TrainState(step=loaded)
+
+
+def _current_args() -> Any:
+    """Return the arguments that the train loop updates. ``setup`` may have come before Megatron-LM had them."""
+    return _global_args(sys.modules.get(_GLOBAL_VARS)) if _args is None else _args
+
+
+def _megatron_args() -> Any:
+    try:
+        global_vars = importlib.import_module(_GLOBAL_VARS)
+    except ImportError as error:
+        raise ConfigError(
+            f"setup() takes the arguments from Megatron-LM, which can't be imported ({error}): give them, setup(args)"
+        ) from None
+    args = _global_args(global_vars)
+    if args is None:  # not yet: newer versions call setup() before they initialise themselves
+        args = importlib.import_module(_ARGUMENTS).parse_args(ignore_unknown_args=True)
+    return args
+
+
+def _global_args(global_vars: Any) -> Any:
+    if global_vars is None:
+        return None
+    try:
+        return global_vars.get_args()
+    except AssertionError:  # raised before it has any
+        return None
+
+
+def _settings_from(args: Any) -> ft.FaultToleranceSettings:
+    names = {"num_warmup_iters": "ft_num_warmup_iters"}
+    fields = {field: names.get(field, field) for field in ft.FaultToleranceSettings.__dataclass_fields__}
+    given = {field: getattr(args, name) for field, name in fields.items() if hasattr(args, name)}
+    return ft.FaultToleranceSettings(**given)
+
+
+def _add(group: Any, flag: str, **options: Any) -> None:
+    try:
+        group.add_argument(flag, **options)
+    except argparse.ArgumentError:  # the parser has it
+        pass

@@ -1,0 +1,312 @@
+"""Options of ``ft_launcher`` for argparse, merged with the YAML file: each value and its source."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ft.config.config import FIELDS, OPTIONS
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig, FileSection, read_section, take_arguments
+from megatron_ft.config.option import Option, spellings
+from megatron_ft.config.option_groups import FIRST, GROUPS
+from megatron_ft.config.reference import IGNORED, describe, is_said
+from megatron_ft.config.removed import removed
+from megatron_ft.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
+from megatron_ft.errors import ConfigError, near
+from megatron_ft.link.facts.launcher import Setting
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def add_ft_options(parser: argparse.ArgumentParser) -> None:
+    """Add the group "fault tolerance" to torchrun's parser.
+
+    Values stay texts: `read_ft_options` checks them, so that a bad one gives one line instead of a usage dump.
+    """
+    group = parser.add_argument_group(
+        "fault tolerance", "Durations are seconds, null means no limit. Options win over the YAML file."
+    )
+    for each in OPTIONS.values():
+        _add(group, each)
+    for name in IGNORED:
+        words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
+        group.add_argument(*words, action=_Ignore, const=name, help=argparse.SUPPRESS)
+    _refuse_abbreviations(parser, group)
+
+
+def group_help(parser: argparse.ArgumentParser) -> None:
+    """Have ``--help`` show the options that a new user needs first, and ``--help-all`` all of them, in groups."""
+    shown = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}
+    for action in shown.values():  # torchrun's own have a second spelling, with underscores, and may mean more here
+        action.option_strings = [word for word in action.option_strings if "_" not in word] or action.option_strings
+        known = TORCHRUN_OPTIONS.get(action.dest)
+        action.help = known.here if known is not None and known.here else action.help
+    about = [shown.pop("help"), parser.add_argument("--help-all", action=_HelpAll, help="show all options and exit")]
+    about += [shown.pop("version"), shown.pop("training_script"), shown.pop("training_script_args")]
+    parser.usage = "%(prog)s [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
+    parser._action_groups = [
+        _group(parser, "options to start with", [shown[dest] for dest in FIRST.split()]),
+        _group(parser, None, about),
+    ]
+    parser.epilog = "All other options: --help-all. A commented configuration: megatron-ft config-template megatron"
+    grouped = {each: [shown.pop(dest) for dest in names.split() if dest in shown] for each, names in GROUPS.items()}
+    _HelpAll.groups = [_group(parser, each, actions) for each, actions in grouped.items()]
+    _HelpAll.groups += [_group(parser, "more of torchrun", list(shown.values())), _group(parser, None, about)]
+
+
+def _group(
+    parser: argparse.ArgumentParser, title: str | None, actions: list[argparse.Action]
+) -> argparse._ArgumentGroup:
+    group = argparse._ArgumentGroup(parser, title)
+    group._group_actions = actions
+    return group
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options."""
+
+    groups: list[argparse._ArgumentGroup]
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser._action_groups = self.groups
+        parser.epilog = "Durations are seconds, null means no limit. Options win over the YAML file."
+        parser.print_help()
+        parser.exit()
+
+
+def default_text(option: Option) -> str:
+    """Return the default for people."""
+    value = option.kind.plain(option.default)
+    if value is None:
+        return "null" if option.kind.unit else "none"
+    return as_text(value) or "none"
+
+
+def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
+    """Return argparse's complaint, with the option that was probably meant."""
+    prefix, see = "unrecognized arguments: ", f" (see {parser.prog} --help)"
+    if not message.startswith(prefix):
+        return message if "training_script" not in message else message + see
+    name = message.removeprefix(prefix).split()[0].partition("=")[0]
+    if text := removed(name):
+        return text
+    known = {word: each for word, each in parser._option_string_actions.items() if word.startswith("--")}
+    meant = near(name, known)
+    if meant is None:
+        return message + see
+    shown = next(word for word in known[meant].option_strings if word.startswith("--"))
+    return f"{message} (did you mean '{shown}'?)"
+
+
+def as_text(value: object) -> str:
+    """Format a value as on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{as_text(timeout)}" for name, timeout in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _refuse_abbreviations(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    """Refuse abbreviations of the options of ``group``.
+
+    argparse takes any prefix that only one option has. Beside ours, abbreviations of torchrun's options (``--te 3``)
+    would become ambiguous, or ours.
+    """
+    find = parser._get_option_tuples
+    ours = {id(action) for action in group._group_actions}
+
+    def find_others(text: str) -> list[Any]:
+        return [found for found in find(text) if id(found[0]) not in ours]
+
+    parser._get_option_tuples = find_others  # type: ignore[assignment, method-assign]
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    """Add an option with all its spellings, of which help and error messages show the first."""
+    given = next((os.environ[name] for name in option.variables if name in os.environ), None)
+    if option.is_flag:
+        # a flag's variable is read as torchrun reads its PET_ variables of options without a value
+        is_on = True if given not in (None, "", "0") else None
+        known: dict[str, Any] = {"action": "store_const", "const": True, "default": is_on}
+    else:
+        known = {"default": given, "metavar": option.kind.metavar}
+    told = "" if option.is_flag or "Default: " in option.help else f" Default: {default_text(option)}."
+    action = group.add_argument(*option.spellings, dest=option.dest, help=option.help + told, **known)
+    action.option_strings = option.spellings[:1]
+
+
+class _Ignore(argparse.Action):
+    """Remembers the option's name and how it was written, unless its value asks for what is done anyway."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
+        super().__init__(option_strings, "ft_ignored_options", default=None, **{**options, "type": str})
+        self.name = const
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, f"ft_{self.name}", values)
+        ignored = getattr(namespace, self.dest) or []
+        if is_said(self.name, values):
+            setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
+
+
+def _effective(config: FaultToleranceConfig) -> list[tuple[Option, Any, str]]:
+    """Return each option with its plain value and the place that it comes from."""
+    listed = [each for each in OPTIONS.values() if each.in_yaml or each.is_printed]
+    return [(each, config.plain(each.field), config.sources.get(each.field, "default")) for each in listed]
+
+
+def settings(config: FaultToleranceConfig) -> dict[str, Setting]:
+    """Return every value and its source for an event log."""
+    return {each.field: Setting(value=value, source=source) for each, value, source in _effective(config)}
+
+
+def rows(config: FaultToleranceConfig) -> list[tuple[str, str, str]]:
+    """Return name, value and source of every option, with one row for each section's timeout."""
+    table = []
+    for each, value, source in _effective(config):
+        if isinstance(value, dict) and value:
+            table += [(f"{each.field}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+        else:
+            is_nothing = value == {} or (value in (None, "") and not each.kind.unit)
+            table.append((each.field, "(none)" if is_nothing else as_text(value), source))
+    return table
+
+
+def summary(config: FaultToleranceConfig) -> str:
+    """Return one line: the values that aren't defaults, each with its source."""
+    told = [
+        f"{each.field}={as_text(value)} ({source})"
+        for each, value, source in _effective(config)
+        if source != "default" and each.is_printed
+    ]
+    return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+
+
+@dataclass(frozen=True)
+class GivenFlag:
+    """A flag as it was written; ``dest`` is empty for an option that isn't in this package's tables."""
+
+    dest: str
+    word: str
+    value: str | None = None
+    """None for a flag without one."""
+
+
+def given_flags(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:
+    """Return the flags of a command line, and the script with its arguments. Only torchrun's may be abbreviated."""
+    every: list[Option | TorchrunOption] = [*TORCHRUN_OPTIONS.values(), *OPTIONS.values()]
+    known = {word: (each.dest, each.is_flag) for each in every for word in each.spellings}
+    for name in IGNORED:
+        known |= dict.fromkeys((*spellings(f"ft-param-{name}"), *spellings(f"ft-{name}")), (f"ft_{name}", False))
+    rest, flags = list(words), []
+    while rest and rest[0].startswith("-"):
+        word, equals, value = rest.pop(0).partition("=")
+        if not word.startswith("--") and len(word) > 2:  # -r3
+            word, equals, value = word[:2], "=", word[2:]
+        meant = known.get(word) or next(
+            (known[each] for torchs in TORCHRUN_OPTIONS.values() for each in torchs.spellings if each.startswith(word)),
+            ("", False),
+        )
+        if not meant[1] and not equals:
+            value = rest.pop(0) if rest else ""
+        flags.append(GivenFlag(meant[0], word, None if meant[1] else value))
+    return flags, rest
+
+
+def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
+    """Return one line for each flag of this package whose value is refused."""
+    found = []
+    known = {each.dest: each for each in OPTIONS.values() if not each.is_flag}
+    for flag in flags:
+        if flag.dest in known and flag.value is not None:
+            try:
+                known[flag.dest].parse(flag.value)
+            except ConfigError as error:
+                found.append(str(error))
+    return found
+
+
+def read_ft_options(namespace: argparse.Namespace) -> FaultToleranceConfig:
+    """Check the parsed options and the YAML file they name. Raises ConfigError, one line.
+
+    Precedence: command line, YAML file, defaults. Unlike `FaultToleranceConfig.from_args`, unknown keys in the file are
+    refused, an empty configuration is valid (all defaults), and warnings are kept as lines.
+    """
+    config = FaultToleranceConfig()
+    section = _read_file(namespace, config.warnings)
+    theirs = [] if section is None else config.take(section.values, section.where)
+    take_arguments(config, namespace)
+    config.warnings.extend(describe([*(getattr(namespace, "ft_ignored_options", None) or []), *theirs]))
+    return config
+
+
+def _read_file(namespace: argparse.Namespace, warnings: list[str]) -> FileSection | None:
+    path, may_be_missing = namespace.ft_cfg_path, namespace.ft_ignore_missing_cfg
+    if path is None:
+        return None
+    if may_be_missing and not os.path.lexists(path):
+        warnings.append(f"{path} does not exist: continuing without it")
+        return None
+    section = read_section(path)
+    if section is None and all(getattr(namespace, each.dest) is None for each in FIELDS.values()):
+        lacks = f"{path}: there is no 'fault_tolerance' section"
+        if not may_be_missing:
+            raise ConfigError(f"{lacks}, and no option of the command line sets anything")
+        warnings.append(f"{lacks}: continuing with the defaults")
+    return section
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Add torchrun's options, as unchecked texts, to a parser that isn't torchrun's."""
+    for each in TORCHRUN_OPTIONS.values():
+        if each.is_flag:
+            parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
+        else:
+            default = os.environ.get(f"PET_{each.dest.upper()}")
+            parser.add_argument(*each.spellings, default=default, help=argparse.SUPPRESS)
+
+
+def read_torchrun_options(namespace: argparse.Namespace, config: FaultToleranceConfig) -> tuple[signal.Signals, ...]:
+    """Take torchrun's ``--shutdown-timeout``, unless --term-timeout is set. Return the signals that stop the job.
+
+    Raises:
+        ConfigError: one is no number of seconds; a signal is unknown, can't be handled, or is to be forwarded.
+    """
+    seconds = getattr(namespace, "shutdown_timeout", None)
+    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if seconds is None else seconds
+    if seconds is not None and not config.is_set("term_timeout"):
+        known = OPTIONS["term_timeout"]
+        config.put(known, known.kind.judge("--shutdown-timeout", known.kind.read(str(seconds))), "--shutdown-timeout")
+    numbers = []
+    # torch 2.6 has no such option
+    for name in (getattr(namespace, "signals_to_handle", None) or DEFAULT_SIGNALS).split(","):
+        number = getattr(signal.Signals, name.strip().upper(), None)
+        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
+        numbers.append(number)
+    # without SIGTERM and SIGINT the job could not be ended in an orderly way
+    handled = tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+    if both := [number.name for number in config.forward_signals if number in handled]:
+        raise ConfigError(
+            f"--ft-forward-signals: {both[0]} ends the job (it is one of --signals-to-handle), so it can't be "
+            "forwarded without ending it"
+        )
+    return handled

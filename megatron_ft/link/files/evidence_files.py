@@ -1,0 +1,43 @@
+"""Evidence on disk: a JSON file and a text for each rank that hung or died, in ``<log dir>/evidence/cycle<N>``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from megatron_ft.diagnosis.evidence import Evidence, evidence_text
+from megatron_ft.link.files.own_files import open_own_folder, replace_in_own_folder
+
+DIRECTORY = "evidence"
+LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+"""Directories of Python's and this package's frames, which are shown last because they rarely are the cause."""
+
+
+def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str:
+    """Write both files, readable for their owner only, replacing those of the same rank, cycle and process.
+
+    Args:
+        suffix: distinguishes files of the same process.
+
+    Returns:
+        The text's path, relative to the log directory.
+
+    Raises:
+        OSError: the files can't be written.
+    """
+    host = socket.gethostname()
+    stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"
+    name = f"cycle{evidence.cycle}"
+    outer = open_own_folder(os.path.join(log_dir, DIRECTORY))
+    try:
+        folder = open_own_folder(f"/proc/self/fd/{outer}/{name}")
+    finally:
+        os.close(outer)
+    try:
+        packed = json.dumps(evidence.packed(), indent=1) + "\n"
+        replace_in_own_folder(folder, f"{stem}.json", packed.encode(errors="replace"))
+        replace_in_own_folder(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
+    finally:
+        os.close(folder)
+    return f"{DIRECTORY}/{name}/{stem}.txt"

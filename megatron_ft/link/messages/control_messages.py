@@ -1,0 +1,39 @@
+"""Requests of ranks and `megatron-ft` to a launcher, and its answers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from megatron_ft.link.base.codec import Message, Vocabulary
+from megatron_ft.link.base.control import WorkloadControl
+from megatron_ft.link.messages.job_facts import JobFacts
+
+
+class PauseDetection(Message, frozen=True):
+    """Suspend hang detection on this node."""
+
+    NAME: ClassVar[str] = "pause"
+
+
+class ResumeDetection(Message, frozen=True):
+    """Resume hang detection."""
+
+    NAME: ClassVar[str] = "resume"
+
+
+class Status(Message, frozen=True):
+    """Ask for the state of the job. The answer is a `JobFacts`."""
+
+
+Request = WorkloadControl | PauseDetection | ResumeDetection | Status
+REQUESTS: Vocabulary[Request] = Vocabulary(Request)
+
+
+class Ok(Message, frozen=True):
+    """The request was accepted, or the order obeyed. ``changed``: it had an effect."""
+
+    changed: bool = True
+
+
+Answer = Ok | JobFacts
+ANSWERS: Vocabulary[Answer] = Vocabulary(Answer)

@@ -1,0 +1,95 @@
+"""Simulated faults of the Lightning callbacks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+from megatron_ft.compat.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback, SimulatedFaultParams
+from megatron_ft.link.facts.rank import FaultInjected
+from megatron_ft.rank.faults import simulated
+from tests.support.training import clean_environment
+
+__all__ = ["clean_environment"]  # a fixture
+
+
+def never() -> int:
+    raise AssertionError("nothing was left to chance")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        (SimulatedFaultParams("rank_hung", 3.5), SimulatedFaultParams("rank_hung", 3.5, 0.0, None)),
+        ({"fault_type": "random", "base_delay": 12}, SimulatedFaultParams("random", 12)),
+        (
+            {"fault_type": "rank_killed", "base_delay": 1.0, "rand_delay": 2.0, "rank_to_fail": 3},
+            SimulatedFaultParams("rank_killed", 1.0, 2.0, 3),
+        ),
+    ],
+)
+@pytest.mark.parametrize("callback", [FaultToleranceCallback, FaultToleranceSectionsCallback])
+def test_simulated_fault_is_accepted_as_parameters_or_dictionary(
+    callback: Any, given: Any, expected: SimulatedFaultParams | None
+) -> None:
+    made = callback(True, False, simulated_fault_params=given)
+    assert made.simulated_fault_params == expected
+    assert isinstance(made.simulated_fault_params, SimulatedFaultParams | None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (SimulatedFaultParams("rank_kiled", 1.0), "Unknown fault type rank_kiled.*rank_killed"),
+        (SimulatedFaultParams("random", "5"), "a number of seconds from 0, not '5'"),  # type: ignore[arg-type]
+        (SimulatedFaultParams("random", float("nan")), "a number of seconds"),
+        (SimulatedFaultParams("random", 1.0, float("inf")), "a number of seconds"),
+        (SimulatedFaultParams("random", 1.0, rank_to_fail=True), "rank must be from 0 to 3"),
+        (SimulatedFaultParams("random", 1.0, rank_to_fail=4), "rank must be from 0 to 3, not 4"),
+    ],
+)
+def test_mistakes_are_one_line(given: SimulatedFaultParams, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        simulated.plan(given, world_size=4, seed=never)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"fault_type": "random"}, {"fault_type": "random", "delay": 1.0}, 5.0])
+def test_parameters_of_another_form_are_one_line(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^simulated_fault_params: .*$"):
+        FaultToleranceCallback(True, False, simulated_fault_params=given)
+
+
+def test_random_delay_of_a_fault_varies_within_its_bound() -> None:
+    params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
+    delays = [simulated.plan(params, world_size=1, seed=never).base_delay for _ in range(100)]
+    assert all(10.0 <= delay <= 15.0 for delay in delays)
+    assert max(delays) - min(delays) > 1.0
+
+
+def test_simulated_fault_is_injected_on_its_rank_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    injected: list[tuple[str, str]] = []
+    client = MagicMock()
+    monkeypatch.setattr(
+        simulated, "inject", lambda kind, **_more: injected.append((kind, threading.current_thread().name))
+    )
+    logged: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(simulated, "log_event", lambda *args: logged.append(args))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("FT_CYCLE", "3")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        simulated.start(SimulatedFaultParams("rank_killed", 0.0, 0.0, 1), client=lambda: client)
+    for thread in threading.enumerate():
+        if thread.name == "ft-simulated-fault":
+            assert thread.daemon
+            thread.join(10)
+    assert injected == [("rank_killed", "ft-simulated-fault")]
+    assert logged == [(client, FaultInjected(type="rank_killed", rank=1, cycle=3))]

@@ -1,0 +1,98 @@
+"""When a fit was the last one that the training needs."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
+
+from megatron_ft.compat.lightning_finished import why_finished
+
+
+def why(*, iterations: int = 20, is_resumed: bool = True, is_cut_short: bool = False, **changes: Any) -> str | None:
+    """Why a training is finished; it was stopped in the middle, after some batches, unless said otherwise."""
+    values = {"global_step": 40, "max_steps": -1, "current_epoch": 2, "max_epochs": -1, "should_stop": False}
+    trainer = SimpleNamespace(**{**values, "callbacks": [], **changes})
+    return why_finished(trainer, iterations=iterations, is_resumed=is_resumed, is_cut_short=is_cut_short)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_steps": 40}, "max_steps=40 is reached"),
+        ({"max_steps": 40, "is_cut_short": True}, "max_steps=40 is reached"),
+        ({"max_steps": 30, "iterations": 0}, "max_steps=30 is reached"),
+        ({"max_steps": 0, "global_step": 0, "iterations": 0}, "max_steps=0 is reached"),
+        ({"max_epochs": 2}, "max_epochs=2 is reached"),
+        ({"max_steps": 1000, "max_epochs": 1}, "max_epochs=1 is reached"),
+        ({"iterations": 0}, "nothing left to train at step 40"),
+        ({"iterations": 0, "is_resumed": False}, "nothing left to train"),
+        ({"iterations": 1}, "nothing left to train"),
+    ],
+)
+def test_fit_that_reached_its_limit_has_finished_the_training(changes: dict[str, Any], words: str) -> None:
+    reason = why(**changes)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_steps": 41, "max_epochs": 3},
+        {"iterations": 2},
+        {"iterations": 1, "is_resumed": False},  # the first job of all was stopped early
+        {"iterations": 0, "is_cut_short": True},
+        {"iterations": 1, "is_cut_short": True},
+        {"max_epochs": None},
+    ],
+)
+def test_fit_short_of_its_limits_has_not_finished_the_training(changes: dict[str, Any]) -> None:
+    assert why(**changes) is None
+
+
+class Reason(Enum):
+    NOT_STOPPED = 0
+    PATIENCE_EXHAUSTED = 1
+
+
+class EarlyStopping:
+    """As Lightning's."""
+
+    def __init__(self, stopped_epoch: int, reason: Reason | None) -> None:
+        self.stopped_epoch = stopped_epoch
+        if reason is not None:
+            self.stopping_reason = reason
+
+
+class MyEarlyStopping(EarlyStopping):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "should_stop", "is_early_stopped"),
+    [
+        (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
+        (EarlyStopping(5, Reason.PATIENCE_EXHAUSTED), True, True),
+        (MyEarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
+        (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), False, False),  # restored; this fit ended otherwise
+        (EarlyStopping(2, Reason.PATIENCE_EXHAUSTED), True, False),  # restored; this fit was stopped by another
+        (EarlyStopping(4, Reason.NOT_STOPPED), True, False),
+        (EarlyStopping(4, None), True, True),  # before Lightning 2.6
+        (SimpleNamespace(stopped_epoch=4), True, False),
+    ],
+)
+def test_early_stopping_counts_if_it_ended_this_fit(callback: Any, should_stop: bool, is_early_stopped: bool) -> None:
+    reason = why(current_epoch=5, should_stop=should_stop, callbacks=[callback, SimpleNamespace()])
+    assert reason == ("EarlyStopping ended it at step 40" if is_early_stopped else None)
+    assert why(current_epoch=5, should_stop=should_stop, callbacks=[callback], is_cut_short=True) is None
+
+
+@pytest.mark.parametrize("reason", [None, Reason.NOT_STOPPED])
+def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None) -> None:
+    assert why(current_epoch=0, should_stop=True, callbacks=[EarlyStopping(0, reason)]) is None

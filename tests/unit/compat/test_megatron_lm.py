@@ -1,0 +1,143 @@
+"""The Megatron-LM adapter: its names, its one state, and what Megatron-LM gets wrong."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft.compat import megatron_lm
+from tests.support.megatron_lm_loop import CALLS, all_hooks, fresh_state, parse, save, train
+from tests.support.training import FakeClient, bench, clean_environment, client
+
+__all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
+
+# --- names ---
+
+
+def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
+    for name, arguments in CALLS.items():
+        signature = inspect.signature(getattr(megatron_lm, name))
+        signature.bind(**dict.fromkeys(arguments, False))
+        signature.bind(*arguments)
+    inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
+    assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args", "__getattr__"}
+
+
+def test_globals_that_forks_of_megatron_lm_read_have_their_values(tmp_path: Path, client: FakeClient) -> None:
+    file: dict[str, Any] = {}
+    exec("from megatron_ft.compat.megatron_lm import *", file)  # megatron/training/ft_integration.py
+    read = file["__getattr__"]
+    assert (read("_GLOBAL_RANK_MONITOR_CLIENT"), read("_seen_tr_iters_cnt"), read("_NUM_WARMUP_ITERS")) == (None, 0, 1)
+    args = parse(tmp_path, "--ft-num-warmup-iters", "3")
+    file["setup"](args)
+    train(2, args)
+    assert (read("_GLOBAL_RANK_MONITOR_CLIENT"), read("_seen_tr_iters_cnt")) == (client, 2)
+    assert (read("_NUM_WARMUP_ITERS"), read("_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE")) == (3, 16)
+    with pytest.raises(AttributeError, match="_nothing"):
+        read("_nothing")
+
+
+def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = MagicMock()
+    monkeypatch.setattr("megatron_ft.rank.faults.simulated.start", started)
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
+    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.maybe_setup_simulated_fault()
+    started.assert_called_once()
+
+
+# --- one state in the module ---
+
+
+def test_run_reports_iterations_sections_and_updates(tmp_path: Path, client: FakeClient) -> None:
+    args = parse(tmp_path, "--calc-ft-timeouts")
+    megatron_lm.setup(args)
+    assert megatron_lm.get_rank_monitor_client() is client
+    assert client.open == ["setup"]
+    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)
+    train(20, args, first=100)
+    save()
+    for _ in range(3):
+        megatron_lm.on_eval_step_start()
+        megatron_lm.on_eval_step_end()
+    megatron_lm.shutdown()
+    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", n) for n in range(100, 120)]
+    steps = [("start", "step"), ("end", "step")]
+    saving = [("start", "checkpointing"), ("end", "checkpointing")]
+    assert client.sections() == [("start", "setup"), ("end", "setup"), *steps * 19, *saving, *steps * 2]
+    everything = ["setup", "step", "checkpointing"]
+    assert client.calculations() == [(everything, False), (everything, True)]
+    assert megatron_lm.get_rank_monitor_client() is None
+    assert (tmp_path / "ckpt" / "ft_state.json").exists()
+
+
+def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client: FakeClient) -> None:
+    all_hooks()
+    megatron_lm.shutdown()
+    assert megatron_lm.get_rank_monitor_client() is None
+    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.shutdown()
+    before = list(client.calls)
+    all_hooks()
+    megatron_lm.shutdown()
+    assert client.calls == before
+
+
+def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None:
+    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "4"))
+    assert client.num_warmup_iters == 4
+    train(6)
+    assert client.sections().count(("start", "step")) == 2
+    for _ in range(6):
+        megatron_lm.on_eval_step_start()
+        megatron_lm.on_eval_step_end()
+    assert client.sections().count(("start", "step")) == 4
+
+
+def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: FakeClient) -> None:
+    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "20", "--calc-ft-timeouts"))
+    train(20)
+    save()
+    assert client.calculations() == [(["checkpointing"], False)]
+    train(1)
+    save()
+    assert client.calculations()[1:] == [(["step", "checkpointing"], False)]
+
+
+def test_hooks_after_megatron_lm_shut_the_client_down_do_nothing(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some versions do, at the end of train(); evaluation and shutdown() come after it."""
+    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    train(20)
+    megatron_lm.get_rank_monitor_client().shutdown_workload_monitoring()
+    before = client.sections()
+    capfd.readouterr()
+    all_hooks()
+    megatron_lm.shutdown()
+    assert megatron_lm.get_rank_monitor_client() is None
+    assert client.sections() == before
+    assert client.calculations() == []
+    assert capfd.readouterr().err == ""
+
+
+# --- what Megatron-LM gets wrong ---
+
+
+def test_shutdown_closes_setup_when_no_step_was_made(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A job that resumes after its last iteration: an open "setup" isn't counted, and the next run never knows it."""
+    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)
+    megatron_lm.shutdown()
+    assert client.open == []
+    assert client.calls == [("start", "setup"), ("end", "setup"), ("calculate", ["setup"], False), ("shutdown",)]
+    assert capfd.readouterr().err == ""

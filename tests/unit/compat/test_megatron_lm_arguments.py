@@ -1,0 +1,128 @@
+"""The Megatron-LM adapter: its flags, where its arguments come from, and simulated faults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from megatron_ft.compat import megatron_lm
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.fault_plan import FAULT_TYPES
+from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.simulated import SimulatedFaultParams
+from tests.support.megatron_lm_loop import fresh_state, parse, train
+from tests.support.training import FakeClient, clean_environment, client
+
+__all__ = ["clean_environment", "client", "fresh_state"]  # fixtures
+
+
+@pytest.fixture
+def megatron(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Megatron-LM, as far as it is asked: ``global_args`` are what initialize_megatron will have set."""
+    fake = SimpleNamespace(global_args=None, parsed=None)
+    global_vars, arguments = ModuleType("global_vars"), ModuleType("arguments")
+
+    def get_args() -> Any:
+        assert fake.global_args is not None, "args is not initialized."
+        return fake.global_args
+
+    def parse_args(extra_args_provider: Any = None, ignore_unknown_args: bool = False) -> Any:
+        assert ignore_unknown_args, "flags of an extra_args_provider would end the process"
+        return fake.parsed
+
+    global_vars.get_args, arguments.parse_args = get_args, parse_args  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", global_vars)
+    monkeypatch.setitem(sys.modules, "megatron.training.arguments", arguments)
+    return fake
+
+
+def test_flags_have_defaults_and_are_parsed(tmp_path: Path) -> None:
+    args = parse(tmp_path)
+    assert (args.enable_ft_package, args.calc_ft_timeouts, args.ft_num_warmup_iters) == (True, False, None)
+    assert (args.simulate_fault, args.simulated_fault_type, args.simulated_fault_rank) == (False, "random", None)
+    assert args.simulated_fault_base_delay == 0.0
+    flags = "--calc-ft-timeouts --ft-num-warmup-iters 5 --simulate-fault --simulated-fault-rank 1"
+    args = parse(tmp_path, *flags.split(), "--simulated-fault-base-delay", "7.5")
+    assert (args.calc_ft_timeouts, args.ft_num_warmup_iters, args.simulate_fault) == (True, 5, True)
+    assert (args.simulated_fault_rank, args.simulated_fault_base_delay) == (1, 7.5)
+    for kind in (*FAULT_TYPES, "random"):
+        assert parse(tmp_path, "--simulated-fault-type", kind).simulated_fault_type == kind
+
+
+def test_setup_before_megatron_lm_is_initialised_parses_the_command_line(
+    tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
+) -> None:
+    """Newer versions call setup() first: the command line is parsed for it, and curr_iteration is elsewhere later."""
+    megatron.parsed = parse(tmp_path)
+    megatron_lm.setup()
+    assert client.open == ["setup"]
+    megatron_lm.on_checkpointing_start()
+    megatron_lm.on_checkpointing_end(is_async_finalization=True)
+    train(1)
+    assert not [call for call in client.calls if call[0] == "iteration"]
+    megatron.global_args = SimpleNamespace(curr_iteration=40)
+    train(1)
+    assert [call for call in client.calls if call[0] == "iteration"] == [("iteration", 40)]
+
+
+def test_setup_without_arguments_or_megatron_lm_raises_one_line(
+    monkeypatch: pytest.MonkeyPatch, client: FakeClient
+) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.training", None)  # megatron-core 0.17 brings it along
+    with pytest.raises(ConfigError, match=r"can't be imported.*give them, setup\(args\)") as error:
+        megatron_lm.setup()
+    assert "\n" not in str(error.value)
+
+
+# --- simulated faults ---
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """In place of the function that starts a fault."""
+    made = MagicMock()
+    monkeypatch.setattr(simulated, "start", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ("rank_killed;3;60", ("rank_killed", 3, 60.0)),
+        (" rank_hung ; ; 0.5 ", ("rank_hung", None, 0.5)),
+        ("random;0;1e2", ("random", 0, 100.0)),
+        ("gil;1;5", ("gil", 1, 5.0)),
+    ],
+)
+def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
+    description: str, expected: tuple[Any, ...], asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
+    megatron_lm.maybe_setup_simulated_fault()
+    (fault,) = asked_for.call_args.args
+    assert (fault.fault_type, fault.rank_to_fail, fault.base_delay) == expected
+
+
+def test_unknown_type_in_the_fault_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_kiled;0;60")
+    with pytest.raises(ConfigError, match=r"Unknown fault type rank_kiled.*'rank_killed'"):
+        megatron_lm.maybe_setup_simulated_fault()
+
+
+def test_the_flags_ask_for_a_fault_too_and_the_variable_wins(
+    tmp_path: Path, client: FakeClient, asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megatron_lm.maybe_setup_simulated_fault()
+    asked_for.assert_not_called()
+    flags = "--simulate-fault --simulated-fault-type slow --simulated-fault-rank 1 --simulated-fault-base-delay 9"
+    megatron_lm.setup(parse(tmp_path, *flags.split()))
+    megatron_lm.maybe_setup_simulated_fault()
+    assert asked_for.call_args.args == (SimulatedFaultParams("slow", 9.0, None, 1),)
+    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_hung;0;1")
+    megatron_lm.maybe_setup_simulated_fault()
+    assert asked_for.call_args.args == (SimulatedFaultParams("rank_hung", 1.0, None, 0),)

@@ -1,0 +1,288 @@
+"""ft_launcher's options beyond torchrun's: spellings, precedence, sources, and one line for each mistake."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatron_ft.config.config import FIELDS, OPTIONS
+from megatron_ft.config.files.options import add_ft_options, group_help, read_ft_options, settings, summary, with_hint
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.config.launcher_options import END, OFF, REPORT
+from megatron_ft.config.reference import IGNORED
+from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.codec import encode
+from megatron_ft.link.facts.launcher import Config
+
+TEXTS = {
+    "rank_section_timeouts": "setup:600,step:null",
+    "rank_termination_signal": "SIGTERM",
+    "log_level": "DEBUG",
+    "learn": "reference",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Stands in for torchrun's parser: importing torch would take longer than all these tests."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--log-dir", "--log_dir")
+    result.add_argument("--max-restarts", "--max_restarts")
+    result.add_argument("training_script")
+    result.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    add_ft_options(result)
+    return result
+
+
+def read(*options: str) -> FaultToleranceConfig:
+    return read_ft_options(parser().parse_args([*options, "train.py", "--ft-log-level", "of the script"]))
+
+
+def complaint(*options: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(*options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "ft.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PET_FT_CFG_PATH", "PET_TERM_TIMEOUT", "PET_WORKERS_STOP_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_options_without_arguments_are_all_defaults() -> None:
+    options = read()
+    assert options == FaultToleranceConfig()
+    assert options.to_dict() == {}
+    assert options.warnings == []
+    assert options.restart_policy == "any-failed"
+    assert (options.term_timeout, options.workers_stop_timeout) == (1800.0, 5.0)
+    assert not options.is_set("workers_stop_timeout")
+    assert options.log_dir is None
+    assert summary(options) == "configuration: all defaults"
+    assert options.sources == {}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_field_can_be_set_in_every_spelling(field: str) -> None:
+    text = TEXTS.get(field, "7")
+    expected = FaultToleranceConfig.from_args(argparse.Namespace(**{f"ft_{field}": text}))
+    prefixes = ("--ft-param-", "--ft-", "--ft_param_", "--ft_")
+    for prefix, name in itertools.product(prefixes, (field, field.replace("_", "-"))):
+        for given in ([f"{prefix}{name}={text}"], [f"{prefix}{name}", text]):
+            options = read(*given)
+            assert options == expected, given
+            assert set(options.to_dict()) == {field}
+            assert options.sources[field] == "command line"
+
+
+def test_help_shows_one_spelling_of_each_option_and_its_default() -> None:
+    text = " ".join(parser().format_help().split())
+    for field, option in FIELDS.items():
+        shown, *others = option.names
+        assert text.count(f"--{shown} {option.kind.metavar}") == 2, field  # usage and list
+        assert not any(f"--{other} " in text for other in others), field
+    for name in IGNORED:
+        assert f"-{name} " not in text
+    assert "Default: 3600." in text
+    assert "Default: SIGKILL." in text
+
+
+@pytest.mark.parametrize("word", ["--ft-learn-timeouts=off", "--ft-param-timeout_rule=reference"])
+def test_removed_option_on_the_command_line_is_one_line_with_what_to_use(word: str) -> None:
+    name = "learn_timeouts" if "learn" in word else "timeout_rule"
+    text = with_hint(f"unrecognized arguments: {word}", parser())
+    assert text.startswith(f"there is no option {name} any more: use learn")
+
+
+@pytest.mark.parametrize(("word", "stored"), [("on", "on"), ("off", "off"), ("report", "report")])
+def test_learn_in_a_file_may_be_a_word_that_yaml_reads_as_a_boolean(word: str, stored: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"fault_tolerance:\n  learn: {word}\n")
+    assert read(f"--fault-tol-cfg-path={path}").learn == stored
+
+
+def test_command_line_wins_over_file_and_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "train:\n  fault_tolerance:\n    safety_factor: 2\n    log_level: DEBUG\n")
+    options = read(f"--fault-tol-cfg-path={path}", "--ft-param-safety_factor=3")
+    assert options.to_dict() == {"safety_factor": 3.0, "log_level": "DEBUG"}
+    assert options.sources == dict.fromkeys(("cfg_path", "safety_factor"), "command line") | {"log_level": f"{path}:4"}
+    assert summary(options) == (
+        f"configuration: safety_factor=3 (command line), log_level=DEBUG ({path}:4); else defaults"
+    )
+    logged = json.loads(encode(Config(values=settings(options))))["values"]
+    assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
+    assert logged["rank_heartbeat_timeout"] == {"value": 2700.0, "source": "default"}
+    assert set(OPTIONS) - set(logged) == {"cfg_path", "ignore_missing_cfg", "dry_run"}
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--ft-param-rank_section_timeouts=setup", "NAME:SECONDS"),
+        ("--ft-param-rank_heartbeat_timeout=-5", "--ft-rank-heartbeat-timeout -5: must be a positive number"),
+        ("--ft-param-rank_heartbeat_timeout=10m", "--ft-rank-heartbeat-timeout '10m'"),
+        (
+            "--restart-policy=any_failed",
+            "--restart-policy 'any_failed': must be any-failed or min-healthy (did you mean 'any-failed'",
+        ),
+        ("--term-timeout=soon", "--term-timeout 'soon': must be"),
+        ("--term-timeout=nan", "--term-timeout nan: must be"),
+        ("--workers-stop-timeout=-1", "--workers-stop-timeout -1: must be"),
+        (
+            "--ft-startup-timeout=0",
+            "--ft-startup-timeout 0: must be a positive number of seconds, at most 1e+09, or null",
+        ),
+        ("--ft-exit-timeout=-3", "--ft-exit-timeout -3: must be a positive number of seconds"),
+        ("--ft-node-health-command= ", "--ft-node-health-command ' ': must be a shell command"),
+        ("--ft-node-health-timeout=0", "--ft-node-health-timeout 0: must be a positive number"),
+        ("--ft-watch-collectives=end:0", "--ft-watch-collectives 'end:0': must be report, end, report:SECONDS"),
+        ("--ft-watch-collectives=off:3", "--ft-watch-collectives 'off:3': must be report, end"),
+        ("--ft-watch-collectives=ends", "(did you mean 'end'?)"),
+        (
+            "--ft-forward-signals=SIGUSR9",
+            "'SIGUSR9': must be names of signals, for example SIGUSR1,SIGUSR2 (did you mean 'SIGUSR",
+        ),
+        (
+            "--ft-forward-signals=SIGKILL",
+            "; SIGKILL can't be forwarded",
+        ),
+        ("--fault-tol-cfg-path=/nowhere/ft.yaml", "can't read /nowhere/ft.yaml: No such file"),
+    ],
+)
+def test_mistake_in_an_option_is_one_line(option: str, words: str) -> None:
+    assert words in complaint(option)
+
+
+def test_file_without_the_section_needs_options_or_permission(tmp_path: Path) -> None:
+    path = write(tmp_path, "a: 1")
+    assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path)
+    assert "there is no 'fault_tolerance' section" in complaint("--ft-cfg-path", path, "--ft-log-dir=/tmp")
+    options = read("--ft-cfg-path", path, "--ft-safety-factor=2")
+    assert options.safety_factor == 2
+    assert options.warnings == []
+    (warning,) = read("--ft-cfg-path", path, "--ignore-missing-fault-tol-cfg").warnings
+    assert "continuing with the defaults" in warning
+
+
+def test_ignoring_a_missing_file_ignores_nothing_else(tmp_path: Path) -> None:
+    (warning,) = read(f"--ft-cfg-path={tmp_path}/nope.yaml", "--ignore-missing-fault-tol-cfg").warnings
+    assert "nope.yaml" in warning
+    broken = write(tmp_path, "fault_tolerance: [")
+    assert "not YAML" in complaint("--ft-cfg-path", broken, "--ft-ignore-missing-cfg")
+
+
+def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
+    path = write(tmp_path, "fault_tolerance:\n  enable_nic_monitor: true\n  safety_factor: 2\n")
+    options = read(
+        "--ft-cfg-path",
+        path,
+        "--ft-enable-nic-healthcheck",
+        "false",
+        "--ft-param-skip_section_response=5",
+        "--ft_pci_topo_file",
+        "topo.xml",
+    )
+    links, answers = options.warnings
+    assert links.startswith(
+        f"ignored: --ft-enable-nic-healthcheck, --ft_pci_topo_file, enable_nic_monitor ({path}:2) ("
+    )
+    assert answers.startswith("ignored: --ft-param-skip_section_response (")
+    assert options.to_dict() == {"safety_factor": 2.0}
+
+
+def test_null_for_an_option_of_the_reference_is_not_given(tmp_path: Path) -> None:
+    nulls = (
+        "segment: null, checkpoint_iteration_file: null, attribution_endpoint: null, rank_out_of_section_timeout: null"
+    )
+    options = read("--ft-cfg-path", write(tmp_path, f"fault_tolerance: {{{nulls}}}"))
+    assert (options.warnings, options.segment) == ([], read().segment)
+    assert options.is_set("rank_out_of_section_timeout")
+    assert not options.is_set("segment")
+
+
+def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> None:
+    options = read()
+    assert (options.startup_timeout, options.exit_timeout) == (None, None)
+    assert options.max_no_progress_cycles == 3
+    assert options.watch_collectives == (REPORT, None)
+    assert read("--ft-watch-collectives=end:1.5").watch_collectives == (END, 1.5)
+    assert read("--ft-watch-collectives=off").watch_collectives == (OFF, None)
+    assert (options.observe_only, options.forward_signals) == (False, ())
+    assert not options.scale_up_at_once
+    assert (options.node_health_command, options.node_health_timeout) == (None, 60.0)
+    checked = read("--ft-node-health-command=test -e /dev/x", "--ft_node_health_timeout=2")
+    assert (checked.node_health_command, checked.node_health_timeout) == ("test -e /dev/x", 2.0)
+    assert read("--ft-node-health-timeout=null").node_health_timeout is None
+    assert summary(read("--ft-scale-up-at-once")) == (
+        "configuration: scale_up_at_once=yes (command line); else defaults"
+    )
+    options = read(
+        "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
+    )
+    assert (options.startup_timeout, options.exit_timeout) == (30.0, 1.5)
+    assert (options.observe_only, options.forward_signals) == (True, (signal.SIGUSR1, signal.SIGUSR2))
+    assert summary(options) == (
+        "configuration: startup_timeout=30 (command line), exit_timeout=1.5 (command line), "
+        "observe_only=yes (command line), forward_signals=SIGUSR1,SIGUSR2 (command line); else defaults"
+    )
+    logged = json.loads(encode(Config(values=settings(options))))["values"]
+    assert logged["forward_signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
+    assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
+
+
+def test_options_are_read_from_pet_variables_as_torchrun_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_FT_CFG_PATH", write(tmp_path, "fault_tolerance: {safety_factor: 2}"))
+    monkeypatch.setenv("PET_TERM_TIMEOUT", "12")
+    monkeypatch.setenv("PET_WORKERS_STOP_TIMEOUT", "3")
+    options = read()
+    assert options.safety_factor == 2
+    assert (options.term_timeout, options.workers_stop_timeout) == (12.0, 3.0)
+    assert options.is_set("workers_stop_timeout")
+    assert options.sources["term_timeout"] == "PET_TERM_TIMEOUT"
+    assert read("--term-timeout=1").sources["term_timeout"] == "command line"
+
+
+def test_options_after_the_script_belong_to_the_script() -> None:
+    namespace = parser().parse_args(["train.py", "--ft-safety-factor", "3"])
+    assert namespace.training_script_args == ["--ft-safety-factor", "3"]
+    assert read_ft_options(namespace).to_dict() == {}
+
+
+def launcher_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ft_launcher")
+    for name in TORCHRUN_OPTIONS:
+        parser.add_argument(f"--{name}", help="an option of torchrun")
+    parser.add_argument("--newer-option-of-torchrun", help="one that isn't in our table")
+    add_ft_options(parser)
+    parser.add_argument("--version", action="version", version="1")
+    parser.add_argument("training_script", help="the script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    group_help(parser)
+    return parser
+
+
+def test_help_shows_the_ten_first_options_and_help_all_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            launcher_parser().parse_args([flag])
+        assert end.value.code == 0
+        listed[flag] = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    ours = {each.spellings[0] for each in OPTIONS.values()}
+    assert len(listed["--help"]) == 10 + 2  # --help-all, --version; -h begins its line
+    every = listed["--help-all"]
+    assert {*ours, *(f"--{name}" for name in TORCHRUN_OPTIONS), "--newer-option-of-torchrun"} <= set(every)
+    assert len(every) == len(set(every))

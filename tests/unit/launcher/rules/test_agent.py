@@ -1,0 +1,469 @@
+"""The launcher's machine: from a node's health to its end, by events and effects alone."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from msgspec.structs import replace
+
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
+from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules.effects import Exit, TerminationMode
+from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.learning.messages import Killed
+from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
+from megatron_ft.link.base.process_facts import ProcessFacts
+from megatron_ft.link.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
+from megatron_ft.link.messages.monitor_messages import Collect, Release
+from megatron_ft.link.wire import MAX_MESSAGE_BYTES, encode
+from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
+
+EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
+ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
+SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload.name, description="enough", rank=0, pid=100)
+
+
+def running(ranks: int = 2, **options: object) -> Driven:
+    """One of two nodes, whose ranks run."""
+    driven = Driven(**{"max_restarts": 3, "max_nodes": 2, **options})
+    driven.run(ranks, nodes=2)
+    driven.done.clear()
+    return driven
+
+
+def succeeded() -> Driven:
+    """A node whose ranks have succeeded, like all others."""
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.ends(Outcome.SUCCEEDED, restarts=False)
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH))
+    return driven
+
+
+def excluded(*heard: events.Event) -> Driven:
+    """A node one of whose ranks has asked to be left out."""
+    driven = running()
+    driven.hear(EXCLUDE)
+    driven.exits(0, 1)
+    driven.hear(events.RanksEnded(), *heard)
+    return driven
+
+
+def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
+    return [(each.state, each.cause.text, each.cause.follows) for each in driven.told if isinstance(each, m.Report)]
+
+
+def over(driven: Driven) -> tuple[Exit, int]:
+    (effect,) = driven.all_of(effects.LauncherExit)
+    return effect.how, effect.code
+
+
+# -- before a cycle -------------------------------------------------------------------------------------------
+
+
+def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
+    driven = Driven(checks_health=True)
+    assert driven.hear(events.Tick()) == [effects.CheckHealth()]
+    driven.hear(replace(ILL, last_line="no disk"))
+    assert driven.told == [m.NodeUnfit("exited with code 3")]
+    assert driven.wait(1.9) == []
+    assert driven.wait(0.2) == [effects.CheckHealth()]
+    driven.hear(replace(ILL, last_line="no disk"))
+    assert driven.wait(4.1) == [effects.CheckHealth()]
+    driven.hear(replace(ILL, good=True, text="", exit_code=0))
+    assert driven.told[1:] == [m.Ready()]
+    assert driven.said == [
+        "node health check failed: exited with code 3 (no disk); retrying in 2 s",
+        "node health check failed: exited with code 3 (no disk); retrying in 4 s",
+        "node health check passed after 2 failures: joining",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (job.Leave(1, "rank 3 asked for it"), ["rank 3 asked for it; the job ends"]),
+        (job.Leave(94, "too few nodes"), ["too few nodes"]),
+        (job.Leave(0, "all finished"), ["the job ended without this node: all finished"]),
+        (job.Leave(1), []),
+    ],
+)
+def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -> None:
+    driven = Driven()
+    driven.hear(events.Tick(), left)
+    assert driven.said == said
+    assert over(driven) == (Exit.FAILED if said and left.code == 1 else Exit.LEFT, left.code)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: signal.Signals, code: int) -> None:
+    driven = Driven()
+    driven.hear(events.Tick())
+    goodbye = m.Goodbye(f"its launcher received {number.name}")
+    assert driven.stop(number) == [effects.TellStop(0), goodbye]
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.STOPPED, code)
+
+
+def test_launcher_that_stands_by_leaves_well_when_it_is_stopped() -> None:
+    driven = Driven()
+    driven.hear(events.Tick(), job.StandBy())
+    driven.stop()
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+
+
+def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
+    driven = Driven(max_nodes=2)
+    driven.hear(events.Tick(), job.StandBy())
+    driven.run(1, nodes=2)
+    driven.exits(0, 1)
+    driven.ends()
+    driven.hear(events.RanksEnded(), verdict(node=0))
+    driven.stop()
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+
+
+def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing() -> None:
+    driven = running()
+    heard = (ILL, ILL, replace(ILL, text="exited with code 4"), replace(ILL, good=True, text=""), ILL)
+    for event in heard:
+        driven.hear(event)
+    assert [line.partition(";")[0] for line in driven.said] == [
+        "node health check failed while ranks run: exited with code 3",
+        "node health check failed while ranks run: exited with code 4",
+        "node health check passed again while ranks run",
+        "node health check failed while ranks run: exited with code 3",
+    ]
+    assert driven.agent.phase is AgentPhase.RUNNING
+    assert driven.told == []
+
+
+# -- ranks start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), job.Leave(94), job.Begin(held(1))])
+def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | job.Begin) -> None:
+    driven = Driven()
+    driven.hear(events.Tick(), job.Begin(held()), why)
+    assert not driven.agent.wants_ranks
+    driven.hear(events.NotStarted())
+    assert driven.all_of(effects.TerminateRanks)
+
+
+def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
+    driven = Driven()
+    cause = events.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
+    driven.hear(events.Tick(), job.Begin(held()), events.NotStarted(cause))
+    assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
+    assert driven.agent.phase is AgentPhase.RUNNING
+
+
+# -- they run, and end ----------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_told_once_and_again_if_it_is_a_cause_after_all() -> None:
+    driven = running(3)
+    driven.words[0] = driven.words[0]._replace(error="RuntimeError: gloo: Connection closed by peer")
+    driven.exits(0, 1)
+    driven.exits(1, 1)
+    assert [(state, follows) for state, _, follows in reports(driven)] == [
+        (NodeState.UNHEALTHY, True),
+        (NodeState.UNHEALTHY, False),
+    ]
+    driven.exits(2, 1)
+    assert len(reports(driven)) == 2
+
+
+def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
+    driven = running()
+    driven.exits(0, 7)
+    asked = driven.ends(text="")
+    assert asked[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+    driven.exits(1, -15, sent=(15,))
+    assert driven.hear(events.RanksEnded()) == []  # until it is known why
+    driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
+    assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
+    assert driven.done[-2:] == [effects.CycleRetrying(), m.Ready()]
+    assert driven.agent.ended is not None
+    driven.run(2, 1, nodes=2, restarts=1)
+    assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
+
+
+def test_a_job_that_gives_up_waits_for_its_end() -> None:
+    driven = running()
+    driven.exits(0, 7)
+    driven.exits(1, -15, sent=(15,))
+    driven.ends(restarts=False)
+    assert driven.all_of(effects.TerminateRanks) == [effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
+    text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
+    driven.hear(events.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
+    assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
+    assert driven.told[-1] == m.Ready()
+    driven.hear(job.Leave(93))
+    assert over(driven) == (Exit.FAILED, 93)
+    assert driven.all_of(effects.LauncherExit)[0].cause is not None
+
+
+def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
+    assert succeeded().hear(job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
+    driven = succeeded()
+    again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
+    driven.hear(again)
+    assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
+    assert driven.hear(again, job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
+    assert len(driven.said) == 1
+
+
+def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
+    driven = running()
+    end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
+    driven.hear(replace(end, is_cut_off=True), events.RanksEnded())
+    assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
+
+
+def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_last_one_never_was() -> None:
+    driven = running()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(job.Begin(held(1, nodes=2)))
+    assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
+    driven.hear(
+        events.RanksEnded(),
+        events.RanksMet([0], 0, 1, 1),
+        RankStarted(rank=0, local_rank=0, pid=200, at_ns=driven.now_ns),
+    )
+    driven.hear(events.RanksStarted())
+    driven.exits(0)
+    assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
+
+
+def test_processes_that_can_t_be_ended_cost_the_node() -> None:
+    driven = running()
+    driven.exits(0, 1)
+    driven.ends()
+    driven.hear(
+        events.RanksEnded("process 7 (python, state D)", [ProcessFacts(pid=7)]),
+        verdict(node=0, text="rank 0 exited with code 1"),
+    )
+    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
+    driven.hear(job.Leave(0))
+    assert driven.said == [
+        "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be killed, "
+        "this node leaves the job"
+    ]
+    assert over(driven) == (Exit.EXCLUDED, 0)
+
+
+# -- hangs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
+    driven = running()
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
+    assert isinstance(driven.told[0], Hang)
+    assert [each.local_rank for each in driven.orders(Collect)] == [1]
+    for local_rank in (0, 1):
+        driven.hear(observed(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
+    assert isinstance(driven.told[-1], RankSnapshots)
+    assert driven.all_of(Release) == []
+    assert driven.ends() == [Release(0)]
+    driven.hear(signalled(0, signal.SIGTERM))
+    assert driven.all_of(effects.TerminateRanks) == []
+    driven.hear(signalled(0, signal.SIGKILL))
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+
+
+def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> None:
+    driven = running()
+    driven.hear(found_hung(0, 0, replace(HANG, learned=True)))
+    assert [said for said in driven.told if isinstance(said, Killed)] == [Killed(0, "step", HANG.timeout_s)]
+    (hang,) = (message for message in driven.told if isinstance(message, Hang))
+    assert hang.reached is None
+
+
+@pytest.mark.parametrize(("letters", "count"), [("\u20ac", 2500), (100 * "\U0001f680", 200)])  # 6 and 12 bytes each
+def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: str, count: int) -> None:
+    groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
+    driven = running(ranks=32)
+    for local_rank in range(32):
+        driven.hear(attached(local_rank, 0, 1))
+    driven.hear(DiagnoseHang(0))
+    for local_rank in range(32):
+        note = RankSnapshot(rank=10 * local_rank, local_rank=local_rank, state="S", enqueued=groups)
+        driven.hear(observed(local_rank, 0, note))
+    told = [each for each in driven.told if isinstance(each, RankSnapshots)]
+    assert all(len(encode(each)) < MAX_MESSAGE_BYTES for each in told)
+    assert [each.more for each in told] == [True] * (len(told) - 1) + [False]
+    assert [note.rank for each in told for note in each.notes] == [10 * local_rank for local_rank in range(32)]
+    assert len(told) > 1
+
+
+def test_node_under_min_healthy_decides_on_a_hang_by_itself() -> None:
+    driven = running(min_healthy=True)
+    driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
+    assert [each.order.passive for each in driven.orders(Collect)] == [True]
+    driven.hear(observed(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
+    assert driven.told == []
+    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")))
+    assert driven.all_of(Release) == [Release(0)]
+    assert "finding" in driven.written
+    driven.exits(0, -9)
+    ((state, text, _),) = reports(driven)
+    assert state is NodeState.UNHEALTHY
+    assert text.startswith("rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)")
+
+
+# -- requests -------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
+    driven = running()
+    driven.hear(EXCLUDE)
+    assert reports(driven) == [(NodeState.EXCLUDED, "rank 0 asked for ExcludeThisNode: bad memory", False)]
+    assert driven.all_of(effects.TerminateRanks) == []  # the rank may have a last word
+    driven.exits(0, 1)
+    driven.hear(events.RanksEnded())
+    assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
+    driven.hear(job.Leave(94, "too few"))
+    assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
+    assert over(driven) == (Exit.EXCLUDED, 1)
+
+
+@pytest.mark.parametrize("has_heard", [True, False])
+def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
+    driven = excluded(*([job.LeftOut()] if has_heard else []))
+    assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+    driven.hear(job.Leave(0))
+    assert over(driven) == (Exit.STOPPED, 0)
+
+
+# -- a launcher whose parent is gone, or whose output nobody reads ------------------------------------------------
+
+GONE = Abandoned(text="nobody reads its output")
+
+
+def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
+    driven = running()
+    driven.hear(GONE, GONE)
+    assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    assert driven.written == ["abandoned"]
+    driven.exits(0, -15, sent=(15,))
+    driven.exits(1, 1)
+    driven.hear(events.RanksEnded())
+    assert driven.told[-1] == m.Goodbye("nobody reads its output", failed=True)
+    assert driven.written[-1] == "cycle_ended"
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.ABANDONED, 94)
+
+
+def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
+    driven = succeeded()
+    driven.hear(GONE, job.Leave(0))
+    assert over(driven) == (Exit.SUCCEEDED, 0)
+
+
+def test_a_request_of_the_last_moment_counts() -> None:
+    driven = running()
+    driven.exits(1, 1)
+    driven.ends()
+    driven.hear(EXCLUDE, events.RanksEnded(), verdict(node=0, rank=10))
+    assert driven.agent.phase is AgentPhase.LEAVING
+
+
+def test_a_rank_asks_for_the_end_of_the_job() -> None:
+    driven = running()
+    driven.hear(SHUTDOWN)
+    assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough", 0)]
+    driven.ends(Outcome.STOPPED, restarts=False)
+    assert driven.all_of(effects.TerminateRanks) == []
+    driven.wait(5.0)
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    driven.exits(0, -15, sent=(15,))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
+    assert over(driven) == (Exit.FAILED, 1)
+
+
+def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
+    driven = Driven()
+    driven.run(1)
+    driven.hear(SHUTDOWN)
+    driven.ends(Outcome.STOPPED, restarts=False)
+    driven.exits(0)
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    assert over(driven) == (Exit.SUCCEEDED, 0)
+
+
+def test_a_request_that_changes_nothing_is_told() -> None:
+    driven = running()
+    driven.hear(WorkloadControl(action=WorkloadAction.Continue.name, description="", rank=0, pid=100))
+    assert (driven.said, driven.written) == (["rank 0 asked for Continue"], ["workload_control"])
+
+
+# -- signals --------------------------------------------------------------------------------------------------
+
+KILLING = "received {} again: killing the ranks"
+
+
+def signals(driven: Driven) -> list[tuple[int, bool]]:
+    return [(each.number, each.whole_group) for each in driven.all_of(effects.SignalRanks)]
+
+
+@pytest.mark.parametrize("ranks_are_python", [True, False])
+def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_python: bool) -> None:
+    driven = running(ranks_are_python=ranks_are_python, term_timeout_s=60.0)
+    driven.exits(0)
+    driven.done.clear()
+    assert driven.stop()[-2:] == [effects.TellStop(1), effects.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
+    driven.wait(20.0)
+    driven.stop(signal.SIGHUP)
+    driven.exits(1, -15, sent=(15,))
+    left_s = None if ranks_are_python else 40.0
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
+    assert signals(driven) == [(signal.SIGTERM, not ranks_are_python), (signal.SIGHUP, not ranks_are_python)]
+    driven.hear(events.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting"]
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+    driven.hear(job.Leave(1))
+    assert over(driven) == (Exit.STOPPED, 1)
+
+
+def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
+    driven = running()
+    driven.stop()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(events.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+    driven.hear(job.Leave(0))
+    assert over(driven) == (Exit.STOPPED, 0)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
+    driven = running()
+    driven.stop()
+    driven.stop(second, again=True)
+    assert signals(driven) == [(signal.SIGTERM, False)]
+    assert driven.said == [KILLING.format(second.name)]
+    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0)
+
+
+def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
+    driven = running()
+    driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
+    driven.ends()
+    assert driven.all_of(effects.TerminateRanks) == []
+    assert driven.stop() == [effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
+    driven.exits(0, -9)
+    driven.hear(events.RanksEnded())
+    assert driven.agent.phase is AgentPhase.LEAVING
+    assert driven.said[-1].endswith("; not restarting")

@@ -1,0 +1,129 @@
+"""Which of a job's launchers prints what: its lines about the whole job, and those about its node."""
+
+from __future__ import annotations
+
+from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
+from megatron_ft.launcher.rules import events
+from megatron_ft.link.facts.launcher import NodeHealth
+from tests.support.agents import Driven, verdict
+
+WHY = "cycle 0 ended: node 2 (c): a cable; restarting as cycle 1, 2 of 3 restarts left"
+STARTED = "cycle 0 started: 6 ranks on 3 nodes, ranks 0 to 10 here"
+
+
+def running(place: int, **options: object) -> Driven:
+    driven = Driven(max_nodes=3, max_restarts=3, **options)
+    driven.run(nodes=3, place=place)
+    return driven
+
+
+def ends(driven: Driven) -> None:
+    """By no fault of this node's."""
+    driven.ends()
+    driven.wait(10.0)
+    driven.hear(events.RanksEnded())
+    driven.hear(verdict(text="a cable", node=2, name="c", nodes=3))
+
+
+def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
+    driven = running(1)
+    driven.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
+    driven.wait(10.0)
+    driven.hear(events.RanksEnded())
+    assert [line.partition("; ")[0] for line in driven.said] == [
+        "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
+    ]
+    driven = running(1)
+    driven.stop()
+    driven.exits(0)
+    driven.exits(1)
+    driven.hear(events.RanksEnded())
+    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
+
+
+def test_failed_ranks_are_told_of_by_the_launcher_of_their_node_too() -> None:
+    driven = running(1)
+    driven.exits(0, 3)
+    assert driven.said == ["cycle 0: rank 0 exited with code 3"]
+
+
+def test_the_end_of_the_job_is_said_by_one() -> None:
+    for place, said in ((0, 1), (1, 0)):
+        driven = running(place)
+        for local_rank in (0, 1):
+            driven.exits(local_rank)
+        assert driven.told[-1].state is NodeState.SUCCEEDED  # type: ignore[union-attr]
+        driven.ends(Outcome.SUCCEEDED, restarts=False)
+        driven.hear(
+            events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0, "", True)
+        )
+        assert driven.said.count("all ranks finished after 1 cycle") == said
+
+
+def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
+    for place in (0, 1):
+        driven = running(place)
+        ends(driven)
+        driven.hear(job.Leave(94, "too few", True))
+        assert driven.said[-1] == "too few"
+        assert len(driven.said) == (1 if place else 3)
+    for is_told_to_speak in (False, True):
+        driven = running(1)
+        driven.ends(restarts=False)
+        driven.wait(10.0)
+        driven.hear(events.RanksEnded())
+        driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
+        assert driven.said == []
+        driven.hear(job.PrintsJobLines(is_told_to_speak), job.Leave(1, "", True))
+        assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
+
+
+def test_launcher_that_takes_over_says_why_the_cycle_ended_which_the_one_before_may_not_have() -> None:
+    driven = running(1)
+    ends(driven)
+    assert driven.said == []
+    driven.hear(job.PrintsJobLines(True))
+    driven.hear(job.PrintsJobLines(True))
+    assert driven.said == [WHY]
+
+
+def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
+    """It is the one at place 0, or one that is told to. A launcher that has had no place knows of no other before."""
+    why = "too few"
+    for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
+        driven = running(place, shares_output=True)
+        ends(driven)
+        driven.hear(job.PrintsJobLines(is_told), job.Leave(94, why, True))
+        assert driven.said == lines
+    for is_told in (False, True):
+        fresh = Driven(max_nodes=3, shares_output=True)
+        fresh.hear(events.Tick(), job.PrintsJobLines(is_told), job.Leave(94, why, True))
+        assert fresh.said == [why] * is_told
+    everywhere = running(1, shares_output=True, says_all=True)
+    ends(everywhere)
+    everywhere.hear(job.Leave(94, why, True))
+    assert everywhere.said == [STARTED, WHY, why]
+
+
+def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
+    gone = running(1, shares_output=True)
+    ends(gone)
+    gone.hear(job.Leave(94, "no coordinator"))
+    assert gone.said == ["no coordinator"]
+    lost = running(0, shares_output=True)
+    lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
+    lost.wait(10.0)
+    lost.hear(
+        events.RanksEnded(), job.PrintsJobLines(is_printer=False), job.Leave(94, "too few", True)
+    )  # and the job's is for another one to say
+    assert [line.partition("; ")[0] for line in lost.said[1:]] == [
+        "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
+    ]
+    ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
+    ill.hear(
+        events.Tick(),
+        NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
+        job.Leave(94, "", True),
+    )
+    assert ill.said[-1] == "its health check failed"

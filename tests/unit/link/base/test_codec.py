@@ -1,0 +1,144 @@
+"""Messages and records as JSON: what is refused, what travels as it is, what is left of a damaged record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.codec import (
+    Count,
+    Finite,
+    Int,
+    Message,
+    Raw,
+    Seconds,
+    Vocabulary,
+    convert,
+    decode,
+    encode,
+    encode_as,
+    name_of,
+    to_builtins,
+)
+from megatron_ft.link.facts import launcher, monitor
+from megatron_ft.link.facts.all_kinds import RECORDS
+from megatron_ft.link.facts.launcher import Cause, CauseKind, RankStarted
+from megatron_ft.link.facts.shared import RankHung, Warning_
+from megatron_ft.memory.base import keeper_messages
+from tests.support.arrived import logged
+
+
+def test_damaged_record_keeps_the_fields_that_can_be_used() -> None:
+    cause = {"rank": [1], "kind": "hang", "text": 5, "detail": None}
+    doubts: list[str] = []
+    damaged = {"ev": "cycle_ended", "cycle": 3, "iteration": 1.5, "cause": cause, "else": [1]}
+    found = RECORDS.salvage(logged(damaged), doubts)
+    assert found == launcher.CycleEnded(cycle=3, cause=Cause(kind=CauseKind.HANG))
+    assert doubts == ["cause has rank = a list", "cause has text = 5", "cycle_ended has iteration = 1.5"]
+    doubts = []
+    sections = {"a": 1.0, "b": "x", "c": None}
+    timeouts = RECORDS.salvage(logged({"ev": "timeouts", "rank": 0, "cycle": 0, "sections": sections}), doubts)
+    assert timeouts == monitor.Timeouts(rank=0, cycle=0, sections={"a": 1.0, "c": None})
+    assert doubts == ["a table has b = 'x'"]
+    doubts = []
+    ranks = [{"rank": 1}, {"rank": {}}, 7]
+    started = RECORDS.salvage(logged({"ev": "cycle_started", "cycle": 0, "ranks": ranks}), doubts)
+    assert started == launcher.CycleStarted(cycle=0, ranks=(RankStarted(rank=1),))
+    assert len(doubts) == 3
+    doubts = []
+    assert RECORDS.salvage(logged({"ev": "cycle_ended", "cycle": "0"}), doubts) is None
+    assert RECORDS.salvage(logged({"ev": "verdict"}), doubts) is None
+    assert doubts[1:] == [
+        "cycle_ended has no cycle",
+        "verdict has no rank, cycle, kind, at_ns, since_ns, elapsed_s, timeout_s",
+    ]
+    doubts = []
+    assert RECORDS.salvage(logged({"ev": "of_a_newer_version", "cycle": []}), doubts) is None
+    assert doubts == []
+
+
+class Held(Message, frozen=True):
+    count: Count = 0
+    number: Int = 0
+    length_s: Seconds = 0.0
+    ratio: Finite | None = None
+    path: str = ""
+    names: Mapping[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *('"count":true', '"count":1.0', '"count":-1', '"count":4611686018427387905', '"count":1e300', '"count":"1"'),
+        *('"number":9223372036854775808', '"number":-9223372036854775809', f'"number":{"9" * 5000}', '"number":null'),
+        *('"length_s":true', '"length_s":-0.1', '"length_s":NaN', '"length_s":Infinity', '"length_s":1e999'),
+        *('"ratio":NaN', '"ratio":-Infinity', '"ratio":1e999', f'"ratio":{"1" * 400}'),
+        *('"path":7', '"path":"\\ud"', '"names":{"a":1}', '"names":[]', '"path":"a'),
+    ],
+)
+def test_value_of_another_type_or_beyond_its_bounds_is_refused_and_salvaged_as_the_default(field: str) -> None:
+    raw = Raw("held", f'{{{field}, "new":"\\udcff"}}'.encode())
+    for body in (raw.body, raw.body.replace(b', "new":"\\udcff"', b"")):  # by the one reader of JSON, and by the other
+        with pytest.raises(ProtocolError):
+            decode(Held, body)
+        doubts: list[str] = []
+        assert Vocabulary[Held](Held).salvage(Raw("held", body), doubts) in (Held(), None)
+        assert bool(doubts) is ("null" not in field)
+
+
+def test_extreme_values_travel_as_they_are() -> None:
+    held = Held(count=2**62, number=-(2**63), length_s=2.0**62, ratio=-1.7976931348623157e308, path="é\n\0")
+    assert decode(Held, encode(held)) == held
+    assert decode(Held, b'{"length_s":3,"ratio":18446744073709551616}') == Held(length_s=3.0, ratio=2.0**64)
+
+
+@pytest.mark.parametrize("name", ["/tmp/\udcff", "\ud800", "a\udcfe\udcff"])
+def test_path_that_is_no_text_travels_as_it_is_and_is_shown_with_question_marks(name: str) -> None:
+    held = Held(count=3, path=name, names={name: name})
+    assert decode(Held, encode(held)) == held
+    assert decode(Held, encode_as(b'{"v":1,"\\ud800":{"\\udcff":1}', held)) == held
+    doubts: list[str] = []
+    found = Vocabulary[Held](Held).salvage(Raw("held", encode(held)), doubts)
+    assert found is not None
+    assert (found.count, found.path.encode(), doubts) == (3, name.encode(errors="replace"), [])
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_number_that_is_not_finite_becomes_no_other_number(number: float) -> None:
+    with pytest.raises(ProtocolError):
+        decode(Held, encode(Held(length_s=number)))
+    assert decode(Held, encode(Held(ratio=number))).ratio is None
+    with pytest.raises(ProtocolError):
+        convert(Held, {"ratio": number})
+
+
+def test_text_that_is_no_utf_8_breaks_the_protocol_and_spoils_no_record() -> None:
+    body = b'{"count":3,"path":"a\xff"}'
+    with pytest.raises(ProtocolError):
+        decode(Held, body)
+    assert Vocabulary[Held](Held).salvage(Raw("held", body), []) == Held(count=3, path="a\ufffd")
+
+
+@pytest.mark.parametrize("body", [b"", b"[" * 40_000, b'{"names":' * 40_000, b"{}{}", b"\xff", b"[]", b"7"])
+def test_bytes_that_are_no_object_are_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(Held, body)
+    doubts: list[str] = []
+    assert Vocabulary[Held](Held).salvage(Raw("held", body), doubts) is None
+    assert len(doubts) == 1
+
+
+def test_fields_at_their_default_are_left_out_of_messages_and_written_in_records() -> None:
+    assert encode(Held()) == b"{}"
+    assert encode_as(b'{"v":1', Held()) == b'{"v":1}'
+    assert encode_as(b'{"v":1', Held(count=2)) == b'{"v":1,"count":2}'
+    assert encode(Cause()) == encode(to_builtins(Cause()))
+    assert to_builtins(Cause()).keys() == set(Cause.__struct_fields__)
+
+
+def test_same_name_in_messages_as_in_version_0_1_0() -> None:
+    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper_messages.KeeperSays)
+    assert [*map(name_of, kinds)] == ["verdict", "rank_exited", "more_time", "minute", "warning", "says"]

@@ -1,0 +1,122 @@
+"""Fault plans: what may be written, what is drawn, and what is due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.config.files.fault_plan_file import read_fault_plan
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.base.fault_plan import FAULT_TYPES, PlannedFault, parse_plan, resolve
+from tests import ROOT
+
+SHIPPED = ROOT / "megatron_ft" / "configs" / "faults"
+FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
+
+
+def plan(*faults: dict[str, Any], **top: Any) -> Any:
+    return parse_plan({"faults": list(faults), **top}, source="plan.yaml")
+
+
+def test_chance_is_the_same_for_the_same_seed_and_differs_between_seeds() -> None:
+    open_fault = {"rank": "random", "iteration": [20, 40], "type": "random"}
+    drawn = {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
+    assert drawn == {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
+    assert {fault.rank for fault in drawn.values()} == set(range(8))
+    assert {fault.iteration for fault in drawn.values()} == set(range(20, 41))
+    assert {fault.type for fault in drawn.values()} == {"rank_killed", "rank_hung"}
+
+
+def test_chance_hasnt_changed() -> None:
+    """A seed in somebody's notes means the same fault next year."""
+    (fault,) = resolve(plan({"rank": "random", "iteration": [0, 1000], "type": "random"}, seed=7), 64)
+    assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
+
+
+def test_fault_of_any_type_is_described_in_words() -> None:
+    for kind in FAULT_TYPES:
+        line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
+        assert line.startswith("rank 1 ")
+        assert line.endswith(" after iteration 25 of cycle 2")
+    slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
+    assert "is slower from now on, by 0.5 s for each step, in the first iteration" in slow.describe()
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, "Expected `object`, got `null`"),
+        ([FAULT], "Expected `object`, got `array`"),
+        ({}, "missing required field `faults`"),
+        ({"faults": "rank_killed"}, "Expected `array`, got `str` - at `$.faults`"),
+        ({"fault": [FAULT]}, "unknown field `fault`"),
+        ({"faults": [], "seed": "x"}, "got `str` - at `$.seed`"),
+        ({"faults": [], "seed": -1}, "Expected `int` >= 0 - at `$.seed`"),
+        ({"faults": [3]}, "Expected `object`, got `int` - at `$.faults[0]`"),
+        ({"faults": [FAULT, {**FAULT, "itration": 3}]}, "unknown field `itration` - at `$.faults[1]`"),
+        ({"faults": [{**FAULT, "type": "rank_kiled"}]}, "Invalid enum value 'rank_kiled' - at `$.faults[0].type`"),
+        ({"faults": [{**FAULT, "type": ["slow"]}]}, "at `$.faults[0].type`"),
+        ({"faults": [{**FAULT, "rank": -1}]}, "at `$.faults[0].rank`"),
+        ({"faults": [{**FAULT, "rank": True}]}, "at `$.faults[0].rank`"),
+        ({"faults": [{**FAULT, "cycle": "0"}]}, "at `$.faults[0].cycle`"),
+        ({"faults": [{**FAULT, "iteration": 2.5}]}, "at `$.faults[0].iteration`"),
+        ({"faults": [{**FAULT, "iteration": [1]}]}, "at `$.faults[0].iteration`"),
+        ({"faults": [{**FAULT, "iteration": [9, 3]}]}, "the range [9, 3] is empty"),
+        ({"faults": [{**FAULT, "type": "segfault"}]}, "Invalid enum value 'segfault'"),
+        ({"faults": [{**FAULT, "seconds": 3}]}, "seconds is only for type 'slow', not 'rank_killed'"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "at `$.faults[0].seconds`"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": "1"}]}, "at `$.faults[0].seconds`"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("nan")}]}, "at `$.faults[0].seconds`"),
+        ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "at `$.faults[0].seconds`"),
+        ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "missing required field `type` - at `$.faults[0]`"),
+        ({"faults": [{"type": "slow"}]}, "missing required field `rank`"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_plan(document, source="plan.yaml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("plan.yaml: ")
+    assert "a type (rank_killed, rank_hung, slow, exception or 'random')" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("faults", "world", "words"),
+    [
+        ([FAULT], 1, "fault 1: rank must be below the number of ranks, 1, not 1"),
+        ([FAULT, {**FAULT, "type": "slow"}], 2, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
+    ],
+)
+def test_fault_that_cannot_happen_is_refused(faults: list[dict[str, Any]], world: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(plan(*faults), world)
+
+
+def test_the_shipped_plans_can_be_read() -> None:
+    files = sorted(SHIPPED.glob("*.yaml"))
+    assert files
+    for file in files:
+        assert resolve(read_fault_plan(file), 2)
+    kinds = [(f.cycle, f.rank, f.type) for f in resolve(read_fault_plan(SHIPPED / "kill-then-hang.yaml"), 2)]
+    assert kinds == [(0, 1, "rank_killed"), (1, 0, "rank_hung")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"faults: [", "isn't YAML"),
+        (b"\xff\xfe\x00\x01", "plan.yaml: the fault plan isn't"),
+        (b"faults: !!python/object/apply:os.system [true]", "isn't YAML"),
+        (b"", "Expected `object`, got `null`"),
+    ],
+)
+def test_file_that_is_no_plan_is_refused_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_fault_plan(file)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

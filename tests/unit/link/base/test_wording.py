@@ -1,0 +1,36 @@
+"""Numbers, lists, iterations and text from outside, as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_ft.link.base.wording import begins, listed, printable, when
+
+
+def test_list_of_many_names_the_first_ones() -> None:
+    assert listed("abc", most=3) == "a, b, c"
+    assert listed("abcd", most=3) == "a, b, c and 1 more"
+    assert listed("abcde", most=3, joint="; ") == "a; b; c; and 2 more"
+    assert listed([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("iteration", "ended", "begun"),
+    [(99, "after iteration 99", "iteration 100 begins"), (0, "in the first iteration", "iteration 1 begins")],
+)
+def test_iteration_has_the_number_of_megatrons_log(iteration: int, ended: str, begun: str) -> None:
+    assert (when(iteration), begins(iteration)) == (ended, begun)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rank 3 (größer, 速い)", "rank 3 (größer, 速い)"),
+        ("two\nlines\r\tand\u2028more", "two lines  and more"),
+        ("\x1b[2J\x07\x9b\x00", r"\x1b[2J\x07\x9b\x00"),
+        ("a\u202eb\udc80\U000e0001", r"a\u202eb\udc80\U000e0001"),
+        (r"C:\x1b", r"C:\x1b"),
+    ],
+)
+def test_printable_text_has_nothing_that_a_terminal_obeys(text: str, shown: str) -> None:
+    assert printable(text) == shown

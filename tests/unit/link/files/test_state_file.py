@@ -1,0 +1,174 @@
+"""The state file: whole at any moment, and nothing that is found in its place can stop a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_ft.errors import ConfigError
+from megatron_ft.learning import state_file
+from megatron_ft.learning.state import (
+    Configured,
+    LearnedState,
+    LearnedTimeout,
+    StateFile,
+    StateFileDone,
+    UnusableStateError,
+)
+from megatron_ft.learning.state_file import carry_out, read_state, write_state
+
+STATE = LearnedState(sections={"step": LearnedTimeout(calculated_s=12.0)})
+DOCUMENT = STATE.document(Configured(), 60.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "ft_state.json")
+
+
+def test_state_is_read_as_it_was_written_with_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ft_state.json"
+    wanted = StateFile(str(path), DOCUMENT, at_end=True)
+    assert carry_out(wanted) == StateFileDone(wanted)
+    found = read_state(str(path))
+    assert found is not None
+    assert found.timeouts == STATE.timeouts
+    document = json.loads(path.read_text())
+    assert (document["written_at_unix_s"] > 0, document["written_at_utc"][-6:]) == (True, "+00:00")
+    assert os.listdir(path.parent) == ["ft_state.json"]
+
+
+def test_the_umask_decides_who_may_read(path: str) -> None:
+    old = os.umask(0o027)
+    try:
+        write_state(path, DOCUMENT)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
+
+
+BROKEN = [
+    (b"", "is not JSON"),
+    (b" \n\t", "is not JSON"),
+    (b'{"a": 1', "is not JSON"),
+    (b"{'a': 1}", "is not JSON"),
+    (b'{"a": NaN}', "is not JSON"),
+    (b"null", "holds no learned timeouts"),
+    (b"\xff\xfe\x00", "is not JSON"),
+    (b"[" * 100_000, "is not JSON"),
+    (b" " * (1 << 20) + b"{}", "has more than"),
+    (b"1" * 5000, "holds no learned timeouts|is not JSON"),
+    (b'{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}', "as an earlier version writes them"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), BROKEN)
+def test_broken_file_is_refused_with_a_reason_and_set_aside_by_one_launcher(
+    content: bytes, why: str, path: str
+) -> None:
+    Path(path).write_bytes(content)
+    with pytest.raises(ConfigError, match=why) as error:
+        read_state(path)
+    assert "\n" not in str(error.value)
+    left = carry_out(StateFile(path))
+    assert (left.problem.endswith(": leaving it alone"), left.state, left.may_write) == (True, None, True)
+    assert Path(path).read_bytes() == content
+    found = carry_out(StateFile(path, sets_aside=True))
+    assert (found.problem.endswith(f": moved to {path}.corrupt-1"), found.may_write) == (True, True)
+    assert Path(f"{path}.corrupt-1").read_bytes() == content
+    assert carry_out(StateFile(path, sets_aside=True)).problem == ""
+
+
+def test_files_set_aside_dont_replace_each_other(path: str) -> None:
+    for number in (1, 2, 3):
+        Path(path).write_text(f"broken {number}")
+        assert carry_out(StateFile(path, sets_aside=True)).problem.endswith(f"moved to {path}.corrupt-{number}")
+    assert [Path(f"{path}.corrupt-{n}").read_text() for n in (1, 2, 3)] == ["broken 1", "broken 2", "broken 3"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(os.mkdir, "is not a regular file", id="directory"),
+        pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
+        pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
+    ],
+)
+def test_anything_else_in_place_of_the_state_file_is_left_alone(
+    path: str, make: Callable[[str], None], words: str
+) -> None:
+    make(path)
+    with pytest.raises(UnusableStateError, match=words):
+        read_state(path)
+    assert not carry_out(StateFile(path, sets_aside=True)).may_write
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
+def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, DOCUMENT)
+
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fail)
+        found = carry_out(StateFile(path, sets_aside=True))
+    text = f"{path} can't be read: {os.strerror(number)}: leaving it alone"
+    assert found == StateFileDone(StateFile(path, sets_aside=True), None, text, may_write=False)
+    assert read_state(path) is not None
+
+
+def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
+    write_state(path, {**DOCUMENT, "schema_version": 99})
+    found = carry_out(StateFile(path, sets_aside=True))
+    assert (found.state, found.may_write) == (None, False)
+    assert found.problem.startswith(f"{path} has schema_version 99")
+    assert os.path.exists(path)
+
+
+def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(path, DOCUMENT)
+
+    def fail(*_args: Any, **_folders: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, fail)
+            done = carry_out(StateFile(path, {"new": 1}))
+        assert done.problem == f"learned timeouts can't be written to {path}: No space left on device"
+        assert read_state(path) is not None
+        assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
+
+
+def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(fd: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def traced_replace(source: str, target: str, **folders: Any) -> None:
+        steps.append("rename")
+        replace(source, target, **folders)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    state_file.write_state(path, {})
+    assert steps == ["file", "rename", "folder"]
+
+
+def test_values_that_json_has_not_are_refused_before_anything_is_written(path: str) -> None:
+    write_state(path, DOCUMENT)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_state(path, {"new": float("nan")})
+    assert read_state(path) is not None

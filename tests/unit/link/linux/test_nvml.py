@@ -1,0 +1,95 @@
+"""What the driver is asked, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.node_problems import Gpu
+from megatron_ft.link.linux import nvml
+
+DEVICES = {
+    "nvmlDeviceGetComputeRunningProcesses_v3": [
+        [SimpleNamespace(pid=7, usedGpuMemory=3 << 30), SimpleNamespace(pid=8, usedGpuMemory=None)],
+        [SimpleNamespace(pid=9, usedGpuMemory=0)],
+        [],
+    ],
+    "nvmlDeviceGetRetiredPagesPendingStatus": [1, None, None],
+    "nvmlDeviceGetRemappedRows": [None, (9, 1, 0, 1), None],
+}
+"""Answers for an older device, a newer one and one without processes; None raises an error."""
+
+
+class Driver:
+    """The module `pynvml` on a node with `DEVICES`."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
+        self.open = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            assert name == "nvmlInit" or self.open
+            if name in self.broken:
+                raise self.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+            self.open += {"nvmlInit": 1, "nvmlShutdown": -1}.get(name, 0)
+            if name == "nvmlDeviceGetCount":
+                return 3
+            if name == "nvmlDeviceGetHandleByIndex":
+                return f"device {arguments[0]}"
+            if name not in DEVICES:
+                return None
+            found = DEVICES[name][int(arguments[0].removeprefix("device "))]
+            if found is None:
+                raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return found
+
+        assert callable(getattr(pynvml, name))
+        return answer
+
+
+def test_all_devices_are_asked_for_processes_and_the_state_of_their_memory() -> None:
+    driver = Driver()
+    assert nvml.holdings(driver) == [Holding(0, 7, 3 << 30), Holding(0, 8, None), Holding(1, 9, 0)]
+    old, new, other = nvml.gpus(driver) or []
+    assert old == Gpu(index=0, pages_pending=True)
+    assert new == Gpu(index=1, rows_pending=False, rows_failed=True)
+    assert other == Gpu(index=2)
+    assert driver.open == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "gpus"),
+    [
+        ("nvmlInit", None),
+        ("nvmlDeviceGetCount", None),
+        ("nvmlDeviceGetHandleByIndex", [Gpu(index=index) for index in range(3)]),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", ...),
+    ],
+)
+def test_a_driver_with_an_error_tells_nothing(broken: str, gpus: Any) -> None:
+    driver = Driver(broken)
+    assert not nvml.holdings(driver)
+    assert gpus is ... or nvml.gpus(driver) == gpus
+    assert driver.open == 0  # what didn't open isn't closed
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_pynvml_is_imported_only_where_the_driver_is_installed(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> None:
+        if not is_installed:
+            raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.delitem(sys.modules, "pynvml")
+    assert (nvml.load() is not None) is ("pynvml" in sys.modules) is is_installed

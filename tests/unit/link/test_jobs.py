@@ -1,0 +1,214 @@
+"""Asking a launcher for its status: the question, the answer, and peers that don't answer or don't read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from megatron_ft.diagnosis.waits import Lags
+from megatron_ft.errors import FaultToleranceError
+from megatron_ft.launcher.cycle.control_socket import ControlSocket
+from megatron_ft.launcher.cycle.job_status import JobStatus
+from megatron_ft.link import jobs
+from megatron_ft.link.base.escalation import Grace
+from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
+from megatron_ft.link.base.pauses import Pauses
+from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
+from megatron_ft.link.jobs import JobWatch, RunningJob
+from megatron_ft.link.messages.job_facts import JobPhase, RankReading, RankState
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import ChannelClosedError, connect, listen
+from tests.support.asleep import asleep_s
+
+
+class FakeLauncher:
+    """The control socket and the status of a launcher, with boards that nobody writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.boards: dict[int, Board] = {}
+        self.paused = Pauses()
+        self.said: list[str] = []
+        self.reactor = Reactor()
+        line = SimpleNamespace(
+            run_id="demo",
+            namespace=SimpleNamespace(max_restarts=3),
+            options=SimpleNamespace(observe_only=False),
+        )
+        self.status = JobStatus(cast("Any", line), log_dir="/logs", monitors=cast("Any", self))
+        self.control = ControlSocket(
+            str(directory / "launcher.sock"),
+            self.reactor,
+            say=self.said.append,
+            on_request=lambda _request: None,
+            on_order=lambda _order, _pid: False,
+            on_question=self.status.facts,
+        )
+        self.control.start()
+        self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(directory))
+        self.longest_sleep_s = 0.0
+        self._stop = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __getitem__(self, local_rank: int) -> Any:
+        """As ``Monitors`` has it."""
+        return SimpleNamespace(reading=lambda cycle: self._reading(local_rank, cycle))
+
+    def _reading(self, local_rank: int, cycle: int) -> RankReading:
+        if cycle != 0 or local_rank not in self.boards:
+            return RankReading()
+        try:
+            return RankReading(self.boards[local_rank].snapshot())
+        except BoardDamagedError:
+            return RankReading(damaged=True)
+
+    def cycle_started(self, ranks: int, cycle: int = 0) -> Any:
+        """That many ranks, all of them this process; who has a board says ``boards``."""
+        record = SimpleNamespace(
+            cycle=cycle,
+            met_ns=time.monotonic_ns(),
+            spawned_ns=time.monotonic_ns(),
+            ranks=[10 + local_rank for local_rank in range(ranks)],
+            started={local_rank: SimpleNamespace(pid=os.getpid()) for local_rank in range(ranks)},
+            exits={},
+            hung={},
+            nodes=2,
+            world_size=ranks + 10,
+        )
+        self.agent = SimpleNamespace(
+            started=record,
+            ended=None,
+            failed=None,
+            restarts_left=2,
+            part=lambda _kind: SimpleNamespace(lags=Lags(0, 0.0)),
+        )
+        self.status.follow(cast("Any", self.agent))
+        return record
+
+    def add_boards(self, count: int) -> None:
+        """Boards of the first ``count`` local ranks."""
+        for local_rank in range(count):
+            fd = create_memory()
+            board = self.boards[local_rank] = Board(fd)
+            os.close(fd)
+            timeouts = BoardTimeouts(None, None, {"step": 10.0, "another section": 20.0}, 30.0)
+            values: dict[str, Any] = {"cycle": 0, "rank": 10 + local_rank, "pid": os.getpid(), "warmup_iterations": 0}
+            board.initialise(start_ns=time.monotonic_ns(), timeouts=timeouts, **values)
+
+    def close(self) -> None:
+        """Stop to answer."""
+        self._stop = True
+        self._thread.join()
+        self.control.close()
+        self.reactor.close()
+        for board in self.boards.values():
+            board.close()
+
+    def _run(self) -> None:
+        while not self._stop:
+            before_s = asleep_s()
+            self.reactor.run_once(0.02)
+            self.longest_sleep_s = max(self.longest_sleep_s, asleep_s() - before_s)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeLauncher]:
+    fake = FakeLauncher(tmp_path)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def watch(fake: FakeLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobWatch]:
+    monkeypatch.setattr(jobs, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
+    watch = JobWatch(fake.job)
+    yield watch
+    watch.close()
+
+
+def states(watch: JobWatch) -> list[RankState]:
+    return [row.state for row in watch.facts.ranks]
+
+
+def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: JobWatch) -> None:
+    fake.add_boards(2)
+    fake.cycle_started(3)
+    assert watch.ask(60.0)
+    assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
+    cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
+    ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
+    fake.agent.ended = fake.agent.failed = ended
+    assert watch.ask(60.0)
+    assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)
+    assert watch.facts.last_cause is not None
+    assert len(watch.facts.last_cause.text) == 2000
+    fake.cycle_started(3, cycle=1)
+    assert watch.ask(60.0)
+    assert states(watch) == [RankState.NOT_ATTACHED] * 3
+
+
+def test_ended_and_hung_ranks_are_shown_as_such(fake: FakeLauncher, watch: JobWatch) -> None:
+    fake.add_boards(3)
+    record = fake.cycle_started(3)
+    record.exits[0] = SimpleNamespace(exitcode=-9)
+    record.hung[2] = Grace(1.0, {})
+    assert watch.ask(60.0)
+    assert [row.exit_code for row in watch.facts.ranks] == [-9, None, None]
+    assert states(watch) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG]
+
+
+def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher, watch: JobWatch) -> None:
+    fake.add_boards(2)
+    fake.cycle_started(2)
+    board = fake.boards[0]
+    count, board.words[W_SECTION_COUNT] = board.words[W_SECTION_COUNT], 1000
+    assert watch.ask(60.0)
+    assert states(watch) == [RankState.DAMAGED, RankState.RUNNING]
+    board.words[W_SECTION_COUNT] = count
+    assert watch.ask(60.0)
+    assert states(watch) == [RankState.RUNNING, RankState.RUNNING]
+
+
+def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLauncher, watch: JobWatch) -> None:
+    fake.cycle_started(64)
+    deaf = connect(fake.control.path, 5.0)
+    with pytest.raises(ChannelClosedError):
+        for _ in range(100_000):
+            deaf.send({"type": "status"}, timeout_s=5.0)
+    assert watch.ask(60.0)
+    assert states(watch) == [RankState.NOT_ATTACHED] * 64
+    assert fake.longest_sleep_s < 1.0
+
+
+def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.2)
+    job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(tmp_path))
+    with pytest.raises(FaultToleranceError, match=f"ft_launcher {os.getpid()} can't be reached"):
+        JobWatch(job)
+    with listen(str(tmp_path / "launcher.sock")):
+        began = time.monotonic()
+        with pytest.raises(FaultToleranceError, match=f"^ft_launcher {os.getpid()}, job demo, doesn't answer$"):
+            JobWatch(job)
+        assert 0.2 <= time.monotonic() - began < 5.0
+
+
+def test_launcher_that_ends_while_it_is_watched_is_told(tmp_path: Path) -> None:
+    fake = FakeLauncher(tmp_path)
+    fake.add_boards(1)
+    fake.cycle_started(1)
+    watch = JobWatch(fake.job)
+    fake.close()
+    with pytest.raises(FaultToleranceError, match="can't be asked: the peer is gone"):
+        assert watch.ask(60.0)
+    assert states(watch) == [RankState.RUNNING]  # as it was told last
+    watch.close()

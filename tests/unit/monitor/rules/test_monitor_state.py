@@ -1,0 +1,390 @@
+"""The judgement, in simulated time: no sleep, no process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron_ft.diagnosis.evidence import with_board
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.monitor.rules.hang_detector import CONFIRM_AFTER_NS, Check, CheckAction, HangDetector, Overdue
+from tests.fuzz.healthy import BOARD, live
+
+S = 1_000_000_000
+START = 1000 * S
+
+
+def board(**changes: object) -> BoardSnapshot:
+    return BOARD._replace(own_out_of_section_timeout_ns=None)._replace(**changes)
+
+
+def section(name: str = "step", opened_at: int = 0, timeout: float | None = 10.0, count: int = 1) -> SectionView:
+    return SectionView(name, opened_at, count, None if timeout is None else round(timeout * S))
+
+
+def state(check_interval: float = 5.0, at: int = START) -> HangDetector:
+    return HangDetector(check_interval_ns=round(check_interval * S), last_look_ns=at)
+
+
+def verdict_of(found: Check) -> Overdue:
+    assert found.verdict is not None
+    return found.verdict
+
+
+def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
+    snapshot = board(sections=(section(opened_at=START),))
+    watching = state()
+    first = watching.check(snapshot, START + 10 * S)
+    assert first.action is CheckAction.CONFIRM
+    assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
+    too_soon = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
+    assert too_soon.action is CheckAction.CONFIRM
+    second = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS)
+    assert second.action is CheckAction.END_RANK
+    assert second.verdict is not None
+    assert second.verdict.kind is HangKind.SECTION
+    assert second.verdict.section == "step"
+    assert second.verdict.since_ns == START
+    assert second.verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+
+
+def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
+    now = START + 20 * S
+    idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
+    assert state(at=now).check(idle, now).action is CheckAction.CONFIRM
+    busy = board(own_out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
+    assert state(at=now).check(busy, now).action is CheckAction.WATCH
+
+
+@pytest.mark.parametrize(
+    ("setup", "steps", "first_step_at", "bound"),
+    [
+        (60.0, 0, 0, 60),  # other ranks may still be in their setup
+        (60.0, 1, 0, 5),  # the first "step" has been opened
+        (60.0, 0, START, 5),  # an iteration is over
+        (3.0, 0, 0, 5),
+        (None, 0, 0, 5),
+    ],
+)
+def test_time_out_of_section_may_last_as_setup_until_the_first_step_is_over(
+    setup: float | None, steps: int, first_step_at: int, bound: int
+) -> None:
+    shown = board(
+        sections=(section("setup", timeout=setup), section(timeout=10.0, count=steps)),
+        own_out_of_section_timeout_ns=5 * S,
+        last_transition_ns=START,
+        first_step_at_ns=first_step_at,
+    )
+    watching = state()
+    assert watching.check(shown, START + bound * S - 1).action is CheckAction.WATCH
+    assert watching.check(shown, START + bound * S).action is CheckAction.CONFIRM
+
+
+def test_null_timeouts_are_infinite() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=None),))
+    outcome = state(at=START + 10**9 * S).check(snapshot, START + 10**9 * S)
+    assert outcome.action is CheckAction.WATCH
+
+
+def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
+    open_late = board(sections=(section("a", START, 100.0), section("b", 0, 3.0)))
+    assert state().check(open_late, START).next_look_ns == START + 3 * S
+    assert state(check_interval=2.0).check(open_late, START).next_look_ns == START + 2 * S
+    near = board(sections=(section("a", START, 100.0), section("b", START - 2 * S, 3.0)), start_ns=START - 3 * S)
+    assert state().check(near, START).next_look_ns == START + 1 * S
+    nothing = board(sections=(section(timeout=None),))
+    assert state().check(nothing, START).next_look_ns == START + 5 * S
+
+
+def test_the_two_mechanisms_are_independent() -> None:
+    now = START + 8 * S
+    beating_but_stuck = board(
+        heartbeats=9,
+        last_heartbeat_ns=now - 1,
+        own_heartbeat_timeout_ns=100 * S,
+        sections=(section(opened_at=START, timeout=7.0),),
+    )
+    assert verdict_of(state(at=now).check(beating_but_stuck, now)).kind is HangKind.SECTION
+    moving_but_silent = board(
+        heartbeats=1,
+        last_heartbeat_ns=START,
+        own_heartbeat_timeout_ns=7 * S,
+        sections=(section(opened_at=now - 1, timeout=7.0),),
+    )
+    assert verdict_of(state(at=now).check(moving_but_silent, now)).kind is HangKind.HEARTBEAT
+
+
+@pytest.mark.parametrize(
+    ("warmup", "seen", "steps_opened", "has_step", "judged"),
+    [
+        (0, 0, 0, True, True),
+        (3, 0, 0, True, False),
+        (3, 2, 0, True, False),
+        (3, 3, 0, True, False),  # the third one runs
+        (3, 4, 0, True, True),
+        (1, 1, 0, True, False),
+        (1, 2, 0, True, True),
+        (3, 0, 1, True, True),  # the first "step" ends the warm-up
+        (3, 0, 0, False, True),  # neither iterations nor "step": judged from the start
+        (3, 1, 0, False, False),
+    ],
+)
+def test_time_out_of_section_is_not_judged_during_the_warm_up(
+    warmup: int, seen: int, steps_opened: int, has_step: bool, judged: bool
+) -> None:
+    now = START + 8 * S
+    name = "step" if has_step else "other"
+    snapshot = board(
+        warmup_iterations=warmup,
+        iterations_seen=seen,
+        own_out_of_section_timeout_ns=7 * S,
+        sections=(section(name, count=steps_opened),),
+    )
+    assert (state(at=now).check(snapshot, now).action is CheckAction.CONFIRM) == judged
+
+
+@pytest.mark.parametrize("opened_at", [0, START])
+@pytest.mark.parametrize(("start_timeout", "bound"), [(60, 60), (5, 10), (None, None)])
+def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
+    opened_at: int, start_timeout: int | None, bound: int | None
+) -> None:
+    """Compilation may take long, but a first collective may also hang for ever."""
+    snapshot = board(
+        warmup_iterations=3,
+        iterations_seen=1,
+        own_initial_heartbeat_timeout_ns=None if start_timeout is None else start_timeout * S,
+        own_out_of_section_timeout_ns=10 * S,
+        sections=(section(opened_at=opened_at, count=0), section("setup")),
+    )
+    for seconds in (9, 59, 3600):
+        at = START + seconds * S
+        is_late = state(at=at).check(snapshot, at).action is CheckAction.CONFIRM
+        assert is_late == (bound is not None and seconds >= bound)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "seen", "bound"),
+    [(0, 0, 10), (0, 1, 100), (0, 5, 100), (0, 6, 10), (2, 2, 100), (2, 3, 10)],
+)
+def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warmup: int, seen: int, bound: int) -> None:
+    snapshot = board(
+        warmup_iterations=warmup,
+        iterations_seen=seen,
+        sections=(section(opened_at=START), section("warmup", timeout=100.0, count=0)),
+    )
+    for seconds in (9, 11, 99, 101):
+        at = START + seconds * S
+        assert (state(at=at).check(snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
+
+
+def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=10.0),))
+    watching = state(check_interval=100.0)
+    assert watching.check(snapshot, START + 4 * S).next_look_ns == START + 10 * S
+    # the node stood still; the monitor can't know since when, at most since its last look
+    outcome = watching.check(snapshot, START + 3600 * S)
+    assert outcome.action is CheckAction.WATCH
+    assert outcome.next_look_ns == START + 3600 * S + 6 * S
+    overdue = watching.check(snapshot, START + 3606 * S)
+    assert overdue.action is CheckAction.CONFIRM
+    verdict = verdict_of(watching.check(snapshot, START + 3606 * S + CONFIRM_AFTER_NS))
+    assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+
+
+def found_after(watching: HangDetector, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
+    """Seconds from ``since`` to the verdict, where one of ``every`` wake-ups is late."""
+    now, number = since, 0
+    while now < since + 100_000 * S:
+        outcome = watching.check(snapshot, now)
+        if outcome.action is CheckAction.END_RANK:
+            return (now - since) / S
+        assert outcome.next_look_ns is not None
+        number += 1
+        now = outcome.next_look_ns + (late_ns if number % every == 0 else 0)
+    raise AssertionError("the hang is never found")
+
+
+@pytest.mark.parametrize("every", [1, 2, 9])
+@pytest.mark.parametrize("timeout", [1.0, 600.0, 3600.0])
+def test_wake_ups_that_are_a_little_late_hide_no_hang(timeout: float, every: int) -> None:
+    """A node that is busy isn't one that stands still, however often it wakes its monitor late."""
+    snapshot = board(sections=(section(opened_at=START, timeout=timeout),))
+    found = found_after(state(), snapshot, START, late_ns=120_000_000, every=every)
+    # beyond the lateness itself: a quarter of the timeout, or all of a short one
+    assert timeout < found < timeout * (2.5 if timeout < 10 else 1.3) + 1
+
+
+def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
+    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
+    began = START + 200_000 * S
+    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
+    watching = state()
+    now = START
+    while now < began:
+        now = (watching.check(before, now).next_look_ns or 0) + 150_000_000
+    assert len(watching.gaps) <= 64
+    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
+    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
+
+
+def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
+    snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
+    watching = state(check_interval=1.0)
+    now = START
+    for _ in range(200):
+        watching.check(snapshot, now)
+        watching.check(snapshot, now + S // 2)
+        now += S // 2 + 3 * S
+        watching.check(snapshot, now, was_stopped=True)
+    assert len(watching.gaps) <= 64
+    outcome = watching.check(snapshot, now)
+    assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
+    assert outcome.action is CheckAction.WATCH
+    assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
+
+
+@pytest.mark.parametrize("says_sigcont", [True, False])
+def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
+    """With stops of the whole node at random moments; `make endurance` has eight times as many events."""
+    live(60_000, says_sigcont=says_sigcont)
+
+
+def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
+    watching, slow = state(), section(opened_at=START)._replace(is_calculated=True)
+    shown = board(sections=(slow,))
+
+    def found(at_s: float) -> CheckAction:
+        watching.check(shown, START + round(at_s * S))
+        return watching.check(shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
+
+    assert found(10.0) is CheckAction.END_RANK
+    verdict = verdict_of(watching.check(shown, START + 10 * S + 2 * CONFIRM_AFTER_NS))
+    assert verdict.is_learned
+    # whoever was asked takes his time: that is no stand-still of the node
+    watching.extend_timeout(verdict, 13 * S)
+    assert found(12.9) is CheckAction.WATCH
+    assert found(13.0) is CheckAction.END_RANK
+    again = verdict_of(watching.check(shown, START + 13 * S + 2 * CONFIRM_AFTER_NS))
+    assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
+    # the next one of the same section has its own time
+    watching.extend_timeout(again, 16 * S)
+    shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
+    assert found(24.0) is CheckAction.END_RANK
+
+
+def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
+    watching = state(check_interval=100.0)
+    stuck = board(sections=(section(opened_at=START),))
+    watching.check(stuck, START + 4 * S)
+    watching.excuse(START + 5 * S, START + 505 * S)
+    outcome = watching.check(stuck, START + 505 * S)
+    assert outcome.action is CheckAction.WATCH
+    assert outcome.next_look_ns == START + 510 * S
+
+
+STEP = section("step", opened_at=START, timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "left_s"),
+    [
+        (board(), None),
+        (board(sections=(STEP,)), 1.0),
+        (board(sections=(STEP, section("forward", opened_at=START + S, timeout=0.5))), -0.5),
+        (board(sections=(STEP,), heartbeats=1, last_heartbeat_ns=START, own_heartbeat_timeout_ns=2 * S), 0.0),
+        (board(own_out_of_section_timeout_ns=5 * S), 3.0),
+        (board(sections=(STEP,), closing=True), None),
+    ],
+)
+def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
+    assert with_board(RankSnapshot(rank=0), shown, START + 2 * S).left_s == left_s
+
+
+@pytest.mark.parametrize(
+    ("known", "counted", "seen_s"),
+    [
+        ({"frame": "a.py:1 f"}, True, 4.0),
+        ({"frame": "a.py:1 f"}, False, None),
+        ({"frame": "a.py:1 f", "has_stack": True}, True, 0.0),
+        ({"frame": "a.py:1 f", "raised": "ValueError: x"}, True, 0.0),
+        ({}, True, 0.0),
+    ],
+)
+def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look(
+    known: dict[str, Any], counted: bool, seen_s: float | None
+) -> None:
+    counts = CollectiveCounts(seen_ns=START, moved_ns=START, entered=3, completed=3) if counted else None
+    assert with_board(RankSnapshot(rank=0, **known), board(collectives=counts), START + 4 * S).seen_s == seen_s
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
+    mine = section(opened_at=START)._replace(is_calculated=learned)
+    found = verdict_of(state().check(board(sections=(mine,)), START + 10 * S))
+    assert found.is_learned is learned
+    idle = board(own_out_of_section_timeout_ns=10 * S, is_out_of_section_calculated=learned)
+    found = verdict_of(state().check(idle, START + 10 * S))
+    assert found.is_learned is learned
+    watching = state()
+    watching.check(board(sections=(mine,)), START + 10 * S)
+    verdict = verdict_of(watching.check(board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS))
+    watching.dismiss(verdict)
+    assert watching.check(board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
+
+
+# -- armed timeouts -----------------------------------------------------------------------------------------------
+
+
+def judged(watching: HangDetector, shown: BoardSnapshot, at_ns: int) -> Check:
+    """The second of two readings."""
+    watching.check(shown, at_ns)
+    return watching.check(shown, at_ns + CONFIRM_AFTER_NS)
+
+
+def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, **more: Any) -> SectionView:
+    timeout = ArmedTimeout(**{"timeout_ns": 10 * S, **more})
+    return section(opened_at=opened_at, timeout=own, count=count)._replace(armed=timeout)
+
+
+def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
+    shown = board(sections=(armed(own=3.0, enforced=False),))
+    watching = state(check_interval=100.0)
+    assert watching.check(shown, START + 10 * S - 1).action is CheckAction.WATCH
+    verdict = verdict_of(judged(watching, shown, START + 10 * S))
+    assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
+
+
+def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() -> None:
+    shown = board(
+        warmup_iterations=3,
+        iterations_seen=1,
+        own_initial_heartbeat_timeout_ns=60 * S,
+        sections=(armed(count=0),),
+    )
+    assert state().check(shown, START + 60 * S - 1).action is CheckAction.WATCH
+    verdict = verdict_of(judged(state(at=START + 59 * S), shown, START + 60 * S))
+    assert verdict.timeout_ns == 60 * S
+
+
+def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
+    watching = state(check_interval=100.0)
+    verdict = verdict_of(judged(watching, board(sections=(armed(),)), START + 10 * S))
+    watching.extend_timeout(verdict, 15 * S)
+    for timeout_s, at_s, action in (
+        (5, 14.9, CheckAction.WATCH),
+        (18, 16.9, CheckAction.WATCH),
+        (5, 17.0, CheckAction.END_RANK),
+    ):
+        watching.asked_ns = None  # no look is late
+        shown = board(sections=(armed(timeout_ns=timeout_s * S),))
+        assert judged(watching, shown, START + round(at_s * S)).action is action
+
+
+def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
+    """The check of a report takes seconds, and must not delay a verdict on a configured timeout."""
+    shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
+    verdict = verdict_of(judged(state(at=START + 14 * S), shown, START + 15 * S))
+    assert (verdict.section, verdict.enforced) == ("save", True)
