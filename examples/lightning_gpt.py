@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
-from megatron_ft.compat.lightning import FaultToleranceSectionsCallback, SimulatedFaultParams
+from megatron_ft.integrations.lightning import FaultToleranceSectionsCallback, SimulatedFaultParams
 
 VOCABULARY, LENGTH, WIDTH = 32, 32, 64
 

@@ -24,7 +24,7 @@ for name, directory, without, lines in json.load(sys.stdin):
 """
 """Each case is a fork of one interpreter that has imported torch."""
 FIND = """
-from megatron_ft.compat.lightning import FaultToleranceSectionsCallback
+from megatron_ft.integrations.lightning import FaultToleranceSectionsCallback
 bases = [c.__module__ for c in FaultToleranceSectionsCallback.__mro__ if c.__name__ == "Callback"]
 print(name, bases, [each for each in ("lightning", "pytorch_lightning") if sys.modules.get(each)], flush=True)
 """

@@ -20,7 +20,7 @@ OPTIONS = (
 LOOP = """
 import argparse
 import torch, torch.distributed as dist
-from megatron_ft.compat import megatron_lm as ft_integration
+from megatron_ft.integrations import megatron_lm as ft_integration
 
 parser = ft_integration.add_ft_args(argparse.ArgumentParser())
 parser.add_argument("--save", required=True)

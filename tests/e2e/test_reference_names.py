@@ -44,7 +44,7 @@ def test_hang_under_the_reference_client_is_noticed_with_one_notice(launcher: La
     assert ended.code == 0, ended.err
     assert "rank 1 hung in 'step'" in ended.err
     assert ended.err.count(NOTICE) == 1
-    assert "a spawned process has megatron_ft.compat.reference_client" in ended.out
+    assert "a spawned process has megatron_ft.integrations.reference_client" in ended.out
 
 
 def test_reference_import_when_switched_off_finds_the_installed_package(launcher: Launcher) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ft.compat.local_checkpoints import LocalCheckpointManager
+from megatron_ft.integrations.local_checkpoints import LocalCheckpointManager
 
 _lost: set[tuple[Any, ...]] = set()
 

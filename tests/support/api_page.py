@@ -16,8 +16,8 @@ MODULES = (
     "megatron_ft",
     "megatron_ft.fault_tolerance",
     "megatron_ft.memory_checkpoint",
-    "megatron_ft.compat.megatron_lm",
-    "megatron_ft.compat.lightning",
+    "megatron_ft.integrations.megatron_lm",
+    "megatron_ft.integrations.lightning",
 )
 _HEAD = """\
 # Python API

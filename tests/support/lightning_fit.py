@@ -11,8 +11,8 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from megatron_ft.compat import lightning_common
-from megatron_ft.compat.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
+from megatron_ft.integrations import lightning_common
+from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.hooks import user_errors
 from tests.support.lightning_job import Model

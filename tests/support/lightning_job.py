@@ -22,7 +22,7 @@ PACKAGE = os.environ.get("LIGHTNING_PACKAGE", "lightning.pytorch")
 lightning = importlib.import_module(PACKAGE)
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
-from megatron_ft.compat.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
+from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.compat import megatron_lm
+from megatron_ft.integrations import megatron_lm
 from megatron_ft.rank.faults import simulated
 
 CALLS: dict[str, tuple[str, ...]] = {

@@ -36,7 +36,7 @@ _FOLDERS = (
     "link/files",
     "launcher/rules",
 )
-_LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "compat/megatron_lm.py")
+_LOOSE = ("fault_tolerance.py", "memory_checkpoint.py", "integrations/megatron_lm.py")
 _CALLS = re.compile(r"_?(say|warn)(_\w+)?|note|put|_over")
 """Functions that print their argument; and ``warnings.append``, whose lines are printed at the start."""
 _CUTS = ("removesuffix", "partition", "strftime")

@@ -20,17 +20,17 @@ def _all_in(home: str, *names: str) -> dict[str, str]:
 _CONFIG = _all_in("megatron_ft.config.files.yaml_file", "FaultToleranceConfig")
 _CONTROL = _all_in("megatron_ft.link.base.control", "WorkloadAction", "WorkloadControlRequest")
 _CLIENT = {
-    **_all_in("megatron_ft.compat.reference_client", "RankMonitorClient"),
+    **_all_in("megatron_ft.integrations.reference_client", "RankMonitorClient"),
     **_all_in("megatron_ft.errors", "RankMonitorClientError"),
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
 _COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
 _FAULTS = _all_in("megatron_ft.rank.faults.simulated", "SimulatedFaultParams")
-_HEARTBEATS = _all_in("megatron_ft.compat.lightning", "FaultToleranceCallback")
-_SECTIONS = _all_in("megatron_ft.compat.lightning", "FaultToleranceSectionsCallback")
-_TENSOR_AWARE = "megatron_ft.compat.tensor_aware"
-_MANAGERS = "megatron_ft.compat.local_checkpoints"
-_REPLICATION = "megatron_ft.compat.replication"
+_HEARTBEATS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceCallback")
+_SECTIONS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceSectionsCallback")
+_TENSOR_AWARE = "megatron_ft.integrations.tensor_aware"
+_MANAGERS = "megatron_ft.integrations.local_checkpoints"
+_REPLICATION = "megatron_ft.integrations.replication"
 _SHARED = f"{REFERENCE}.shared_utils"
 
 SERVED: dict[str, dict[str, str]] = {
@@ -84,7 +84,7 @@ SERVED: dict[str, dict[str, str]] = {
     ),
     _SHARED: {},
     f"{_SHARED}.inject_fault": _all_in(
-        "megatron_ft.compat.reference_faults",
+        "megatron_ft.integrations.reference_faults",
         *("Fault", "InjectedException", "clear_workload_exception", "dispatch_fault_injection"),
         "maybe_raise_workload_exception",
     ),

@@ -123,7 +123,7 @@ FLOORS = {
         inside=("errors", "learning", "link", "link/base", "rank"), outside_in_functions=("torch",)
     ),
     "memory_checkpoint": Floor(inside=("errors", "link/base", "rank", "memory/rank", "memory/rules")),
-    "compat": Floor(
+    "integrations": Floor(
         inside=(
             *(*_VALUES, "link", "learning", "learning/state_file", "rank", "cli", "fault_tolerance"),
             *("memory/rank", "memory/rules"),
@@ -359,7 +359,7 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
         ("cli/planted.py", "import matplotlib", "may not import matplotlib"),
         ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("fault_tolerance.py", "import torch", "may not import torch"),
-        ("compat/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
+        ("integrations/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("planted.py", "import os", "on no floor"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ import pytest
 from megatron_ft.launcher.rules.phases import TRANSITIONS, AgentPhase, PhaseEvent
 from megatron_ft.link.base import state_table
 from megatron_ft.link.base.state_table import as_list, check, follow
+from tests import ROOT
 
-DOCS = Path(__file__).parents[3] / "docs" / "design"
+DOCS = ROOT / "docs" / "design"
 Table = Mapping[Any, Any]
 
 

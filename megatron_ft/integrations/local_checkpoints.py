@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron_ft.compat.replication import GroupWrapper, ReplicationStrategy
-from megatron_ft.compat.tensor_aware import TensorAwareStateDict
 from megatron_ft.errors import SnapshotError
+from megatron_ft.integrations.replication import GroupWrapper, ReplicationStrategy
+from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
 from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rank.keeper_connection import usable_place
 from megatron_ft.memory.rules.snapshots import SnapshotKey

@@ -12,9 +12,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from megatron_ft.compat.dcp import MemoryReader, MemoryWriter
-from megatron_ft.compat.replication import GroupWrapper
 from megatron_ft.errors import SnapshotError
+from megatron_ft.integrations.dcp import MemoryReader, MemoryWriter
+from megatron_ft.integrations.replication import GroupWrapper
 from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from tests.support.keepers import RealKeeper, keeper

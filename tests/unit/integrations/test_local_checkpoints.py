@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ft.compat.local_checkpoints import (
+from megatron_ft.errors import SnapshotError
+from megatron_ft.integrations.local_checkpoints import (
     AsyncRequest,
     BaseCheckpointManager,
     CheckpointingException,
@@ -17,9 +18,8 @@ from megatron_ft.compat.local_checkpoints import (
     SameMachineReplicationException,
     is_loaded,
 )
-from megatron_ft.compat.replication import GroupWrapper, LazyCliqueReplicationStrategy
-from megatron_ft.compat.tensor_aware import TensorAwareStateDict
-from megatron_ft.errors import SnapshotError
+from megatron_ft.integrations.replication import GroupWrapper, LazyCliqueReplicationStrategy
+from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
 from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from tests.support.keepers import RealKeeper, keeper

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from megatron_ft.compat.replication import GroupWrapper
 from megatron_ft.errors import SnapshotError
+from megatron_ft.integrations.replication import GroupWrapper
 from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 

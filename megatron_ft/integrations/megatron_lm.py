@@ -3,7 +3,7 @@
 Under ``ft_launcher`` an unmodified Megatron-LM needs none of this (docs/reference-names.md). Where that isn't wanted,
 one file of a checkout, ``megatron/training/ft_integration.py``, becomes the line ::
 
-    from megatron_ft.compat.megatron_lm import *
+    from megatron_ft.integrations.megatron_lm import *
 
 Any other loop with Megatron-style arguments can use it, too: add the flags with :func:`add_ft_args` and call
 ``setup(args)``. The hooks take no arguments: there is one training in a process, and this module holds its state.

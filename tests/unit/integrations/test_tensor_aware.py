@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ft.compat.tensor_aware import BasicTensorAwareStateDict
+from megatron_ft.integrations.tensor_aware import BasicTensorAwareStateDict
 
 
 @pytest.fixture

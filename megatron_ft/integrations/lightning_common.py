@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from megatron_ft.compat import local_checkpoints
-from megatron_ft.compat.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
-from megatron_ft.compat.lightning_packages import LightningCallback, names_of_classes
 from megatron_ft.errors import ConfigError, RankMonitorClientError, show
+from megatron_ft.integrations import local_checkpoints
+from megatron_ft.integrations.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
+from megatron_ft.integrations.lightning_packages import LightningCallback, names_of_classes
 from megatron_ft.learning import state as learned
 from megatron_ft.learning.state import StateFile, StateFileDone
 from megatron_ft.learning.state_file import carry_out
@@ -68,7 +68,7 @@ class FitCallback(LightningCallback):
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
         exc_handling_policy: Callable[[Any], WorkloadControlRequest | None] | None = None,
     ) -> None:
-        """Create the callback without any I/O; the arguments are those of `megatron_ft.compat.lightning`.
+        """Create the callback without any I/O; the arguments are those of `megatron_ft.integrations.lightning`.
 
         Raises:
             ConfigError: simulated_fault_params aren't such parameters (a ValueError).

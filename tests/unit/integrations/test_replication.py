@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from megatron_ft.compat.replication import (
+from megatron_ft.integrations.replication import (
     CliqueReplicationStrategy,
     GroupWrapper,
     LazyCliqueReplicationStrategy,

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from megatron_ft.compat import megatron_lm
+from megatron_ft.integrations import megatron_lm
 from tests.support.megatron_lm_loop import CALLS, all_hooks, fresh_state, parse, save, train
 from tests.support.training import FakeClient, bench, clean_environment, client
 
@@ -30,7 +30,7 @@ def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
 
 def test_globals_that_forks_of_megatron_lm_read_have_their_values(tmp_path: Path, client: FakeClient) -> None:
     file: dict[str, Any] = {}
-    exec("from megatron_ft.compat.megatron_lm import *", file)  # megatron/training/ft_integration.py
+    exec("from megatron_ft.integrations.megatron_lm import *", file)  # megatron/training/ft_integration.py
     read = file["__getattr__"]
     assert (read("_GLOBAL_RANK_MONITOR_CLIENT"), read("_seen_tr_iters_cnt"), read("_NUM_WARMUP_ITERS")) == (None, 0, 1)
     args = parse(tmp_path, "--ft-num-warmup-iters", "3")

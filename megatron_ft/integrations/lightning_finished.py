@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from megatron_ft.compat.lightning_packages import names_of_classes
+from megatron_ft.integrations.lightning_packages import names_of_classes
 from megatron_ft.rank.hooks.finished import FINISHED_FLAG, write_flag
 
 _written: tuple[object, ...] | None = None

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.compat.lightning_sections import Sections
+from megatron_ft.integrations.lightning_sections import Sections
 from megatron_ft.rank.base import say
 from tests.support.training import FakeClient, clean_environment
 

@@ -8,10 +8,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from megatron_ft.compat import reference_client as reference
-from megatron_ft.compat.reference_client import RankMonitorClient
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import RankMonitorClientError
+from megatron_ft.integrations import reference_client as reference
+from megatron_ft.integrations.reference_client import RankMonitorClient
 from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.rank.client import client as ours
 from megatron_ft.rank.faults import simulated

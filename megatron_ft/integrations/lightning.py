@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_ft.compat.lightning_common import FitCallback
-from megatron_ft.compat.lightning_packages import names_of_classes
-from megatron_ft.compat.lightning_sections import Sections
 from megatron_ft.errors import ConfigError
+from megatron_ft.integrations.lightning_common import FitCallback
+from megatron_ft.integrations.lightning_packages import names_of_classes
+from megatron_ft.integrations.lightning_sections import Sections
 from megatron_ft.learning.rule import facts_of, reasons_against
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP

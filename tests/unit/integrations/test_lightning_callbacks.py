@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from megatron_ft import WorkloadAction, WorkloadControlRequest
-from megatron_ft.compat import lightning_finished
+from megatron_ft.integrations import lightning_finished
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
 from tests.support.training import clean_environment

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.compat import megatron_lm
+from megatron_ft.integrations import megatron_lm
 from tests.support.megatron_lm_loop import fresh_state, parse, train
 from tests.support.training import FakeClient, bench, clean_environment, client
 

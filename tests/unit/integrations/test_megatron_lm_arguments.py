@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from megatron_ft.compat import megatron_lm
 from megatron_ft.errors import ConfigError
+from megatron_ft.integrations import megatron_lm
 from megatron_ft.link.base.fault_plan import FAULT_TYPES
 from megatron_ft.rank.faults import simulated
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams

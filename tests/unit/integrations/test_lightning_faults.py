@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.compat.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback, SimulatedFaultParams
+from megatron_ft.integrations.lightning import (
+    FaultToleranceCallback,
+    FaultToleranceSectionsCallback,
+    SimulatedFaultParams,
+)
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.faults import simulated
 from tests.support.training import clean_environment

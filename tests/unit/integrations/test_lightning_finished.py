@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from megatron_ft.compat.lightning_finished import why_finished
+from megatron_ft.integrations.lightning_finished import why_finished
 
 
 def why(*, iterations: int = 20, is_resumed: bool = True, is_cut_short: bool = False, **changes: Any) -> str | None:
