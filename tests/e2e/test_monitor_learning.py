@@ -197,7 +197,7 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
 def test_milestones_of_a_rank_are_told_with_its_intervals(launcher: Launcher) -> None:
     steps = "for _ in range(40):\n    with client.section('step'): pass\n"
     ends = "client._ready().set_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
-    imports = "from megatron_ft.monitor.rules import layout"
+    imports = "from megatron_ft.link.base import layout"
     waits = "client._ready().saved()\nsay('stepped')\nsys.stdin.readline()"
     script = f"{imports}\n{BEGIN}say('ready')\n{steps}{waits}\n{ends}"
     with rank(launcher.path, script) as process:
@@ -220,7 +220,7 @@ def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_writ
     script = (
         f"{BEGIN}say('ready')\n"
         "for number in range(40): client.set_iteration(number)\n"
-        "from megatron_ft.monitor.rules import layout\n"
+        "from megatron_ft.link.base import layout\n"
         "while not client._board.words[layout.W_STATE_WRITTEN]: time.sleep(0.01)\n"
         "say('written', client._board.words[layout.W_STATE_WRITTEN])"
     )
