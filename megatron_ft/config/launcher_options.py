@@ -138,7 +138,7 @@ class LauncherOptions:
     )
     scheduler: str = option(
         "auto",
-        text("a scheduler", "SCHEDULER"),
+        one_of("auto", "slurm", "kubernetes", "none"),
         "Scheduler whose variables fill in options that aren't given: slurm, kubernetes, none, or auto. auto: the one "
         "that is found. The options are --nnodes, --rdzv-endpoint, --rdzv-id and the log directory.",
         names=("scheduler", "ft-scheduler"),

@@ -99,9 +99,8 @@ def run(
     log.write(records.RunEnded(exit_code=end.code))
     if not place.is_alone:
         port = int(place.endpoint.rpartition(":")[2])
-        if line.where.scheduler in SCHEDULERS:
-            result.flush()
-            SCHEDULERS[line.where.scheduler].requeue(os.environ, result.place, result.ending, port, say)
+        for scheduler in SCHEDULERS.values():  # each goes by the environment: --scheduler none only gives no options
+            scheduler.requeue(os.environ, result.place, result.ending, port, say, result.flush)
     return end
 
 
@@ -162,13 +161,18 @@ class _JobLife:
         private_names.say_nothing_of_death_signals()
         if self._place.is_first:
             self._node.files.look()
-        place, result = self._place, self._result
+        place, result, node = self._place, self._result, self._node
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                self._node.joins_by,
                 place,
                 self._config,
+                reactor=node.reactor,
+                stop=node.signals,
+                children=node.children,
+                say=node.say,
+                says_all=node.line.says_all,
+                progress=node.status.progress,
                 before=before,
                 bad=bad,
                 on_decision=self._decided,

@@ -16,7 +16,6 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -120,9 +119,6 @@ class LauncherNode(LauncherServices):
         for listener in (self.monitors, self.control, self.keeper):
             self.run_dir.add(listener.is_lost, listener.listen_again)
         self.ranks = NodeRanks(self)
-        self.joins_by = joining.JoinContext(
-            self.reactor, self.signals, self.children, say, says_all=line.says_all, progress=self.status.progress
-        )
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""

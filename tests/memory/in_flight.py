@@ -40,7 +40,9 @@ class Copy:
 
 
 class Loop:
-    """What the keeper's loop would answer. ``content``: of the next copy."""
+    """What the keeper's loop would answer. ``content``: of the next copy; ``number``: of segments in an offer."""
+
+    number = 1
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -57,8 +59,9 @@ class Loop:
             return f"this isn't what was to come: {offer}"
         if self.refuses:
             return self.refuses
-        self.copies.append(Copy(self.content))
-        return [HeldSegment(len(self.copies) - 1, 2, -1, 0, SegmentState.RECEIVING)]
+        first = len(self.copies)
+        self.copies += [Copy(self.content) for _ in range(self.number)]
+        return [HeldSegment(first + at, 2, -1, 0, SegmentState.RECEIVING) for at in range(self.number)]
 
     def take(self, held: HeldSegment, fd: int, why: str) -> None:
         self.copies[held.number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)

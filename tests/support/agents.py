@@ -123,7 +123,8 @@ class Driven:
         self.pauses = Pauses()
         learning = options.pop("learning", LearningOptions())
         given = Options(**options)  # type: ignore[arg-type]
-        self.agent = Agent(given, launcher_parts(given, learning, self.pauses, found))  # type: ignore[arg-type]
+        self.parts = launcher_parts(given, learning, self.pauses, found)  # type: ignore[arg-type]
+        self.agent = Agent(given, self.parts)
         self.now_ns = START_NS
         self.done: list[effects.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)

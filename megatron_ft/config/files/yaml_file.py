@@ -73,7 +73,7 @@ class FaultToleranceConfig(ConfigValues):
 
 
 def take_arguments(config: FaultToleranceConfig, args: object) -> bool:
-    """Set the fields for which ``args`` has an attribute ``ft_<field>``. Return True if there are any.
+    """Set the fields for which ``args`` has an attribute ``ft_<field>``. Return True if any is of the configuration.
 
     Raises ConfigError, one line that begins with the option.
     """
@@ -83,7 +83,7 @@ def take_arguments(config: FaultToleranceConfig, args: object) -> bool:
     given = [(each, value) for each in OPTIONS.values() if (value := getattr(args, each.dest, None)) is not None]
     for option, value in given:
         config.put(option, option.parse(value), _source_of(option, value))
-    return bool(given)
+    return any(option.in_yaml for option, _ in given)
 
 
 def _source_of(option: Option, given: object) -> str:

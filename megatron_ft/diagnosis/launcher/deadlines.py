@@ -107,7 +107,7 @@ class Deadlines(LauncherPart):
     def alarm_ns(self) -> int | None:
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        evidence_ns = self._evidence.due_ns if self._evidence is not None and self._to_end else None
+        evidence_ns = self._evidence.until_ns if self._evidence is not None and self._to_end else None
         return earliest(*times, evidence_ns, self._hooks_due_ns)
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
@@ -117,7 +117,7 @@ class Deadlines(LauncherPart):
             self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._check(wait, turn, is_stopping=is_stopping)
-        if self._to_end and (self._evidence is None or self._evidence.is_complete(turn.now_ns)):
+        if self._to_end and (self._evidence is None or self._evidence.is_complete(turn.now_ns, is_sent=False)):
             self._end(self._to_end & self._cycle.running, turn)
             self._to_end.clear()
             self._evidence = None

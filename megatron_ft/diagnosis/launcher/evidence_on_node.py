@@ -50,16 +50,18 @@ class EvidenceOnNode:
         """Keep a monitor's snapshot of its rank. The first one counts: since then the rank may have been stopped."""
         note = self._cycle.own_note(local_rank, report.note)
         before = self.notes.get(local_rank, note)
-        self.notes[local_rank] = replace(before, found_hung=before.found_hung or note.found_hung)
+        found_hung, progress = before.found_hung or note.found_hung, before.progress or note.progress
+        self.notes[local_rank] = replace(before, found_hung=found_hung, progress=progress)
 
     @property
     def due_ns(self) -> int:
         """Time by which the snapshots have to be sent."""
         return self.until_ns - _LAST_NOTES_NS
 
-    def is_complete(self, now_ns: int) -> bool:
-        """Return True if all has come, or the bound is near."""
-        return now_ns >= self.due_ns or self.asked & self._cycle.observed <= self.notes.keys()
+    def is_complete(self, now_ns: int, *, is_sent: bool = True) -> bool:
+        """Return True if all has come, or the bound is near; ``is_sent`` False: is over."""
+        due_ns = self.due_ns if is_sent else self.until_ns
+        return now_ns >= due_ns or self.asked & self._cycle.observed <= self.notes.keys()
 
     def of_all(self, turn: Turn) -> list[RankSnapshot]:
         """Return the snapshots of all ranks that were started."""

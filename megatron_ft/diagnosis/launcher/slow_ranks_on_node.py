@@ -71,7 +71,7 @@ class SlowRanksOnNode(LauncherPart):
 
     def hear(self, event: Lags, turn: Turn) -> None:
         """Take the result for all ranks, and tell the user which ones hold the others back, or don't any more."""
-        if event.cycle != self._cycle.cycle or not self._cycle.is_started:
+        if event.cycle != turn.runs or not self._cycle.is_started:
             return
         self.lags = event
         if event.slow is None:

@@ -9,7 +9,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -41,30 +40,17 @@ class AlreadyFinishedError(FaultToleranceError):
     """The job had finished before this launcher came; the text says so."""
 
 
-@dataclass(frozen=True)
-class JoinContext:
-    """Parts of a launcher that joins a job.
-
-    Args:
-        children: of the launcher; a leader that it starts is one of them.
-        says_all: the lines of other nodes are printed, too.
-        progress: as in `Coordination`.
-    """
-
-    reactor: Reactor
-    stop: SignalWatch
-    children: Children
-    say: Callable[[str], None]
-    says_all: bool
-    progress: Callable[[], int | None] = lambda: None
-
-
 @contextlib.contextmanager
 def joined(
-    launcher: JoinContext,
     place: MeetingPlace,
     config: LaunchConfig,
     *,
+    reactor: Reactor,
+    stop: SignalWatch,
+    children: Children,
+    say: Callable[[str], None],
+    says_all: bool,
+    progress: Callable[[], int | None],
     before: JobProgress,
     bad: str,
     on_decision: Callable[[CoordinatorDecision], None],
@@ -73,6 +59,9 @@ def joined(
     """Be a member of the job, and have torch's agent meet by what the leader decides.
 
     Args:
+        children: of the launcher; a leader that it starts is one of them.
+        says_all: the lines of other nodes are printed, too.
+        progress: as in `Coordination`.
         before: how far earlier lives of the job have got.
         bad: why they call this node a bad one; empty if they don't.
         on_decision: gets what the leader decides for this node.
@@ -83,7 +72,6 @@ def joined(
         ConfigError: the secret, the endpoint or etcd can't be used.
         AlreadyFinishedError: it has.
     """
-    reactor, stop = launcher.reactor, launcher.stop
     here = stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
     store = RankStore(here, address=place.ranks_store)
     defined = JobDefinition(place.job, place.rules)
@@ -120,18 +108,18 @@ def joined(
     )
     coordination = Coordination(
         identity,
-        transport=lambda each: CoordinatorConnection(reactor, secret, each, say=launcher.say, dial=dial),
+        transport=lambda each: CoordinatorConnection(reactor, secret, each, say=say, dial=dial),
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,
-        say=launcher.say,
+        say=say,
         on_decision=on_decision,
-        says_all=launcher.says_all,
-        progress=launcher.progress,
+        says_all=says_all,
+        progress=progress,
     )
     rendezvous.register(config, orders=coordination.orders, store=store)
-    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=launcher.say)
-    launcher.children.add(leader.pids)
+    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=say)
+    children.add(leader.pids)
     lock: Lock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)

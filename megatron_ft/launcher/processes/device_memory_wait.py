@@ -16,6 +16,27 @@ from megatron_ft.records.event_log import EventLog
 TELL_AFTER_S = 1.0
 DRIVER_S = 5.0
 """Additional seconds for the driver's answer; a slower driver isn't asked again."""
+_RECENT_S = LONGEST_WAIT_S + DRIVER_S
+
+
+class _Look:
+    """The queries of one wait, in a thread. ``waited_s``: from their beginning to the last one."""
+
+    def __init__(self, query: Callable[[], list[Holding]]) -> None:
+        self._query = query
+        self.held: list[Holding] = []
+        self.saw_any, self.waited_s, self.began_s = False, 0.0, time.monotonic()
+        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        pause_s: float | None = 0.0
+        while pause_s is not None:
+            time.sleep(pause_s)
+            self.held = self._query()
+            self.waited_s = time.monotonic() - self.began_s
+            self.saw_any = self.saw_any or bool(self.held)
+            pause_s = look_again_s(self.held, self.waited_s)
 
 
 class DeviceMemoryWait:
@@ -36,32 +57,15 @@ class DeviceMemoryWait:
         self._say = say
         self._load = load
         self._query = query
-        self._thread: threading.Thread | None = None
-        self._held: list[Holding] = []
-        self._saw_any = False
-        self._waited_s = 0.0
-        """Seconds from the beginning to the last query."""
+        self._look: _Look | None = None
         self._gave_up = False
 
     def begin(self, ended: Collection[int]) -> None:
         """Query, in a thread because the driver may be slow, until no memory of these ended processes is held."""
-        self._thread, self._held, self._saw_any = None, [], False
+        self._look = None
         library = None if self._gave_up or not ended else self._load()
-        if library is None:
-            return
-        began_s = time.monotonic()
-
-        def look() -> None:
-            pause_s: float | None = 0.0
-            while pause_s is not None:
-                time.sleep(pause_s)
-                self._held = held_by(self._query(library) or [], ended)
-                self._waited_s = time.monotonic() - began_s
-                self._saw_any = self._saw_any or bool(self._held)
-                pause_s = look_again_s(self._held, self._waited_s)
-
-        self._thread = threading.Thread(target=look, name=f"{THREAD_PREFIX}device_memory", daemon=True)
-        self._thread.start()
+        if library is not None:
+            self._look = _Look(lambda: held_by(self._query(library) or [], ended))
 
     def wait(self, check: Callable[[], None]) -> None:
         """Wait until the memory is free, or given up; serves everything else meanwhile.
@@ -69,15 +73,16 @@ class DeviceMemoryWait:
         Raises:
             any exception of ``check``, which is called after each event.
         """
-        thread, self._thread = self._thread, None
-        if thread is None:
+        look, self._look = self._look, None
+        if look is None:
             return
 
         def say_waiting() -> None:
-            if self._held:
+            if look.held:
                 text = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
-                self._say(f"{text}: {describe(self._held)}")
+                self._say(f"{text}: {describe(look.held)}")
 
+        thread = look.thread
         if thread.is_alive():
             tell = self._reactor.call_later(TELL_AFTER_S, say_waiting)
             try:
@@ -87,8 +92,8 @@ class DeviceMemoryWait:
         if thread.is_alive():
             self._gave_up = True
             self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
-        elif self._saw_any:
-            if self._held:
-                waited = f"after {self._waited_s:.1f} s device memory of the last cycle is still held"
-                self._say(f"{waited}: {describe(self._held)}; starting the ranks without waiting any longer")
-            self._log.write(records.DeviceMemory(waited_s=round(self._waited_s, 3), held=tuple(self._held)))
+        elif look.saw_any and time.monotonic() - look.began_s <= _RECENT_S:  # this node may have stood by since
+            if look.held:
+                waited = f"after {look.waited_s:.1f} s device memory of the last cycle is still held"
+                self._say(f"{waited}: {describe(look.held)}; starting the ranks without waiting any longer")
+            self._log.write(records.DeviceMemory(waited_s=round(look.waited_s, 3), held=tuple(look.held)))

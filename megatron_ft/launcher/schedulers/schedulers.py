@@ -9,12 +9,11 @@ from dataclasses import replace
 from torch.distributed import run as torchrun
 
 from megatron_ft.config.torchrun import ETCD_BACKENDS
-from megatron_ft.errors import ConfigError, nearest
+from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.schedulers import kubernetes, slurm
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment, number
 
 _PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
-_NONE = "none"
 
 
 SCHEDULERS = {"slurm": slurm, "kubernetes": kubernetes}
@@ -25,11 +24,8 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
     """Return the facts. ``choice`` is that of ``--scheduler``; ``full_name`` is this host's, with its domain.
 
     Raises:
-        ConfigError: there is no such scheduler, or no sign of it.
+        ConfigError: there is no sign of it.
     """
-    choices = ("auto", *SCHEDULERS, _NONE)
-    if choice not in choices:
-        raise ConfigError(f"--scheduler {choice!r}: must be {' or '.join(choices)}{nearest(choice, choices)}")
     for name, scheduler in SCHEDULERS.items():
         if choice in ("auto", name):
             found: SchedulerEnvironment | None = scheduler.detect(environ, full_name=full_name, is_asked=choice == name)

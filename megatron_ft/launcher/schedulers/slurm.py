@@ -125,17 +125,23 @@ def rank_variable(environ: Mapping[str, str], min_nodes: int, max_nodes: int) ->
 
 
 def requeue(
-    environ: Mapping[str, str], place: int | None, ending: Ending | None, port: int, say: Callable[[str], None]
+    environ: Mapping[str, str],
+    place: int | None,
+    ending: Ending | None,
+    port: int,
+    say: Callable[[str], None],
+    flush: Callable[[], None],
 ) -> None:
     """Do what the batch script would do after the life's end, once Slurm has given up the script's host, too.
 
     ``port``: any on which a live host would answer, even by refusing. ``place``: of this node in the last cycle. Slurm
-    ends this launcher when it requeues the job.
+    ends this launcher when it requeues the job: ``flush`` brings out its result before.
     """
     job, host = environ.get(batch_script.REQUEUES, ""), batch_script.host(environ.get("SLURM_JOB_NODELIST", ""))
     if not batch_script.may_stand_in(place, ending) or not job or not host or host_answers(host, port):
         return
     assert ending is not None
+    flush()
     until_s, is_refused = time.monotonic() + _KNOWS_S, False
     if place:
         time.sleep(_LOOK_S)  # the launcher at place 0 may do it first

@@ -153,12 +153,13 @@ class Door:
             peer.send(NotKept(admitted))
             return
         are_verified = partial(_are_verified, admitted)
-        for held in admitted:
+        for at, held in enumerate(admitted):
             fd = -1
             try:
                 fd = _take(peer, Want(offer.key, held.rank), lambda: are_verified() is None)
             finally:
-                self._ask(partial(self._host.take, held, fd, "the connection has ended"))
+                for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
+                    self._ask(partial(self._host.take, each, fd, "the connection has ended"))
         peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))
 
 

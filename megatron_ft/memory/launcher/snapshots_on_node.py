@@ -67,6 +67,7 @@ class SnapshotsOnNode(LauncherPart):
                     Write(replace(event, ranks=tuple(cycle.ranks), redone=redone)),
                     Restored(cycle.cycle, event.key, newer_than=event.newer_than),
                 )
-            case RestoreFailed(rank=rank) if event.cycle == turn.runs and rank in cycle.ranks:
-                cycle.fail_mixed(rank, restore_failed(rank, event.key.iteration, event.text))
+            case RestoreFailed(rank=rank) if event.cycle == cycle.cycle and rank in cycle.ranks:
+                if event.cycle == turn.runs:
+                    cycle.fail_mixed(rank, restore_failed(rank, event.key.iteration, event.text))
                 turn.do(Write(event))

@@ -158,7 +158,7 @@ class Saver:
                 is_on_device = any(each.is_cuda for each in tensors)
                 self._wanted = BeginSegment(wanted, min(LOCKED_BYTES, 2 * plan.data_bytes) if is_on_device else 0)
                 self._finish(None)
-                if not self.wait(_WAIT_S) or self._mapping is None:
+                if not self.wait(_WAIT_S) or self._mapping is None or self._mapping.nbytes < need:
                     return self._reason or "there is no memory for it"
             copy_tensors(tensors, plan, self._mapping)
         except (SnapshotError, OSError, RuntimeError, MemoryError) as error:  # RuntimeError: torch's

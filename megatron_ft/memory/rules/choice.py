@@ -139,6 +139,8 @@ def next_restore(chosen: Chosen, last: CycleEnd) -> Chosen:
     if newest is None:
         return None, reason
     iteration = newest.key.iteration
+    if before is not None and newest.key == before.key:  # the files that an earlier life has left stay its place
+        newest = replace(newest, files=before.files, age_s=before.age_s)
     got_beyond = last.advanced and (last.reached is None or last.reached > iteration)
     if before is None or newest.key != before.key or got_beyond:
         reached = last.reached if last.reached is not None and last.reached >= 0 else None

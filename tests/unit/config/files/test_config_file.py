@@ -129,6 +129,15 @@ class TestComplaints:
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
 
+    def test_file_without_the_section_sets_nothing(self, tmp_path: Path) -> None:
+        given = argparse.Namespace(ft_cfg_path=write(tmp_path, "fault_tolerence: {safety_factor: 2}"))
+        with pytest.raises(ConfigError, match="neither"):
+            FaultToleranceConfig.from_args(given)
+
+    def test_unknown_scheduler_is_refused_with_its_line(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r":1: scheduler.*slurmm.*did you mean 'slurm'"):
+            FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {scheduler: slurmm}"))
+
 
 class TestWriting:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

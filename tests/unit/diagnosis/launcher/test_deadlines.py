@@ -85,6 +85,7 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
     assert driven.orders(Collect) == [effects.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
+    driven.wait(1.99)  # its monitor has two seconds
     assert driven.all_of(effects.SignalRanks) == []
     driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
     assert driven.all_of(effects.SignalRanks) == [effects.SignalRanks((0,), signal.SIGKILL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits
 from megatron_ft.launcher.rules.effects import Write
 from megatron_ft.link.base.layout import CollectiveCounts
@@ -64,3 +65,13 @@ def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
         (10, "node-b", 0.18, True),
     ]
     assert driven.orders() == []
+
+
+def test_slow_rank_is_not_shown_any_more_once_the_ranks_are_ended() -> None:
+    driven = running()
+    driven.hear(Lags(0, 15.0, (LAG,), (10,)))
+    part = next(each for each in driven.parts if isinstance(each, SlowRanksOnNode))
+    assert part.lags.worst == (LAG,)
+    driven.stop()
+    driven.hear(Lags(0, 15.0, (LAG,), (10,)))
+    assert part.lags.worst == ()

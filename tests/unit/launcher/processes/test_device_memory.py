@@ -70,6 +70,16 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
     assert one.said[1].endswith(f"is still held: {held}; starting the ranks without waiting any longer")
 
 
+def test_node_that_has_stood_by_since_says_nothing_of_what_was_held(
+    waiting: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(device_memory_wait, "_RECENT_S", -1.0)
+    one = waiting(lambda: [HELD])
+    one.wait(7)
+    assert one.said == []
+
+
 def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.05)
     monkeypatch.setattr(device_memory_wait, "DRIVER_S", 0.05)

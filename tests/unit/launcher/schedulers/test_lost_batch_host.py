@@ -45,16 +45,16 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
 def test_launcher_requeues_the_job_once_slurm_knows_of_the_lost_host(slurm: Slurm) -> None:
     told: list[str] = []
     slurm.told = iter([SHOWN.format("RUNNING", "node[1-3]")] * 2 + [SHOWN.format("RUNNING", "node[2-3]")])
-    slurms.requeue(ALLOCATED, 0, Ending.LOST, 1, told.append)
+    slurms.requeue(ALLOCATED, 0, Ending.LOST, 1, told.append, lambda: told.append("flushed"))
     assert (slurm.ran, slurm.slept) == (["scontrol requeue 7"], 20.0)
     says = "the batch script's host is lost; this launcher runs what the script would have run: "
-    assert told == [f"{says}scontrol requeue 7"]
+    assert told == ["flushed", f"{says}scontrol requeue 7"]
 
 
 def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> None:
     slurm.forbids = True
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
-    slurms.requeue(ALLOCATED, 0, Ending.STOPPED, 1, lambda _text: None)
+    slurms.requeue(ALLOCATED, 0, Ending.STOPPED, 1, lambda _text: None, lambda: None)
     assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
 
 

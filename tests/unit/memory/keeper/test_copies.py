@@ -15,6 +15,7 @@ from megatron_ft.link.secure_channel import NONCE_BYTES
 from megatron_ft.memory.keeper import copies, link
 from megatron_ft.memory.keeper.copies import Copying
 from tests.memory.in_flight import OFFER, SECRET, Peer, between
+from tests.support.launching import wait_until
 
 CONTENT = random.Random(1).randbytes(9 << 20)
 """Three pieces, the last one shorter."""
@@ -64,6 +65,14 @@ def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> 
     with between(peer, cut_at=at) as way:
         assert peer.fetch(address=way.address)[0] == b""
     assert CONTENT not in peer.loop.taken
+
+
+def test_connection_that_ends_leaves_none_of_several_copies_on_its_way(peer: Peer) -> None:
+    peer.loop.number = 3
+    with between(peer, cut_at=5_000_000) as way:
+        assert peer.send(address=way.address) != ""
+    wait_until(lambda: len(peer.loop.taken) == 3, 10)
+    assert {type(each) for each in peer.loop.taken} == {str}
 
 
 def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:

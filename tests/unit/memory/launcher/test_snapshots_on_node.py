@@ -91,6 +91,15 @@ def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_mi
     assert driven.record.cause().text == text
 
 
+def test_restore_that_fails_while_the_ranks_are_ended_is_logged_and_no_cause() -> None:
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    driven.stop()
+    event = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
+    assert effects.Write(event) in driven.hear(event)
+    assert driven.record.mixed is None
+
+
 def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:
     driven = Driven(max_nodes=2)
     driven.run(nodes=2)

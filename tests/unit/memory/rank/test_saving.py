@@ -340,6 +340,20 @@ def test_keeper_that_does_not_answer_is_waited_for_once(
     assert scripted.count(BeginSegment) == 1
 
 
+def test_state_that_has_grown_is_not_copied_into_the_segment_of_before_if_no_thread_can_start(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    copied = []
+    assert save(1, {"w": torch.zeros(8)})
+    monkeypatch.setattr(threading.Thread, "start", cannot)
+    monkeypatch.setattr(saving, "copy_tensors", lambda *of: copied.append(of))
+    assert not save(2, {"w": torch.zeros(1 << 22)})
+    assert copied == []
+
+
 def test_keeper_that_refuses_is_asked_again_also_one_that_replaces_it(scripted: ScriptedKeeper) -> None:
     scripted.answers[BeginSegment] = NotKept("no memory")
     assert not save(1)

@@ -81,6 +81,7 @@ def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
 
 
 SAME = Restore(key(7), failure=NAN, reached=9)
+FROM_FILES = Restore(key(7), files="of a life", age_s=100.0)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,8 @@ SAME = Restore(key(7), failure=NAN, reached=9)
         (after(Restore(key(3), 1, NAN), NAN, reached=9), SAME, ""),
         # the same one again
         (after(SAME, KILLED, reached=-1), replace(SAME, tries=1), ""),
+        (after(FROM_FILES, KILLED, reached=-1), replace(FROM_FILES, tries=1, reached=None), ""),
+        (after(FROM_FILES, "", reached=9, advanced=True), replace(FROM_FILES, reached=9), ""),
         (after(SAME, KILLED, reached=11), replace(SAME, tries=1, reached=11), ""),
         (after(SAME, KILLED), replace(SAME, tries=1, reached=None), ""),
         (after(Restore(key(7)), NAN, reached=7, advanced=True), Restore(key(7), tries=1), ""),
