@@ -53,7 +53,7 @@ class LeaderInEtcd:
         self.problem = ""
         """Why etcd doesn't answer; empty if it does."""
         self._refused: tuple[float, str] | None = None
-        """Since when the change that waits can't be made, and why; leases may be renewed meanwhile. None: it wasn't tried."""
+        """Since when the change that waits can't be made, and why; leases may be renewed meanwhile. None: it may be."""
         self._ledger, self._submit, self._clock = ledger, submit, clock
         self._waiting: deque[CoordinatorEffect] = deque()
         """A change is being made, the first of these; what follows from it waits. Empty: none is."""

@@ -157,14 +157,12 @@ class Coordinator:
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
         elif node is not None:
-            node.heard(self._clock.now_s)
+            node.heard_s = self._clock.now_s
             self._heard(node, event.link, event.message)
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
-        if not self._out:
-            return []
-        taken, self._out[:] = self._out[:], []
+        taken, self._out = self._out, []
         return taken
 
     def _hello(self, link: int, hello: m.Hello) -> None:
@@ -230,7 +228,7 @@ class Coordinator:
                 text = "" if node.standing.report is None else node.standing.report.cause.text
                 cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
             seated = None
-        node.seat(seated)
+        node.place = seated
         place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
@@ -255,7 +253,7 @@ class Coordinator:
         """Tell a launcher that the others go on without its node, if it runs ranks or waits for a verdict."""
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
             text = cycle.why_lost(node)
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
@@ -275,7 +273,7 @@ class Coordinator:
             case m.StockTaken(kept):
                 node.ready(kept)
             case m.NodeUnfit():
-                node.enter(m.NodePhase.ASIDE)
+                node.phase = m.NodePhase.ASIDE
                 self._not_ready(node)
             case m.Goodbye():
                 self._goodbye(node, link, message)
@@ -315,7 +313,7 @@ class Coordinator:
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
-            node.enter(m.NodePhase.EXCLUDED)
+            node.phase = m.NodePhase.EXCLUDED
             if cycle is None:
                 self._end_job(1, goodbye.text)
             elif place is None:
@@ -398,6 +396,10 @@ class Coordinator:
         now_s, decision = self._clock.now_s, record.decision
         self._record, self._plan = record, None
         self._clock.mark_unanswered()
+        # places of an older decision, whose launchers are here by this one or will be
+        for instance in [node.instance for node in self._known.values() if node.session < 0]:
+            for known in (self._nodes, self._absent, self._known):
+                known.pop(instance, None)
         if decision.kind is DecisionKind.END:
             self._job_ended(record.instances, NEW_LEADER_S)
             return
@@ -409,7 +411,7 @@ class Coordinator:
             if node is None:
                 node = Node.expected(instance, name, place, now_s)
                 self._nodes[instance] = self._absent[instance] = self._known[instance] = node
-            node.seat(place)
+            node.place = place
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
@@ -535,12 +537,11 @@ class Coordinator:
                 self._alarms += [] if part.due_s is None else [part.due_s]
         elif self._record is None and not self.is_over:
             if not self._next_cycle.meet(self._rules, arrivals=self._arrivals, now_s=self._clock.now_s):
-                self._announce(None)
+                self._announce(begins=False)
         until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
             self._alarms.append(until_s)
-        is_needless = self.is_over and self._clock.now_s >= until_s
-        if self._is_orphan or is_needless:
+        if self._is_orphan or (self.is_over and self._clock.now_s >= until_s):
             self._out.append(Quit())
         return self._take()
 
@@ -591,21 +592,20 @@ class Coordinator:
         if isinstance(due, JobEnd):
             self._end_job(due.code, due.text)
             return
-        self._announce(due or self._plan)
+        self._announce(begins=(due or self._plan) is not None)
         if due is not None:
             self._begin_plan(due)
         elif self._next_cycle.alarm_s is not None and self._plan is None:
             self._alarms.append(self._next_cycle.alarm_s)
 
-    def _announce(self, coming: Plan | None) -> None:
-        lines = self._announcements.due(self._rules, self._cycle, now_s=self._clock.now_s, begins=coming is not None)
-        self._out += lines
+    def _announce(self, *, begins: bool) -> None:
+        self._out += self._announcements.due(self._rules, self._cycle, now_s=self._clock.now_s, begins=begins)
         self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}
         for node in running.values():
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))
