@@ -157,7 +157,7 @@ class Coordinator:
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
         elif node is not None:
-            node.heard_s = self._clock.now_s
+            node.heard(self._clock.now_s)
             self._heard(node, event.link, event.message)
         return self._take()
 
@@ -228,7 +228,7 @@ class Coordinator:
                 text = "" if node.standing.report is None else node.standing.report.cause.text
                 cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
             seated = None
-        node.place = seated
+        node.seat(seated)
         place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
@@ -253,7 +253,7 @@ class Coordinator:
         """Tell a launcher that the others go on without its node, if it runs ranks or waits for a verdict."""
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
-            node.phase = m.NodePhase.BUSY
+            node.enter(m.NodePhase.BUSY)
             text = cycle.why_lost(node)
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
@@ -273,7 +273,7 @@ class Coordinator:
             case m.StockTaken(kept):
                 node.ready(kept)
             case m.NodeUnfit():
-                node.phase = m.NodePhase.ASIDE
+                node.enter(m.NodePhase.ASIDE)
                 self._not_ready(node)
             case m.Goodbye():
                 self._goodbye(node, link, message)
@@ -313,7 +313,7 @@ class Coordinator:
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
-            node.phase = m.NodePhase.EXCLUDED
+            node.enter(m.NodePhase.EXCLUDED)
             if cycle is None:
                 self._end_job(1, goodbye.text)
             elif place is None:
@@ -328,9 +328,9 @@ class Coordinator:
         if few and cycle is not None and cycle.restarts:  # the others, which meet for the next cycle, are too few
             cycle.asked_to_end(place, f"{goodbye.text}; {few}")
 
-    def _drop(self, node: Node, link: int) -> None:
+    def _drop(self, node: Node, link: int, *, silent: bool = False) -> None:
         self._out.append(Drop(link))
-        self._gone(node, silent=False)
+        self._gone(node, silent=silent)
 
     def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:
         """A launcher's connection has ended: it may be back."""
@@ -362,8 +362,7 @@ class Coordinator:
             return
         for link, node in list(self._links.items()) if is_sweep else ():
             if now_s - node.heard_s >= limit_s:
-                self._out.append(Drop(link))
-                self._gone(node, silent=True)
+                self._drop(node, link, silent=True)
         cycle = self._cycle
         excused_s = cycle.excused_s(now_s) if self._absent and cycle is not None else limit_s
         for node in list(self._absent.values()):
@@ -396,7 +395,6 @@ class Coordinator:
         now_s, decision = self._clock.now_s, record.decision
         self._record, self._plan = record, None
         self._clock.mark_unanswered()
-        # places of an older decision, whose launchers are here by this one or will be
         for instance in [node.instance for node in self._known.values() if node.session < 0]:
             for known in (self._nodes, self._absent, self._known):
                 known.pop(instance, None)
@@ -411,7 +409,7 @@ class Coordinator:
             if node is None:
                 node = Node.expected(instance, name, place, now_s)
                 self._nodes[instance] = self._absent[instance] = self._known[instance] = node
-            node.place = place
+            node.seat(place)
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
@@ -605,7 +603,7 @@ class Coordinator:
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}
         for node in running.values():
-            node.phase = m.NodePhase.BUSY
+            node.enter(m.NodePhase.BUSY)
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))
