@@ -75,8 +75,8 @@ class Connection(Generic[_T]):
         """The connection ended because its host answers no packet."""
         self.is_reset = False
         """The connection was reset on the way, or the other end is too slow: that hasn't closed it."""
-        self._is_over = self._is_closed = False
-        """No further message is read; the owner hears nothing any more."""
+        self._is_over = self._is_closed = self._has_failed = False
+        """No further message is read; the owner hears nothing any more; no further byte is sent."""
         self._waits_for_room = False
         self._problem: ProtocolError | None = None
         self._unsent = bytearray()
@@ -96,12 +96,14 @@ class Connection(Generic[_T]):
 
     def queue(self, frame: bytes) -> int:
         """Have a frame sent by the next ``flush``; return the number of its bytes on the wire."""
+        if self._has_failed:
+            return 0  # the last frame that was sent may have been cut
         if (channel := self._handshake.channel) is not None:
             body = memoryview(frame)[LENGTH_BYTES:]
             frame = channel.seal(body) + body
         self._unsent += frame
         if len(self._unsent) > _MOST_UNSENT:
-            self._fail(is_reset=True)
+            self._fail()
         return len(frame)
 
     def close(self, *, resets: bool = False, within_s: float = 0.0) -> None:
@@ -186,7 +188,7 @@ class Connection(Generic[_T]):
             self._problem, self._is_over = FrameError(str(error)) if is_sealed else error, True
 
     def flush(self) -> None:
-        if self._is_closed:
+        if self._is_closed or self._has_failed:
             return
         try:
             del self._unsent[: self.sock.send(self._unsent)]
@@ -199,13 +201,12 @@ class Connection(Generic[_T]):
             self._waits_for_room = waits
             self._reactor.watch_room(self.sock.fileno(), waits)
 
-    def _fail(self, error: OSError | None = None, *, is_reset: bool = False) -> None:
-        """The connection has ended, or is given up: the owner hears that from the loop."""
+    def _fail(self, error: OSError | None = None) -> None:
+        """The connection has ended by an error, or is given up: the owner hears that from the loop."""
         self._unsent.clear()
-        if error is not None:
-            self.is_silent |= error.errno in _SILENCE  # the kernel reports it once; a later error says less
-            is_reset = error.errno == errno.ECONNRESET
-        self.is_reset |= is_reset
+        self._has_failed = True
+        self.is_silent |= error is not None and error.errno in _SILENCE  # reported once; a later error says less
+        self.is_reset |= error is None or error.errno == errno.ECONNRESET
         if not self._is_over:
             self._is_over = True
             self._reactor.call_later(0.0, self._end)

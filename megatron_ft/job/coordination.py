@@ -115,10 +115,10 @@ class Coordination:
         if self._timer is not None:
             self._timer.cancel()
         if self.left is None:
-            self._timer = self._reactor.call_later(self.member.alarm_s - time.monotonic(), self._tick)
-
-    def _tick(self) -> None:
-        self._do(self.member.tick(time.monotonic(), self._progress()))
+            self._timer = self._reactor.call_later(
+                self.member.alarm_s - time.monotonic(),
+                lambda: self._do(self.member.tick(time.monotonic(), self._progress())),
+            )
 
     def _carry_out(self, effect: actions.MemberEffect) -> None:
         match effect:

@@ -52,7 +52,8 @@ class LeaderInEtcd:
     ) -> None:
         self.problem = ""
         """Why etcd doesn't answer; empty if it does."""
-        self._away_since_s = 0.0
+        self._refused: tuple[float, str] | None = None
+        """Since when the change that waits can't be made, and why; leases may be renewed meanwhile. None: it may be."""
         self._ledger, self._submit, self._clock = ledger, submit, clock
         self._waiting: deque[CoordinatorEffect] = deque()
         """A change is being made, the first of these; what follows from it waits. Empty: none is."""
@@ -103,23 +104,25 @@ class LeaderInEtcd:
 
     def gives_up(self, rules: Rules, now_s: float) -> Dismiss | None:
         """Return the end of all launchers, if no change could be made for the time in which a round must be met."""
-        if not self._waiting or not self.problem or now_s - self._away_since_s < rules.join_timeout_s:
+        refused = self._refused  # a thread may change it
+        if refused is None or now_s - refused[0] < rules.join_timeout_s:
             return None
         decision = self._waiting[0].record.decision if isinstance(self._waiting[0], Decided) else None
-        is_end = decision is not None and decision.kind is DecisionKind.END
-        code = decision.code if decision is not None and is_end else rules.try_again_code
-        return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {self.problem}")
+        code = decision.code if decision is not None and decision.kind is DecisionKind.END else rules.try_again_code
+        return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {refused[1]}")
 
     def tried(self, work: Work) -> bool:
         """Ask etcd; return False if a change isn't made, and is to be asked for again."""
-        has_answered = True
         try:
             self._is_lost = not work.ask() or self._is_lost
             self.problem = ""
         except (EtcdAway, ConfigError) as error:  # a password that was changed may be changed back
-            self._away_since_s = self._away_since_s if self.problem else self._clock()
             self.problem = str(error)
-            has_answered = False
-        if has_answered or not work.is_change:
-            self._done.append(work.is_change)
-        return has_answered or not work.is_change
+            if work.is_change:
+                since_s, _ = self._refused or (self._clock(), "")
+                self._refused = since_s, self.problem
+                return False
+        if work.is_change:  # a renewal, in another thread, leaves it alone
+            self._refused = None
+        self._done.append(work.is_change)
+        return True

@@ -176,9 +176,10 @@ class Service:
         self._strangers[host] += 1
 
     def _heard(self, number: int, message: FromMember) -> None:
-        if isinstance(message, Hello) is not self._greet(number):
+        if isinstance(message, Hello) is not (number in self._ungreeted):
             self._ended(number, ProtocolError("a hello in another place than the first"))
             return
+        self._greet(number)
         COORDINATOR.debug("from launcher", number, message)
         self._handle(Heard(number, message))
 
@@ -280,8 +281,13 @@ class Service:
     def _submit(self, work: Work) -> None:
         """Ask etcd in a thread; a change is asked for until it answers."""
         etcd = self._etcd
-        assert etcd is not None
-        self._reactor.call_in_thread(functools.partial(etcd.tried, work), functools.partial(self._tried, etcd, work))
+        if etcd is None or self.is_over:
+            return
+        tried = functools.partial(self._tried, etcd, work)
+        try:
+            self._reactor.call_in_thread(functools.partial(etcd.tried, work), tried)
+        except RuntimeError:  # no thread can be started
+            self._reactor.call_later(AGAIN_S, functools.partial(self._submit, work))
 
     def _tried(self, etcd: LeaderInEtcd, work: Work, has_answered: Callable[[], bool]) -> None:
         """Say what was waiting for etcd, or end with the lock. A change that can't be made ends the job at last."""

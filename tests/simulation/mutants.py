@@ -91,7 +91,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("ends_job = node.owns and not goodbye.excluded", "ends_job = False", _LEADER),
         ("self._over_s if self._unacknowledged else", "", _LEADER),
         ("self._over_s if self._unacknowledged else", "1e9 if self._unacknowledged else", _LEADER),
-        ("if self._is_orphan or is_needless:", "if is_needless:", _LEADER),
+        ("if self._is_orphan or (", "if (", _LEADER),
         ("self._unacknowledged = here | (set(instances) - gone)", "self._unacknowledged = here"),
         ("if not silent and not reset:\n            self._un", "if True:\n            self._un"),
         ("if node.decided is None or node.decided.decision.id != decision.id:", "if False:", _LEADER),
@@ -196,7 +196,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("isinstance(effect.message, Admitted | Beat)", "False", "job/test_etcd_leader.py"),
         ("        if self._is_lost:\n            raise LockLost\n", "", "job/test_etcd_leader.py"),
         ("self.due_s = self._clock() + RENEW_S", "pass"),
-        ("if has_answered or not work.is_change:\n", "if True:\n"),
+        ("                return False\n", "                pass\n"),
     ],
 }
 MUTANTS = tuple(Mutant(f"megatron_ft/{file}", *each) for file, all_ in _BY_FILE.items() for each in all_)

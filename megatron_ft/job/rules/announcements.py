@@ -8,6 +8,7 @@ others get it, too, for users who want all lines of all nodes. Times are seconds
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -165,12 +166,8 @@ class Announcements:
     def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
         nodes = self._nodes.values()
         missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
-        lost, back = [], [node.name for node in ready if cycle is None or not cycle.is_seated(node)]
-        for name in [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else ():
-            if name in back:
-                back.remove(name)  # a new launcher on the same host
-            else:
-                lost.append(name)
+        gone = [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else []
+        back = [node.name for node in ready if cycle is None or not cycle.is_seated(node)]  # on the same hosts
         enough = usable(ready, rules.segment)
         return job_lines.waiting_for_nodes(
             here=sorted((node.name for node in ready), key=natural),
@@ -179,7 +176,7 @@ class Announcements:
             last_call_s=last_call_s(rules, is_first=cycle is None),
             odd=len(ready) - enough,
             missing=sorted(missing, key=natural),
-            lost=sorted(lost, key=natural),
+            lost=sorted((Counter(gone) - Counter(back)).elements(), key=natural),
             aside=sorted((node.name for node in nodes if node.phase is NodePhase.ASIDE), key=natural),
             cycle=None if cycle is None else cycle.decision.cycle,
         )

@@ -162,9 +162,7 @@ class Coordinator:
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
-        if not self._out:
-            return []
-        taken, self._out[:] = self._out[:], []
+        taken, self._out = self._out, []
         return taken
 
     def _hello(self, link: int, hello: m.Hello) -> None:
@@ -330,9 +328,9 @@ class Coordinator:
         if few and cycle is not None and cycle.restarts:  # the others, which meet for the next cycle, are too few
             cycle.asked_to_end(place, f"{goodbye.text}; {few}")
 
-    def _drop(self, node: Node, link: int) -> None:
+    def _drop(self, node: Node, link: int, *, silent: bool = False) -> None:
         self._out.append(Drop(link))
-        self._gone(node, silent=False)
+        self._gone(node, silent=silent)
 
     def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:
         """A launcher's connection has ended: it may be back."""
@@ -364,8 +362,7 @@ class Coordinator:
             return
         for link, node in list(self._links.items()) if is_sweep else ():
             if now_s - node.heard_s >= limit_s:
-                self._out.append(Drop(link))
-                self._gone(node, silent=True)
+                self._drop(node, link, silent=True)
         cycle = self._cycle
         excused_s = cycle.excused_s(now_s) if self._absent and cycle is not None else limit_s
         for node in list(self._absent.values()):
@@ -398,6 +395,9 @@ class Coordinator:
         now_s, decision = self._clock.now_s, record.decision
         self._record, self._plan = record, None
         self._clock.mark_unanswered()
+        for instance in [node.instance for node in self._known.values() if node.session < 0]:
+            for known in (self._nodes, self._absent, self._known):
+                known.pop(instance, None)
         if decision.kind is DecisionKind.END:
             self._job_ended(record.instances, NEW_LEADER_S)
             return
@@ -535,12 +535,11 @@ class Coordinator:
                 self._alarms += [] if part.due_s is None else [part.due_s]
         elif self._record is None and not self.is_over:
             if not self._next_cycle.meet(self._rules, arrivals=self._arrivals, now_s=self._clock.now_s):
-                self._announce(None)
+                self._announce(begins=False)
         until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
             self._alarms.append(until_s)
-        is_needless = self.is_over and self._clock.now_s >= until_s
-        if self._is_orphan or is_needless:
+        if self._is_orphan or (self.is_over and self._clock.now_s >= until_s):
             self._out.append(Quit())
         return self._take()
 
@@ -591,15 +590,14 @@ class Coordinator:
         if isinstance(due, JobEnd):
             self._end_job(due.code, due.text)
             return
-        self._announce(due or self._plan)
+        self._announce(begins=(due or self._plan) is not None)
         if due is not None:
             self._begin_plan(due)
         elif self._next_cycle.alarm_s is not None and self._plan is None:
             self._alarms.append(self._next_cycle.alarm_s)
 
-    def _announce(self, coming: Plan | None) -> None:
-        lines = self._announcements.due(self._rules, self._cycle, now_s=self._clock.now_s, begins=coming is not None)
-        self._out += lines
+    def _announce(self, *, begins: bool) -> None:
+        self._out += self._announcements.due(self._rules, self._cycle, now_s=self._clock.now_s, begins=begins)
         self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -172,7 +172,8 @@ class Lives(Fact, frozen=True, kw_only=True):
         last = self.last
         if last is None or last.job != life.job:
             return self.begun(life)
-        faults = _merged(last.faults, life.faults)
+        by_cycle = {(fault.cycle, fault.node): fault for fault in (*last.faults, *life.faults)}
+        faults = tuple(by_cycle.values())[-_MOST_FAULTS:]
         more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults, left=last.left)
         return Lives(lives=(*self.lives[:-1], more))
 
@@ -199,8 +200,3 @@ class Lives(Fact, frozen=True, kw_only=True):
         others = [each for each in last.left if each.node != end.node]
         life = replace(last, left=(*others, end)[-_MOST_FAULTS:], faults=back_again(last.faults, [end.node]))
         return Lives(lives=(*self.lives[:-1], life))
-
-
-def _merged(*told: Iterable[Fault]) -> tuple[Fault, ...]:
-    faults = {(fault.cycle, fault.node): fault for each in told for fault in each}
-    return tuple(faults.values())[-_MOST_FAULTS:]

@@ -187,11 +187,12 @@ class NextCycle:
         if not rules.launchers:
             return ""
         back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
-        gone = [node for node in self._known.values() if node.is_excluded or node.instance not in self._nodes]
+        known = [node for node in self._known.values() if node.session >= 0 or node.name]  # others are places only
+        gone = [node for node in known if node.is_excluded or node.instance not in self._nodes]
         until_s = [node.gone_s + back_s for node in gone if (node.silent or node.was_reset) and not node.is_excluded]
         unmet = 0
         if self._took_over_s is not None:
-            unmet = max(0, rules.launchers - len(self._known))
+            unmet = max(0, rules.launchers - len(known))
             until_s += [self._took_over_s + back_s] * unmet
         left = rules.launchers - len(gone) - unmet
         later_s = [at_s for at_s in until_s if at_s > now_s]

@@ -18,7 +18,9 @@ Segment = list[Node]
 
 def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
     """In the order in which they get places: in the first cycle of a job, or as new nodes of a later one."""
-    return sorted(nodes, key=_first_order if is_first else _later_order)
+    return sorted(
+        nodes, key=_first_order if is_first else lambda node: (node.rank is None, node.rank or 0, node.arrived)
+    )
 
 
 def choose(
@@ -70,10 +72,6 @@ def rotated_slots(slots: Sequence[Node], chosen: Sequence[Node]) -> list[Node]:
 def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
     """By given rank, else by name; the coordinator's host comes first, because scripts take it for node 0."""
     return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
-
-
-def _later_order(node: Node) -> tuple[bool, int, int]:
-    return node.rank is None, node.rank or 0, node.arrived
 
 
 # -- in segments ----------------------------------------------------------------------------------------------

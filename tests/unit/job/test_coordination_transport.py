@@ -186,31 +186,36 @@ def of_version(version: int, message: dict[str, Any]) -> bytes:
 def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -> None:
     with served() as service:
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as newer:
-            newer.sendall(of_version(8, {"type": "hello"}))
+            newer.sendall(of_version(wire.PROTOCOL_VERSION + 1, {"type": "hello"}))
             data = newer.recv(4096)
             assert newer.recv(1) == b""
         ((raw, _),) = wire.Decoder().feed(data)
         message = json.loads(raw.body)
         assert message["type"] == "dismiss"
         ours = f"its coordinator speaks version {wire.PROTOCOL_VERSION} of the protocol"
-        assert message["text"] == f"{ours}, this launcher 8"
+        assert message["text"] == f"{ours}, this launcher {wire.PROTOCOL_VERSION + 1}"
 
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         connect(transport, ear, address)
         until(reactor, lambda: ear.told == ["opened"])
         with listener.accept()[0] as other:
-            other.sendall(of_version(8, {"type": "dismiss"}))
+            other.sendall(of_version(wire.PROTOCOL_VERSION + 1, {"type": "dismiss"}))
             until(reactor, lambda: len(ear.told) == 2)
         assert ear.told[1].text == (
-            f"the coordinator at {address} speaks version 8 of the protocol, "
+            f"the coordinator at {address} speaks version {wire.PROTOCOL_VERSION + 1} of the protocol, "
             f"this launcher version {wire.PROTOCOL_VERSION}: all nodes need the same megatron_ft"
         )
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, of_version(7, {"type": "ready"}), of_version(7, {"type": "hello"})],
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        of_version(wire.PROTOCOL_VERSION, {"type": "ready"}),
+        of_version(wire.PROTOCOL_VERSION, {"type": "hello"}),
+    ],
 )
 def test_bytes_that_are_no_hello_end_their_own_connection_only(reactor: Reactor, data: bytes) -> None:
     with served() as service, sockets(reactor) as (transport, ear):

@@ -115,9 +115,26 @@ def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(change: De
     leader.etcd.admit([change])
     leader.now_s = 6.0
     assert not leader.works()
-    assert leader.etcd.gives_up(RULES, 64.9) is None
+    assert leader.etcd.gives_up(RULES, 65.9) is None
     text = "no decision could be kept for 60 s: etcd at http://etcd:2379: Connection refused"
-    assert leader.etcd.gives_up(RULES, 65.0) == Dismiss(code, text)
+    assert leader.etcd.gives_up(RULES, 66.0) == Dismiss(code, text)
+
+
+def test_launchers_are_dismissed_if_etcd_renews_the_lease_and_refuses_the_decision_for_the_join_timeout() -> None:
+    leader = Leader()
+    leader.etcd.admit([decided(0)])
+    for leader.now_s in (1.0, 31.0, 60.9):
+        leader.model.is_away = True
+        assert not leader.works()
+        leader.model.is_away = False
+        assert leader.etcd.tried(Work(lambda: True, is_change=False))
+        assert leader.etcd.problem == ""
+        assert leader.etcd.gives_up(RULES, leader.now_s) is None
+    dismissal = leader.etcd.gives_up(RULES, 61.0)
+    assert dismissal is not None
+    assert dismissal.text.endswith("Connection refused")
+    assert leader.works()
+    assert leader.etcd.gives_up(RULES, 61.0) is None  # the decision was made at last
 
 
 def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job import service as service_module
+from megatron_ft.job.connection import Connection
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
@@ -21,6 +22,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secure_channel import Role
 from megatron_ft.link.wire import encode
 from tests.support.reactors import reactor
 
@@ -164,3 +166,31 @@ def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has
         launcher.close()
         turns_until(reactor, lambda: bool(broken(events)))
         assert [end.reset for end in broken(events)] == [True]
+
+
+def test_stranger_whose_first_message_is_no_hello_is_none_of_the_machines_links(reactor: Reactor) -> None:
+    with served(reactor) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as stranger:
+        turns_until(reactor, lambda: bool(service.links))
+        stranger.sendall(encode(m.Beat()))
+        turns_until(reactor, lambda: not service.links)
+        assert events == []
+
+
+def test_connection_that_is_given_up_for_its_unsent_bytes_sends_no_later_frame(reactor: Reactor) -> None:
+    ours, theirs = socket.socketpair()
+    ended: list[ProtocolError | None] = []
+    connection = Connection(
+        *(reactor, ours),
+        secret=None,
+        role=Role.LISTENS,
+        parse=lambda body: body,
+        heard=lambda _body: None,
+        ended=ended.append,
+    )
+    with theirs:
+        connection.queue(bytes(9 << 20))
+        assert connection.queue(encode(m.Beat())) == 0
+        connection.flush()
+        turns_until(reactor, lambda: bool(ended))
+        assert connection.is_reset
+        assert theirs.recv(1 << 16) == b""

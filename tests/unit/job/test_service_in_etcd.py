@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,24 @@ def test_launcher_hears_of_a_decision_once_etcd_has_it(launcher: Launcher) -> No
     launcher.model.is_away = False
     launcher.until(lambda: launcher.has(Assignment))
     assert [record.decision.number for record in launcher.recorded] == [0]
+    launcher.service.close()
+
+
+def test_leader_that_can_start_no_thread_for_a_while_asks_etcd_again(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, call_in_thread = list[object](), launcher.reactor.call_in_thread
+
+    def call(function: Callable[[], Any], done: Callable[[Callable[[], Any]], None]) -> None:
+        tries.append(function)
+        if len(tries) <= 5:
+            raise RuntimeError("can't start new thread")
+        call_in_thread(function, done)
+
+    monkeypatch.setattr(launcher.reactor, "call_in_thread", call)
+    launcher.model.is_away = False
+    launcher.until(lambda: launcher.has(Assignment))
+    assert len(tries) > 5
     launcher.service.close()
 
 

@@ -184,6 +184,35 @@ def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_t
     assert [(each.kind, each.advance.stalled) for each in decided] == [(DecisionKind.START, 1)]
 
 
+@pytest.mark.parametrize(("min_nodes", "stale"), [(4, 3), (3, 0), (4, 0)])
+def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(min_nodes: int, stale: int) -> None:
+    rules = m.Rules(min_nodes=min_nodes, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1)
+    last = replace(LAST, number=4, id="old.4", cycle=3, world=4)
+    older, machine = replace(last, number=3, id="old.3", cycle=2), leader(rules=rules)
+    effects: list[Any] = []
+    for place in (0, 1, 2, 3):
+        said = hello(place, rules, last=older if place == stale else last)
+        effects += machine.handle(actions.Heard(place, said), 0.0)
+    effects += until(machine, 90.0, alive=(0, 1, 2, 3))
+    assert [each for each in effects if isinstance(each, actions.Judged)]
+    for place in (0, 1, 2, 3):
+        machine.handle(actions.Heard(place, m.Ready(store="s")), 90.0)
+    effects += until(machine, 95.0, alive=(0, 1, 2, 3), from_s=90.0)
+    decided = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    assert [(each.kind, each.world) for each in decided] == [(DecisionKind.START, 4)]
+
+
+def test_new_leader_ends_a_job_whose_launchers_it_never_meets_once_they_would_have_given_up() -> None:
+    rules = m.Rules(min_nodes=4, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1, join_timeout_s=1000.0)
+    last, machine = replace(LAST, world=4), leader(rules=rules)
+    for place in (0, 1, 2):
+        machine.handle(actions.Heard(place, hello(place, rules, last=last)), 0.0)
+    effects = until(machine, 90.0, alive=(0, 1, 2))
+    decided = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    assert [(each.kind, each.code) for each in decided] == [(DecisionKind.END, 94)]
+    assert decided[0].text.startswith("3 nodes left")
+
+
 def test_end_of_a_cycle_is_computed_once_for_all_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[m.End] = []
     end = JobCycle.end
