@@ -82,14 +82,13 @@ class DeviceMemoryWait:
                 text = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
                 self._say(f"{text}: {describe(look.held)}")
 
-        thread = look.thread
-        if thread.is_alive():
+        if look.thread.is_alive():
             tell = self._reactor.call_later(TELL_AFTER_S, say_waiting)
             try:
-                self._reactor.call_blocking(lambda: thread.join(LONGEST_WAIT_S + DRIVER_S), check)
+                self._reactor.call_blocking(lambda: look.thread.join(LONGEST_WAIT_S + DRIVER_S), check)
             finally:
                 tell.cancel()
-        if thread.is_alive():
+        if look.thread.is_alive():
             self._gave_up = True
             self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
         elif look.saw_any and time.monotonic() - look.began_s <= _RECENT_S:  # this node may have stood by since
