@@ -8,7 +8,16 @@ import signal
 
 import pytest
 
-from tests.e2e.test_memory_checkpoints import KILLED_AT, TWO, beginnings, keeper_of, script, weights, without_memory
+from tests.e2e.test_memory_checkpoints import (
+    ITERATIONS,
+    KILLED_AT,
+    TWO,
+    beginnings,
+    keeper_of,
+    script,
+    weights,
+    without_memory,
+)
 from tests.support.extras import skip_module_without
 from tests.support.launching import Finished, Launched, Launcher, launcher, wait_until
 from tests.support.nodes import meeting_place
@@ -25,6 +34,9 @@ def before(iteration):
     if not os.path.exists("second_life") and iteration == {KILLED_AT}:
         open(f"waits.{{RANK}}", "w").close()
         forever()
+    until = time.monotonic() + 60  # later snapshots are complete a moment after all ranks have saved them
+    while iteration == {ITERATIONS - 1} and os.listdir("snapshots") and time.monotonic() < until:
+        time.sleep(0.05)
 """
 
 
