@@ -33,7 +33,7 @@ class CollectivesWatch(NamedTuple):
 
     how: str
     timeout_s: float | None = None
-    """None stands for half of the timeout of the ranks' process group."""
+    """Seconds without a collective; None: half of the timeout of the ranks' process group."""
 
     def __str__(self) -> str:
         return self.how if self.timeout_s is None else f"{self.how}:{self.timeout_s:g}"

@@ -46,7 +46,7 @@ def parse(vocabulary: Vocabulary[_T], body: bytes) -> _T:
 
 
 class Connection(Generic[_T]):
-    """Of the other end's bytes at most one frame and one read are kept.
+    """One end of a connection. At most one frame and one read of the other end's bytes are kept.
 
     Args:
         parse: returns the message in the body of a frame, or raises `ProtocolError`.

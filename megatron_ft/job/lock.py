@@ -28,7 +28,7 @@ _NODES_AT_ONCE = 1000
 
 
 class Lock:
-    """What both locks have in common: a time to try again, and the leader's process of the holder."""
+    """Base of both locks: a time to try again, and the leader's process of the holder."""
 
     def __init__(self, reactor: Reactor, leader: LeaderProcess) -> None:
         self._reactor, self._leader = reactor, leader

@@ -217,7 +217,7 @@ class LauncherNode(LauncherServices):
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def write_files(self, life: str) -> None:
-        """As in `Keeper.write_files`."""
+        """Have the keeper write its last snapshot to files, as `Keeper.write_files` does."""
         self.keeper.write_files(
             life,
             asked_s=self.signals.asked_s,

@@ -86,7 +86,7 @@ class Coordinator:
         self._lock_answers = True
         self._record: DecisionRecord | None = None
         self._may_adopt = record is None and not epoch
-        """It has decided nothing yet, and takes over what launchers know."""
+        """True if it has decided nothing yet, and takes over what launchers know."""
         self._plan: Plan | None = None
         self._waiting: set[Node] = set()
         """Members of the planned decision that haven't answered since they were asked whether they are alive."""

@@ -168,7 +168,7 @@ class LeaderStart(Message, frozen=True):
 
 
 class NewLauncher(JobDefinition, frozen=True):
-    """What a launcher tells of itself; one of another job, or with other rules, is refused.
+    """First message of a launcher, about itself; one of another job, or with other rules, is refused.
 
     Args:
         job: what tells this job from all others.
@@ -216,7 +216,7 @@ class Hello(NewLauncher, frozen=True, kw_only=True):
 
 
 class Identity(NewLauncher, frozen=True, kw_only=True):
-    """What a launcher knows of itself.
+    """Identity of a launcher, as it knows it itself.
 
     Args:
         endpoint: where the leader listens, or etcd.

@@ -1,4 +1,4 @@
-"""What follows a cycle, and when: the next one, once enough nodes are ready, or the end of the job. Pure."""
+"""Choice of what follows a cycle: the next one, once enough nodes are ready, or the end of the job. Pure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
 
 _last: list[tuple[CoordinatorView, RankStore]] = []
-"""What was registered last, alone."""
+"""Orders and store of the launcher that has registered last, alone."""
 
 
 def register(config: LaunchConfig, *, orders: CoordinatorView, store: RankStore) -> None:

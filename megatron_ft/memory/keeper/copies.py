@@ -280,7 +280,7 @@ class CopyKeeping:
         return admitted
 
     def lend(self, want: Want) -> int | str | None:
-        """As in `Lend`."""
+        """Return what `Lend` returns, in the keeper's loop."""
         held = self._segments.verified(want.rank).get(want.key)
         if held is not None:
             try:

@@ -12,7 +12,7 @@ from megatron_ft.memory.rules.snapshots import Restore, Restored, Settled, Snaps
 
 
 class CompleteSnapshots:
-    """Those of one cycle. A message of a node costs the same in a job of any size.
+    """Complete snapshots of one cycle. A message of a node costs the same in a job of any size.
 
     A node holds what it has saved until that is settled.
     """

@@ -15,7 +15,7 @@ class SnapshotCopies:
         self._cycle = cycle
         self._nodes, self._step = nodes, segment if nodes > segment > 0 else 1
         self._addresses: dict[int, str] = {}
-        """Of nodes that serve, by place."""
+        """Addresses of keepers that take copies, by the place of their node."""
 
     def serves(self, place: int, address: str) -> list[tuple[int, CopyTo]]:
         """Note that the keeper at that place takes copies at ``address``. Return what which nodes are to be told."""
