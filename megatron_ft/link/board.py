@@ -83,9 +83,9 @@ class Board:
         """
         if index >= layout.MAX_SECTIONS:
             raise ValueError(f"section {name!r} is one too many: at most {layout.MAX_SECTIONS} are allowed")
-        at = layout.slot(index)
-        data = memoryview(layout.encode_name(name)).cast("Q")
-        for offset, word in enumerate(data):
+        at, text = layout.slot(index), name.encode()
+        assert len(text) < layout.NAME_BYTES, name  # the config has checked that it fits
+        for offset, word in enumerate(memoryview(text.ljust(layout.NAME_BYTES, b"\0")).cast("Q")):
             self.words[at + offset] = word
         self.words[at + layout.S_OPENED_AT] = 0
         self.words[at + layout.S_OPEN_COUNT] = 0
@@ -173,7 +173,7 @@ def _mapped(fd: int) -> tuple[mmap.mmap, KeptDescriptor]:
 
 
 def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:
-    wanted = layout.armed_words(armed)
+    wanted = (0, 0) if armed is None else (armed.timeout_ns, layout.ARMED_ENFORCED * armed.enforced)
     if (words[at], words[at + 1]) != wanted:
         words[at], words[at + 1] = wanted
 

@@ -50,9 +50,7 @@ _SAME_ITERATION = 7
 """Where each cycle gets in a job that makes no progress."""
 
 LOST_A_PEER = "RuntimeError: gloo: connection closed by peer"
-BOARD = BoardSnapshot(
-    **dict.fromkeys(set(BoardSnapshot._fields) - BoardSnapshot._field_defaults.keys(), 0)  # type: ignore[arg-type]
-)._replace(sections=(), closing=False, first_iteration=0)
+BOARD = BoardSnapshot(iteration=0, first_iteration=0)
 HANG = replace(SECTION_HANG, iteration=1, at_ns=0)
 
 

@@ -14,61 +14,28 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-MAGIC = 0x4D46545F424F000A
+MAGIC = 0x4D46545F424F000B
 """'MFT_BO' and the layout's version: a board of another version isn't read."""
 DAMAGED = int.from_bytes(b"damaged!", "little")
 """Magic word of a board on which a monitor has found damage, so that no other process reads it either."""
 WORD_MASK = 2**64 - 1
 NO_TIMEOUT = WORD_MASK
 
-W_MAGIC = 0
-W_CYCLE = 1
-W_START = 2  # (monitor) start of monitoring
-W_ITERATION = 3  # iteration + 1; 0 is unknown
-W_ITERATIONS_SEEN = 4
-W_FIRST_ITERATION = 5  # iteration + 1
-W_FIRST_ITERATION_AT = 6
-W_HEARTBEATS = 7
-W_LAST_HEARTBEAT = 8
-W_LAST_TRANSITION = 9  # written by every section event
-W_CLOSING = 10  # CLOSING: the rank has ended its monitoring
-W_LAST_LOOK = 11  # (monitor)
-W_NEXT_LOOK = 12  # (monitor) when it will look again at the latest
-W_TIMEOUTS_VERSION = 13
-W_INITIAL_HEARTBEAT_TIMEOUT = 14
-W_HEARTBEAT_TIMEOUT = 15
-W_HEARTBEAT_FLAGS = 16
-W_OUT_OF_SECTION_TIMEOUT = 17
-W_WARMUP_ITERATIONS = 18
-W_SECTION_COUNT = 19
-W_RING_HEAD = 21
-W_RANK = 22
-W_PID = 23
-W_FIRST_STEP_AT = 24  # when the second iteration or "step" began, and the first was over
-W_STACK_SIGNAL = 25  # the signal that makes this rank write its stacks; 0: none
-W_MAIN_THREAD = 26  # threading.get_ident() of its main thread
-W_WARM_UP_OVER_AT = 28  # when the first iteration after those of the warm-up began
-W_OUT_OF_SECTION_CALCULATED = 29  # 1: the rank's client has calculated it from observed intervals
-W_WATCH_ONLY = 30  # (monitor) 1: the script calls no hooks, and only its collectives are written here
-W_COLLECTIVES_SEEN_AT = 31  # when the counts were read last; 0: there is no process group
-W_COLLECTIVE_AT = 32  # when one of the counts was seen to change
-W_COLLECTIVES_ENTERED = 33
-W_COLLECTIVES_COMPLETED = 34
-# (monitor) learned timeouts that apply instead of the rank's own words; 0: none
-W_OUT_OF_SECTION_ARMED = 35
-W_OUT_OF_SECTION_ARMED_FLAGS = 36
-W_INITIAL_HEARTBEAT_ARMED = 39
-W_HEARTBEAT_ARMED = 40
-# what the rank says of its run, for learning
-W_LEARNING_FACTS = 41  # FACT_ bits
-W_STEPS = 42  # training steps that have ended
-W_SAVES = 43  # persistent saves that have ended
-W_ITERATIONS_BACK = 44  # how often the iteration number went down: it is no measure of progress then
-W_GROUP_TIMEOUT = 45  # timeout of the default process group; 0: unknown
-W_STATE_WRITTEN = 46  # (launcher) STATE_ values: what became of the last timeouts that were to be written
-W_LOOKS = 47  # looks at the collectives
-W_LOOKS_WAITING = 48  # those that found the rank in a collective
-W_WAITS = 49  # those of them that didn't find it in one the time before
+# words that `BoardSnapshot` has as they are, in its order
+W_MAGIC, W_CYCLE, W_START, W_RANK, W_PID, W_WARMUP_ITERATIONS, W_STACK_SIGNAL, W_MAIN_THREAD = range(8)
+W_ITERATIONS_SEEN, W_ITERATIONS_BACK, W_FIRST_ITERATION_AT, W_FIRST_STEP_AT, W_WARM_UP_OVER_AT = range(8, 13)
+W_HEARTBEATS, W_LAST_HEARTBEAT, W_LAST_TRANSITION, W_LAST_LOOK, W_RING_HEAD = range(13, 18)
+W_TIMEOUTS_VERSION, W_HEARTBEAT_FLAGS, W_LEARNING_FACTS, W_STEPS, W_SAVES = range(18, 23)
+_PLAIN = slice(W_CYCLE, W_SAVES + 1)
+# iterations: the number + 1, 0 is unknown; closing: CLOSING once the rank has ended its monitoring; next look of the
+# monitor at the latest; (launcher) STATE_ values: what became of the last timeouts that were to be written
+W_ITERATION, W_FIRST_ITERATION, W_CLOSING, W_WATCH_ONLY, W_SECTION_COUNT, W_NEXT_LOOK, W_STATE_WRITTEN = range(23, 30)
+W_INITIAL_HEARTBEAT_TIMEOUT, W_HEARTBEAT_TIMEOUT, W_OUT_OF_SECTION_TIMEOUT, W_OUT_OF_SECTION_CALCULATED = range(30, 34)
+# (monitor) learned timeouts that apply instead of the rank's own words, 0: none; flags follow the last one
+W_INITIAL_HEARTBEAT_ARMED, W_HEARTBEAT_ARMED, W_OUT_OF_SECTION_ARMED = range(34, 37)
+# in the order of `CollectiveCounts`
+W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED = range(38, 42)
+W_GROUP_TIMEOUT, W_LOOKS, W_LOOKS_WAITING, W_WAITS = range(42, 46)
 
 MOST_COUNT = 2**48
 """Upper bound of every count."""
@@ -182,45 +149,54 @@ class CollectiveCounts(NamedTuple):
 class BoardSnapshot(NamedTuple):
     """One reading of a board. Times are CLOCK_MONOTONIC nanoseconds, 0 is never; None is no timeout."""
 
-    cycle: int
-    start_ns: int
-    iteration: int | None
-    iterations_seen: int
-    first_iteration: int | None
-    first_iteration_at_ns: int
-    heartbeats: int
-    last_heartbeat_ns: int
-    last_transition_ns: int
-    closing: bool
-    last_look_ns: int
-    next_look_ns: int
-    timeouts_version: int
-    own_initial_heartbeat_timeout_ns: int | None
-    own_heartbeat_timeout_ns: int | None
-    heartbeat_flags: int
-    own_out_of_section_timeout_ns: int | None
-    warmup_iterations: int
-    ring_head: int
-    rank: int
-    pid: int
-    sections: tuple[SectionView, ...]
-    first_step_at_ns: int = 0
+    cycle: int = 0
+    start_ns: int = 0
+    """(monitor) Start of monitoring."""
+    rank: int = 0
+    pid: int = 0
+    warmup_iterations: int = 0
     stack_signal: int = 0
+    """Signal that makes this rank write its stacks; 0: none."""
     main_thread: int = 0
+    """threading.get_ident() of its main thread."""
+    iterations_seen: int = 0
+    iterations_back: int = 0
+    """How often the iteration number went down: it is no measure of progress then."""
+    first_iteration_at_ns: int = 0
+    first_step_at_ns: int = 0
+    """When the second iteration or "step" began, and the first was over."""
     warm_up_over_ns: int = 0
-    is_out_of_section_calculated: bool = False
-    armed_out_of_section: ArmedTimeout | None = None
-    armed_initial_heartbeat_ns: int | None = None
-    armed_heartbeat_ns: int | None = None
+    """When the first iteration after those of the warm-up began."""
+    heartbeats: int = 0
+    last_heartbeat_ns: int = 0
+    last_transition_ns: int = 0
+    """Time of the last section event."""
+    last_look_ns: int = 0
+    """(monitor)"""
+    ring_head: int = 0
+    timeouts_version: int = 0
+    heartbeat_flags: int = 0
     learning_facts: int = 0
     """FACT_ bits."""
     steps: int = 0
+    """Training steps that have ended."""
     saves: int = 0
-    iterations_back: int = 0
-    group_timeout_ns: int | None = None
-    """Timeout of the default process group; None if unknown."""
+    """Persistent saves that have ended."""
+    # the fields above are words, in their order
+    iteration: int | None = None
+    first_iteration: int | None = None
+    closing: bool = False
+    own_initial_heartbeat_timeout_ns: int | None = None
+    own_heartbeat_timeout_ns: int | None = None
+    own_out_of_section_timeout_ns: int | None = None
+    is_out_of_section_calculated: bool = False
+    """True if the rank's client has calculated that timeout from observed intervals."""
+    armed_initial_heartbeat_ns: int | None = None
+    armed_heartbeat_ns: int | None = None
+    armed_out_of_section: ArmedTimeout | None = None
+    sections: tuple[SectionView, ...] = ()
     watch_only: bool = False
-    """True if the script calls no hooks."""
+    """(monitor) True if the script calls no hooks, and only its collectives are written here."""
     collectives: CollectiveCounts | None = None
     """Counts of collectives; None if they aren't read, or there is no process group."""
 
@@ -275,41 +251,18 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         raise BoardDamagedError(f"end of the monitoring is {closing:#x}")
     sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
     board = BoardSnapshot(
-        cycle=words[W_CYCLE],
-        start_ns=start,
+        *words[_PLAIN],
         iteration=_iteration(words[W_ITERATION]),
-        iterations_seen=words[W_ITERATIONS_SEEN],
         first_iteration=_iteration(words[W_FIRST_ITERATION]),
-        first_iteration_at_ns=words[W_FIRST_ITERATION_AT],
-        heartbeats=words[W_HEARTBEATS],
-        last_heartbeat_ns=words[W_LAST_HEARTBEAT],
-        last_transition_ns=words[W_LAST_TRANSITION],
         closing=closing == CLOSING,
-        last_look_ns=words[W_LAST_LOOK],
-        next_look_ns=words[W_NEXT_LOOK],
-        timeouts_version=words[W_TIMEOUTS_VERSION],
         own_initial_heartbeat_timeout_ns=_timeout("initial heartbeat", words[W_INITIAL_HEARTBEAT_TIMEOUT]),
         own_heartbeat_timeout_ns=_timeout("heartbeat", words[W_HEARTBEAT_TIMEOUT]),
-        heartbeat_flags=words[W_HEARTBEAT_FLAGS],
         own_out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
-        warmup_iterations=words[W_WARMUP_ITERATIONS],
-        ring_head=words[W_RING_HEAD],
-        rank=words[W_RANK],
-        pid=words[W_PID],
-        sections=sections,
-        first_step_at_ns=words[W_FIRST_STEP_AT],
-        stack_signal=words[W_STACK_SIGNAL],
-        main_thread=words[W_MAIN_THREAD],
-        warm_up_over_ns=words[W_WARM_UP_OVER_AT],
         is_out_of_section_calculated=words[W_OUT_OF_SECTION_CALCULATED] == 1,
-        armed_out_of_section=_armed(words, W_OUT_OF_SECTION_ARMED),
         armed_initial_heartbeat_ns=words[W_INITIAL_HEARTBEAT_ARMED] or None,
         armed_heartbeat_ns=words[W_HEARTBEAT_ARMED] or None,
-        learning_facts=words[W_LEARNING_FACTS],
-        steps=words[W_STEPS],
-        saves=words[W_SAVES],
-        iterations_back=words[W_ITERATIONS_BACK],
-        group_timeout_ns=words[W_GROUP_TIMEOUT] or None,
+        armed_out_of_section=_armed(words, W_OUT_OF_SECTION_ARMED),
+        sections=sections,
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
@@ -347,20 +300,6 @@ def timeout_word(seconds: float | None) -> int:
     return NO_TIMEOUT if seconds is None else min(max(1, round(seconds * 1e9)), NO_TIMEOUT - 1)
 
 
-def armed_words(armed: ArmedTimeout | None) -> tuple[int, int]:
-    """Return the two words of an armed timeout."""
-    if armed is None:
-        return 0, 0
-    return armed.timeout_ns, ARMED_ENFORCED if armed.enforced else 0
-
-
-def encode_name(name: str) -> bytes:
-    """Return a section's name, padded with zeros; the config has checked that it fits."""
-    data = name.encode()
-    assert len(data) < NAME_BYTES, name
-    return data.ljust(NAME_BYTES, b"\0")
-
-
 def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
     """Read an armed timeout, of any value: the monitor compares these words with what it has armed."""
     timeout_ns, flags = words[at : at + 2]
@@ -368,12 +307,10 @@ def _armed(words: tuple[int, ...], at: int) -> ArmedTimeout | None:
 
 
 def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
-    at = W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT, W_COLLECTIVES_ENTERED, W_COLLECTIVES_COMPLETED
-    looks = words[W_LOOKS], words[W_LOOKS_WAITING], words[W_WAITS]
-    seen_ns, moved_ns, entered, completed = (words[word] for word in at)
-    timeout_ns = words[W_GROUP_TIMEOUT] or None
-    found = CollectiveCounts(seen_ns, moved_ns, entered, completed, timeout_ns, *looks)
-    return found if found.seen_ns and found.moved_ns else None
+    seen_ns, moved_ns, entered, completed, timeout_ns, *looks = words[W_COLLECTIVES_SEEN_AT : W_WAITS + 1]
+    if not (seen_ns and moved_ns):
+        return None
+    return CollectiveCounts(seen_ns, moved_ns, entered, completed, timeout_ns or None, *looks)
 
 
 def _decode_section(

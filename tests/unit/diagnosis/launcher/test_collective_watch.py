@@ -13,9 +13,7 @@ from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
 
 TIMEOUT_S = 40.0
-BOARD = BoardSnapshot(**dict.fromkeys(BoardSnapshot._fields, 0))._replace(  # type: ignore[arg-type]
-    sections=(), closing=False, collectives=None
-)
+BOARD = BoardSnapshot(iteration=0, first_iteration=0)
 REVIEW = Reviewed(
     cycle=0, asker=0, elapsed_s=40.0, timeout_s=40.0, text="rank 10 in train.py:3 f", rank=10, is_waited=True
 )

@@ -50,7 +50,7 @@ HONEST = {
     "armed by the monitor": Change(
         {"armed_out_of_section": ArmedTimeout(S), "armed_heartbeat_ns": S}, step=STEP._replace(armed=ArmedTimeout(S))
     ),
-    "facts for learning": Change({"learning_facts": 5, "steps": 5, "saves": 1, "group_timeout_ns": S}),
+    "facts for learning": Change({"learning_facts": 5, "steps": 5, "saves": 1}),
 }
 DAMAGED = {
     "an earlier start": Change({"start_ns": 5}),
