@@ -85,19 +85,11 @@ class Decoder:
         """Bytes of an incomplete message."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[tuple[Raw, int]]:
-        """Yield the messages that are complete now, each with the number of its descriptors.
-
-        Raises:
-            ProtocolError: the bytes aren't of this protocol; nothing after them can be read.
-        """
-        return map(_decode, self.bodies(data))
-
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """Like ``feed``, but yields undecoded bodies.
+        """Yield the bodies of the messages that are complete now, for ``decode``.
 
         Raises:
-            ProtocolError: a message is too long.
+            ProtocolError: a message is too long; nothing after it can be read.
         """
         if not self._buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
             if len(data) <= self._max_bytes:  # fast path: exactly one message
@@ -122,10 +114,6 @@ def decode(body: bytes) -> Raw:
     Raises:
         ProtocolError: the bytes aren't a message of this protocol.
     """
-    return _decode(body)[0]
-
-
-def _decode(body: bytes) -> tuple[Raw, int]:
     if body[:1] == _PICKLE:
         raise ProtocolError(_OF_THE_REFERENCE)
     try:
@@ -136,7 +124,7 @@ def _decode(body: bytes) -> tuple[Raw, int]:
         raise VersionError(head.v)
     if not 0 <= head.fds <= MAX_FDS or head.type is None:
         raise ProtocolError("message has no valid 'type' or 'fds'")
-    return Raw(head.type, body), head.fds
+    return Raw(head.type, body, head.fds)
 
 
 class Channel:
@@ -203,10 +191,10 @@ class Channel:
                 self.close()
                 raise ChannelClosedError("the peer is gone")
             try:
-                for message, count in self._decoder.feed(data):
-                    if count > len(self._fds):
-                        raise ProtocolError(f"message announces {count} descriptors, {len(self._fds)} came")
-                    received.append(Received(message, tuple(self._fds.popleft() for _ in range(count))))
+                for message in map(decode, self._decoder.bodies(data)):
+                    if message.fd_count > len(self._fds):
+                        raise ProtocolError(f"message announces {message.fd_count} descriptors, {len(self._fds)} came")
+                    received.append(Received(message, tuple(self._fds.popleft() for _ in range(message.fd_count))))
                 if len(self._fds) > MAX_FDS:
                     raise ProtocolError(f"{len(self._fds)} descriptors came that no message announced")
             except ProtocolError:

@@ -7,7 +7,15 @@ from typing import Any
 
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.base.pauses import Pauses
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
+from megatron_ft.link.messages.job_facts import (
+    JobFacts,
+    JobPhase,
+    LastCause,
+    RankReading,
+    RankRow,
+    RankState,
+    make_rows,
+)
 
 S = 1_000_000_000
 START = 1000 * S
@@ -35,14 +43,14 @@ def snapshot(**changes: Any) -> BoardSnapshot:
     return BoardSnapshot(**{**values, **changes})
 
 
-def rank_facts(**changes: Any) -> RankFacts:
+def rank_facts(**changes: Any) -> RankRow:
     """Rank 5, which runs."""
-    values: dict[str, Any] = {"rank": 5, "local_rank": 1, "pid": 77, "exit_code": None, "hung": False}
-    return RankFacts(**{**values, **changes})
+    values: dict[str, Any] = {"rank": 5, "local_rank": 1, "pid": 77, "state": RankState.RUNNING}
+    return RankRow(**{**values, **changes})
 
 
 def job_facts(
-    *ranks: RankFacts,
+    *ranks: RankRow,
     readings: Mapping[int, RankReading] | None = None,
     pauses: Sequence[tuple[int, int | None]] = (),
     now_ns: int = NOW,

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
     Args:
         t: nanoseconds of that host's CLOCK_MONOTONIC; comparable within a host, not between hosts.
-        record: None for an unknown kind, or an unusable record.
+        record: None for an unknown kind.
     """
 
     t: int
@@ -39,7 +39,7 @@ class EventLogFile:
         header: its first record.
         opened: nanoseconds of CLOCK_MONOTONIC when it was opened; ``header.wall_ns`` is the same moment.
         entries: all records.
-        passed_over: number of lines not read, or not completely: cut off by a crash, torn by a full disk, or foreign.
+        passed_over: number of lines not read: cut off by a crash, torn by a full disk, or foreign.
     """
 
     name: str
@@ -95,12 +95,10 @@ def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
     for line in lines:
         try:
             head = decode(_LineHead, line)
+            entries.append(Entry(head.t, RECORDS.read(Raw(head.ev, line))))
         except ProtocolError:
             passed_over += bool(line.strip())
             continue
-        doubts: list[str] = []
-        entries.append(Entry(head.t, RECORDS.salvage(Raw(head.ev, line), doubts)))
-        passed_over += bool(doubts)
         if not isinstance(entries[0].record, LogOpened):
             return None
     if not entries or not isinstance(entries[0].record, LogOpened):

@@ -21,7 +21,15 @@ from megatron_ft.link.facts.monitor import RankGone
 from megatron_ft.link.facts.reported_hang import MOST_HANGS
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.linux.processes import process_began_ns, read_stat
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, LastCause, RankFacts, RankReading, make_rows
+from megatron_ft.link.messages.job_facts import (
+    JobFacts,
+    JobPhase,
+    LastCause,
+    RankReading,
+    RankRow,
+    RankState,
+    make_rows,
+)
 from megatron_ft.records.rules.accounting import Accounting, Ledger
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
 
@@ -159,18 +167,18 @@ class JobStatus:
             now_ns=now_ns,
         )
 
-    def _rank(self, record: NodeCycle, local_rank: int) -> tuple[RankFacts, RankReading]:
+    def _rank(self, record: NodeCycle, local_rank: int) -> tuple[RankRow, RankReading]:
         started, rank_exit = record.started[local_rank], record.exits.get(local_rank)
-        facts = RankFacts(
+        row = RankRow(
             rank=record.ranks[local_rank],
             local_rank=local_rank,
             pid=started.pid or 0,
             exit_code=None if rank_exit is None else rank_exit.exitcode,
-            hung=local_rank in record.hung,
+            state=RankState.HUNG if local_rank in record.hung else RankState.RUNNING,
         )
         stat = read_stat(started.pid or 0)
         state = None if stat is None or stat.state in "ZX" else stat.state
-        return facts, self._monitors[local_rank].reading(record.cycle)._replace(process_state=state)
+        return row, self._monitors[local_rank].reading(record.cycle)._replace(process_state=state)
 
 
 def _phase(agent: Agent) -> JobPhase:

@@ -10,9 +10,8 @@ import functools
 import json
 import math
 import re
-import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -56,6 +55,8 @@ class Raw(NamedTuple):
 
     name: str
     body: bytes
+    fd_count: int = 0
+    """Number of descriptors that travel with a message."""
 
 
 class Vocabulary(Generic[_T]):
@@ -71,25 +72,14 @@ class Vocabulary(Generic[_T]):
             raise ProtocolError(f"unknown message {shown(raw.name)}")
         return decode(kind, raw.body)
 
-    def salvage(self, raw: Raw, doubts: list[str]) -> _T | None:
-        """Return the usable part of a message that may be damaged or of another version; None if there is none.
+    def read(self, raw: Raw) -> _T | None:
+        """Return a record of a file, None if its kind isn't known. What is no text becomes a question mark.
 
-        An invalid field gets its default, an invalid item of a list or table is left out, and both are added to
-        ``doubts``; so is a missing required field. An unknown name is no doubt.
+        Raises:
+            ProtocolError: the record is damaged.
         """
         kind = self.kinds.get(raw.name)
-        if kind is None:
-            return None
-        try:
-            try:
-                found: _T = _decoder(kind).decode(raw.body)
-            except _UNREADABLE:  # by msgspec, that is: for people, what is no text becomes a question mark
-                text = json.dumps(_loads(raw.body.decode(errors="replace")), ensure_ascii=False)
-                found = _usable(kind, _loads(text.encode(errors="replace")), doubts)
-        except (ProtocolError, msgspec.ValidationError) as error:
-            doubts.append(str(error))
-            return None
-        return found
+        return None if kind is None else decode(kind, raw.body, as_text=True)
 
 
 @functools.cache
@@ -112,14 +102,17 @@ def encode_as(head: bytes, value: Any) -> bytes:
     return b"%b%b%b" % (head, b"" if fields == b"}" else b",", fields)
 
 
-def decode(kind: Callable[..., _T], raw: bytes | str) -> _T:
-    """Return an object of that class from its JSON. Raise `ProtocolError` if it is none."""
+def decode(kind: Callable[..., _T], raw: bytes | str, *, as_text: bool = False) -> _T:
+    """Return an object of that class from its JSON. Raise `ProtocolError` if it is none.
+
+    ``as_text``: for people, and for files in UTF-8; a lone surrogate or another byte that is no text becomes "?".
+    """
     try:
         return _decoder(kind).decode(raw)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
     except _UNREADABLE:
-        return convert(kind, _loads(raw))
+        return convert(kind, _loads(raw, as_text=as_text))
 
 
 def convert(kind: Callable[..., _T], document: Any) -> _T:
@@ -149,42 +142,12 @@ to_builtins: Callable[[Any], Any] = functools.partial(msgspec.to_builtins, enc_h
 """Return a message or record as an object of JSON; the reverse of ``convert``."""
 
 
-def _loads(text: bytes | str) -> Any:
+def _loads(text: bytes | str, *, as_text: bool = False) -> Any:
     """Read JSON by the standard library, which knows lone surrogates and NaN."""
     try:
+        if as_text and isinstance(text, bytes):
+            document = json.loads(text.decode(errors="replace"))
+            text = json.dumps(document, ensure_ascii=False).encode(errors="replace")
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from None
-
-
-def _usable(kind: Any, value: Any, doubts: list[str]) -> Any:
-    """Return the usable part of a value. Raise ``ValidationError`` if there is none."""
-    try:
-        return _convert(value, kind)
-    except msgspec.ValidationError:
-        origin, (of, *rest) = typing.get_origin(kind), typing.get_args(kind) or (kind,)
-        if origin in (typing.Union, types.UnionType):  # with None, as a rule behind the other
-            return _usable(rest[0] if of is type(None) else of, value, doubts)
-        if origin is tuple and rest == [Ellipsis] and isinstance(value, list):
-            return tuple(_sound("a list", [(at, of, item) for at, item in enumerate(value)], doubts).values())
-        if origin is Mapping and isinstance(value, dict):
-            return _sound("a table", [(key, rest[0], item) for key, item in value.items()], doubts)
-        if not (isinstance(value, dict) and hasattr(kind, "__struct_fields__")):
-            raise
-    name, fields = name_of(kind), {each.name: each for each in msgspec.structs.fields(kind)}
-    given = [(key, field.type, value[key]) for key, field in fields.items() if value.get(key) is not None]
-    found = _sound(name, given, doubts)
-    if missing := [key for key, field in fields.items() if field.required and key not in found]:
-        raise msgspec.ValidationError(f"{name} has no {', '.join(missing)}")
-    return kind(**found)
-
-
-def _sound(where: str, items: list[tuple[Any, Any, Any]], doubts: list[str]) -> dict[Any, Any]:
-    """Return the usable part of each item, by its key; ``items``: key, type and value."""
-    found = {}
-    for key, of, item in items:
-        try:
-            found[key] = _usable(of, item, doubts)
-        except msgspec.ValidationError:
-            doubts.append(f"{where} has {key} = {shown(item)}")
-    return found

@@ -250,7 +250,7 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
     if closing not in (0, CLOSING):
         raise BoardDamagedError(f"end of the monitoring is {closing:#x}")
     sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
-    board = BoardSnapshot(
+    board = BoardSnapshot(  # type: ignore[misc]  # the slice ends before the fields that are named
         *words[_PLAIN],
         iteration=_iteration(words[W_ITERATION]),
         first_iteration=_iteration(words[W_FIRST_ITERATION]),

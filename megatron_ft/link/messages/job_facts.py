@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -75,19 +74,6 @@ class TimeoutUse(Fact, frozen=True):
     def share(self) -> float:
         """Used share of the timeout."""
         return self.used_s / self.timeout_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """The launcher's facts about one rank of this node in the last cycle that was begun."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    exit_code: int | None
-    """Exit code, negative for a signal; None while the rank runs."""
-    hung: bool
-    """True if the rank was found hung, and is being ended or was."""
 
 
 class RankRow(Fact, frozen=True, kw_only=True):
@@ -160,8 +146,11 @@ class JobFacts(Message, frozen=True, kw_only=True):
     """Time of these facts."""
 
 
-def make_rows(ranks: Iterable[tuple[RankFacts, RankReading]], pauses: Pauses, now_ns: int) -> tuple[RankRow, ...]:
-    """Return a row for each rank of the job on this node, sorted by rank. Readings precede ``now_ns``."""
+def make_rows(ranks: Iterable[tuple[RankRow, RankReading]], pauses: Pauses, now_ns: int) -> tuple[RankRow, ...]:
+    """Complete the row of each rank of this node, sorted by rank. Readings precede ``now_ns``.
+
+    ``ranks``: rows without what a reading tells; their state is HUNG, or any other for a rank that isn't found hung.
+    """
     return tuple(sorted((_row(*each, pauses, now_ns) for each in ranks), key=lambda row: row.rank))
 
 
@@ -178,17 +167,9 @@ def _calm(row: RankRow) -> tuple[int, float]:
     return (0 if in_trouble else 1, -row.timeout.share if row.timeout is not None else 0.0)
 
 
-def _row(facts: RankFacts, reading: RankReading, pauses: Pauses, now_ns: int) -> RankRow:
-    state = _state(facts, reading, paused=pauses.since_ns is not None)
-    board = reading.snapshot
-    row = RankRow(
-        rank=facts.rank,
-        local_rank=facts.local_rank,
-        pid=facts.pid,
-        state=state,
-        exit_code=facts.exit_code,
-        iteration=None if board is None else board.iteration,
-    )
+def _row(row: RankRow, reading: RankReading, pauses: Pauses, now_ns: int) -> RankRow:
+    board, state = reading.snapshot, _state(row, reading, paused=pauses.since_ns is not None)
+    row = replace(row, state=state, iteration=None if board is None else board.iteration)
     if board is None or state in (RankState.EXITED, RankState.CLOSING):
         return row  # the board's sections have stood still since
     opened = any(section.open_count for section in board.sections)
@@ -202,10 +183,10 @@ def _row(facts: RankFacts, reading: RankReading, pauses: Pauses, now_ns: int) ->
     )
 
 
-def _state(facts: RankFacts, reading: RankReading, *, paused: bool) -> RankState:
-    if facts.exit_code is not None or reading.process_state is None:
+def _state(row: RankRow, reading: RankReading, *, paused: bool) -> RankState:
+    if row.exit_code is not None or reading.process_state is None:
         return RankState.EXITED
-    if facts.hung:
+    if row.state is RankState.HUNG:
         return RankState.HUNG
     if reading.damaged:
         return RankState.DAMAGED

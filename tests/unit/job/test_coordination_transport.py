@@ -154,7 +154,7 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as other:
             other.sendall(wire.encode(message))
             data = b"".join(iter(lambda: other.recv(4096), b""))
-        assert [told.name for told, _ in wire.Decoder().feed(data)] == ["challenge", "denied"]
+        assert [wire.decode(body).name for body in wire.Decoder().bodies(data)] == ["challenge", "denied"]
         connect(transport, ear, service.address)
         until(reactor, lambda: ear.told == ["opened"])
 
@@ -189,8 +189,8 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
             newer.sendall(of_version(wire.PROTOCOL_VERSION + 1, {"type": "hello"}))
             data = newer.recv(4096)
             assert newer.recv(1) == b""
-        ((raw, _),) = wire.Decoder().feed(data)
-        message = json.loads(raw.body)
+        (body,) = wire.Decoder().bodies(data)
+        message = json.loads(body)
         assert message["type"] == "dismiss"
         ours = f"its coordinator speaks version {wire.PROTOCOL_VERSION} of the protocol"
         assert message["text"] == f"{ours}, this launcher {wire.PROTOCOL_VERSION + 1}"

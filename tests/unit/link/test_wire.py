@@ -16,7 +16,7 @@ import pytest
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.wording import shown
-from megatron_ft.link.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, encode, listen
+from megatron_ft.link.wire import MAX_FDS, Channel, ChannelClosedError, Decoder, connect, decode, encode, listen
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_messages_come_whole_whatever_the_pieces() -> None:
     decoder, got, at = Decoder(), [], 0
     while at < len(stream):
         size = rng.randrange(1, 50)
-        got += list(decoder.feed(stream[at : at + size]))
+        got += map(decode, decoder.bodies(stream[at : at + size]))
         at += size
-    assert [{k: json.loads(m.body)[k] for k in ("type", "n", "text")} for m, _ in got] == messages
+    assert [{k: json.loads(m.body)[k] for k in ("type", "n", "text")} for m in got] == messages
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_messages_come_whole_whatever_the_pieces() -> None:
 )
 def test_bytes_that_are_not_ours_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(Decoder().feed(data))
+        list(map(decode, Decoder().bodies(data)))
 
 
 def test_descriptors_travel_with_their_message(pair: tuple[Channel, Channel]) -> None:
@@ -225,4 +225,4 @@ def test_value_from_a_peer_is_shown_short_and_plain() -> None:
 
 def test_a_client_of_nvidia_resiliency_ext_is_told_what_to_do() -> None:
     with pytest.raises(ProtocolError, match=r"it sends pickles, .*--ft-reference-names on"):
-        list(Decoder().feed(len(data := pickle.dumps({"type": "hello"})).to_bytes(4, "big") + data))
+        decode(pickle.dumps({"type": "hello"}))

@@ -14,7 +14,7 @@ from megatron_ft.cli.base.terminal import duration
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.link.base.layout import SectionView
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankFacts, RankReading
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankReading, RankRow, RankState
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
@@ -25,7 +25,7 @@ def draw(facts: JobFacts, *, note: str | None = None, width: int = 140, lines: i
     return file.getvalue()
 
 
-def job(*ranks: RankFacts, **changes: Any) -> Callable[..., JobFacts]:
+def job(*ranks: RankRow, **changes: Any) -> Callable[..., JobFacts]:
     """Its ranks, of which the first have the readings that are given then."""
 
     def facts(*readings: RankReading) -> JobFacts:
@@ -79,7 +79,7 @@ def test_header_lines_show_phase_and_restarts_left(changes: dict[str, Any], line
         ({}, RankReading(damaged=True), "board damaged"),
         ({}, RankReading(snapshot(closing=True)), "monitoring ended"),
         ({}, RankReading(snapshot(), process_state="T"), "process stopped"),
-        ({"hung": True}, RankReading(snapshot()), "hung, being terminated"),
+        ({"state": RankState.HUNG}, RankReading(snapshot()), "hung, being terminated"),
     ],
 )
 def test_state_of_a_rank_is_shown_in_words(rank: dict[str, Any], reading: RankReading, words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import Raw, Vocabulary, encode
 from megatron_ft.link.facts.minutes import BOUNDS_S, RankMinute, SectionMinute, bucket_of, middle_of
 from megatron_ft.link.facts.monitor import Minute
@@ -21,8 +22,12 @@ ROW: list[Any] = [3, 0, 60.5, 2, [[7, 0.5], [90, 59]], {"step": SECTION}]
 def read(*rows: Any) -> list[RankMinute]:
     """Return the rows that a report finds in a record with these."""
     body = json.dumps({"cycle": 0, "at_ns": 0, "ranks": rows}).encode()
-    found = Vocabulary[Minute](Minute).salvage(Raw("minute", body), [])
-    return [] if found is None else [*found.ranks]
+    try:
+        found = Vocabulary[Minute](Minute).read(Raw("minute", body))
+    except ProtocolError:
+        return []
+    assert found is not None
+    return [*found.ranks]
 
 
 @given(st.lists(st.floats(1e-4, 1e6), max_size=20), st.floats(0, 1e5))
@@ -39,12 +44,12 @@ def test_row_survives_json(lengths_s: list[float], first_s: float) -> None:
 
 
 @given(st.floats(BOUNDS_S[0], BOUNDS_S[-1]))
-def test_length_is_known_to_13_percent(length_s: float) -> None:
+def test_length_is_known_to_14_percent(length_s: float) -> None:
     bucket = bucket_of(length_s)
     assert length_s <= BOUNDS_S[bucket]
     if bucket:
         assert BOUNDS_S[bucket - 1] < length_s
-        assert abs(middle_of(bucket) / length_s - 1) < 0.13
+        assert abs(middle_of(bucket) / length_s - 1) < 0.14
 
 
 def test_lengths_beyond_the_buckets_have_one() -> None:
@@ -54,12 +59,10 @@ def test_lengths_beyond_the_buckets_have_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(SECTION)))
 @pytest.mark.parametrize("value", [None, "x", math.nan, math.inf, -1e300, 10**400, [1], {"x": 1}, {"999": 1}, -5])
-def test_damaged_row_is_left_out_and_the_others_are_read(place: int, value: Any) -> None:
+def test_damaged_row_is_not_read(place: int, value: Any) -> None:
     section = [*SECTION[:place], value, *SECTION[place + 1 :]]
     for row in ([*ROW[:5], {"step": section}], [*ROW[: place % 6], value, *ROW[place % 6 + 1 :]]):
-        found = read(ROW, row, [*ROW[:5], {}])
-        assert [each.rank for each in (found[0], found[-1])] == [3, 3]
-        for each in found[1:-1]:  # a number in the place of another
+        for each in read(row):  # a number in the place of another
             assert each.to_s >= each.from_s
             assert all(math.isfinite(of.total_s) for of in each.sections.values())
 
@@ -67,5 +70,6 @@ def test_damaged_row_is_left_out_and_the_others_are_read(place: int, value: Any)
 @pytest.mark.parametrize(
     "row", [[3, 60.5, 0], [3, 0, 60.5, 2, [], [3, 4.5]], ["step"], {}, 7], ids=["backwards", "old", "text", "{}", "7"]
 )
-def test_row_that_no_monitor_writes_is_left_out(row: Any) -> None:
-    assert len(read(ROW, row)) == 1
+def test_row_that_no_monitor_writes_is_not_read(row: Any) -> None:
+    assert len(read(ROW)) == 1
+    assert read(row) == []

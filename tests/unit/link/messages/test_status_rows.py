@@ -8,14 +8,14 @@ import pytest
 
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.messages.control_messages import ANSWERS
-from megatron_ft.link.messages.job_facts import RankFacts, RankReading, RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.link.messages.job_facts import RankReading, RankRow, RankState, TimeoutUse, most_urgent
 from megatron_ft.monitor.rules.hang_detector import CheckAction, HangDetector
 from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
 def row_of(
-    board: BoardSnapshot | None, *, job: dict[str, Any] | None = None, rank: RankFacts | None = None, **reading: Any
+    board: BoardSnapshot | None, *, job: dict[str, Any] | None = None, rank: RankRow | None = None, **reading: Any
 ) -> RankRow:
     facts = job_facts(rank or rank_facts(), readings={1: RankReading(board, **reading)}, **(job or {}))
     (row,) = facts.ranks
@@ -82,8 +82,8 @@ def test_pauses_count_for_nobody() -> None:
         (None, {}, {"process_state": "T"}, RankState.STOPPED),
         (snapshot(), {}, {"process_state": None}, RankState.EXITED),
         (snapshot(), {"exit_code": 0}, {}, RankState.EXITED),
-        (snapshot(), {"exit_code": -9, "hung": True}, {}, RankState.EXITED),
-        (snapshot(), {"hung": True}, {"process_state": "T"}, RankState.HUNG),
+        (snapshot(), {"exit_code": -9, "state": RankState.HUNG}, {}, RankState.EXITED),
+        (snapshot(), {"state": RankState.HUNG}, {"process_state": "T"}, RankState.HUNG),
     ],
 )
 def test_state_of_a_rank_follows_from_board_process_and_verdict(
