@@ -84,8 +84,12 @@ def violations(job: Job) -> list[str]:
         notices_no_progress,
         survives_etcd,
     )
+    # etcd tells the age of the job's end in whole seconds: a launcher of that second may begin another run
+    may_be_next = job.plan.in_etcd and any(
+        0.0 <= end.at_s - launcher.started_s <= 1.0 for end in ends(job) for launcher in job.launchers
+    )
     # whoever takes the lock after its holder was lost knows only what the others tell
-    asked = always if job.lock_lost_s else (*always, *checks)
+    asked = always if job.lock_lost_s or may_be_next else (*always, *checks)
     return [f"{check.__name__}: {line}" for check in asked for line in check(job)]
 
 

@@ -248,7 +248,7 @@ class Launcher(Process):
         def ask() -> tuple[Seen, m.LeaseHeld | None]:
             seen = etcd_keys.look(call, JOB)
             held = etcd_keys.take(call, JOB, address) if may_lead and not seen.epoch else None
-            return (seen, None) if held is None else (Seen(address, held.epoch, seen.revision), held)
+            return (seen, None) if held is None else (Seen(address, held.epoch), held)
 
         self.job.etcd.ask(self, ask, self._looked)
 

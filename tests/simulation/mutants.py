@@ -91,7 +91,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("ends_job = node.owns and not goodbye.excluded", "ends_job = False", _LEADER),
         ("self._over_s if self._unacknowledged else", "", _LEADER),
         ("self._over_s if self._unacknowledged else", "1e9 if self._unacknowledged else", _LEADER),
-        ("if self._is_orphan or (", "if (", _LEADER),
+        ("if self._is_deposed or (", "if (", _LEADER),
         ("self._unacknowledged = here | (set(instances) - gone)", "self._unacknowledged = here"),
         ("if not silent and not reset:\n            self._un", "if True:\n            self._un"),
         ("if node.decided is None or node.decided.decision.id != decision.id:", "if False:", _LEADER),

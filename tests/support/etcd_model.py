@@ -77,8 +77,10 @@ class EtcdModel:
             lease = str(1000 + len(self.calls))
             self.leases[lease] = (float(body["TTL"]), self.now_s + float(body["TTL"]))
             return {"ID": lease, "TTL": body["TTL"]}
-        assert path in ("lease/keepalive", "lease/revoke"), path
+        assert path in ("lease/keepalive", "lease/revoke", "lease/timetolive"), path
         lease = body["ID"]
+        if path == "lease/timetolive":
+            return {"ID": lease, "TTL": str(int(self.leases[lease][1] - self.now_s) if lease in self.leases else -1)}
         if path == "lease/keepalive":
             if lease not in self.leases:
                 return {"result": {"ID": lease}}

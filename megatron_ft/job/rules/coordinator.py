@@ -81,8 +81,6 @@ class Coordinator:
         self._clock = OwnClock(now_s)
         self._former = former
         """Last decision in etcd, until it is known whether it is one of this run."""
-        self._end_revision = 0
-        """Revision of etcd's store at which an earlier leader has ended the job; 0: none has."""
         self._lock_answers = True
         self._record: DecisionRecord | None = None
         self._may_adopt = record is None and not epoch
@@ -116,7 +114,7 @@ class Coordinator:
         """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
         self._unacknowledged: set[str] = set()
         """Launchers (instances) that are to hear of the job's end, and haven't left yet."""
-        self._is_orphan = False
+        self._is_deposed = False
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
         if record is not None:
@@ -138,10 +136,10 @@ class Coordinator:
 
     def orphaned(self) -> None:
         """The launcher that holds the lock has ended: so does its leader."""
-        self._is_orphan = self.needs_settling = True
+        self._is_deposed = self.needs_settling = True
 
     def lock_answers(self, answers: bool) -> None:
-        """While etcd doesn't answer, another leader may lead: no launcher's silence counts."""
+        """While etcd doesn't answer, another leader may lead: no node is lost. This leader ends where one would be."""
         self._lock_answers = answers
 
     # -- messages of the launchers ----------------------------------------------------------------------------
@@ -169,7 +167,7 @@ class Coordinator:
         node = self._nodes.get(hello.instance)
         is_stale = node is not None and hello.session < node.session
         since_end_s = self._clock.now_s - self._ended_s
-        is_late = self.is_over and is_of_next(hello, self._defined, since_end_s, self._end_revision)
+        is_late = self.is_over and is_of_next(hello, self._defined, since_end_s)
         if is_stale or is_late:
             self._out.append(Drop(link))
             return
@@ -185,7 +183,7 @@ class Coordinator:
             for each in self._links.values():
                 self._bring_up_to_date(each)
         node = self._welcome(link, hello)
-        if self._former is not None and knows(hello, self._former):
+        if self._former is not None and knows(hello, self._former, self._former.age_s + self._clock.now_s):
             self._go_on_from(self._former, believed_by_all=hello.names_life)
         else:
             self._bring_up_to_date(node)
@@ -355,14 +353,11 @@ class Coordinator:
 
     def _look_for_lost(self) -> None:
         now_s, limit_s = self._clock.now_s, lost_s(len(self._nodes))
-        is_sweep = now_s >= self._sweep_s or not self._lock_answers
-        if is_sweep:
+        if now_s >= self._sweep_s:
             self._sweep_s = now_s + beat_s(len(self._nodes))
-        if not self._lock_answers:
-            return
-        for link, node in list(self._links.items()) if is_sweep else ():
-            if now_s - node.heard_s >= limit_s:
-                self._drop(node, link, silent=True)
+            for link, node in list(self._links.items()):
+                if now_s - node.heard_s >= limit_s:
+                    self._drop(node, link, silent=True)
         cycle = self._cycle
         excused_s = cycle.excused_s(now_s) if self._absent and cycle is not None else limit_s
         for node in list(self._absent.values()):
@@ -371,6 +366,10 @@ class Coordinator:
             until_s = node.awaited_until_s(limit_s=within_s, slept_s=self._clock.slept_s)
             if now_s < until_s:
                 self._alarms.append(until_s)
+                continue
+            if not self._lock_answers:
+                # another launcher may lead, and it is this leader that the others are missing
+                self._is_deposed |= place is not None and not node.has_exited(self._clock.slept_s)
                 continue
             self._forget(node)
             if cycle is None or place is None:
@@ -418,9 +417,10 @@ class Coordinator:
         """Lead the job on whose last decision is in etcd. If that is its end, new launchers may be of the next run."""
         self._former = None
         self._take_over(former)
-        self._end_revision = 0 if believed_by_all or not self.is_over else former.revision
+        if not believed_by_all:
+            self._ended_s = -former.age_s
         for link, node in list(self._links.items()):
-            if self._end_revision and node.since > former.revision:
+            if self.is_over and node.started_s > self._ended_s:
                 self._drop(node, link)
             else:
                 self._bring_up_to_date(node)
@@ -479,7 +479,7 @@ class Coordinator:
             instances, names = tuple(node.instance for node in members), tuple(node.name for node in members)
             self._record = DecisionRecord(decision, members[0].standing.store, instances, names)
         else:  # the launchers of the last cycle are to hear of it
-            self._record = replace(self._record or DecisionRecord(decision), decision=decision, revision=0)
+            self._record = replace(self._record or DecisionRecord(decision), decision=decision, age_s=0.0)
         self._out.append(Decided(self._record))
         for place, node in enumerate(members):
             self._tell(node, place)
@@ -539,7 +539,7 @@ class Coordinator:
         until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
             self._alarms.append(until_s)
-        if self._is_orphan or (self.is_over and self._clock.now_s >= until_s):
+        if self._is_deposed or (self.is_over and self._clock.now_s >= until_s):
             self._out.append(Quit())
         return self._take()
 

@@ -126,11 +126,9 @@ class Member:
             self._look_whether_cut_off()
         return self._take()
 
-    def leader_at(self, address: str, epoch: int, revision: int, now_s: float) -> list[actions.MemberEffect]:
-        """Follow the leader that etcd names; ``epoch`` 0: none. ``revision``: that of etcd's store."""
+    def leader_at(self, address: str, epoch: int, now_s: float) -> list[actions.MemberEffect]:
+        """Follow the leader that etcd names; ``epoch`` 0: none."""
         self._clock.set(now_s)
-        if not self.identity.since:
-            self.identity = replace(self.identity, since=revision)
         if epoch > self._epoch:
             self._address, self._epoch, self._tries = address, epoch, 0
             self._reconnect("another launcher has taken over")

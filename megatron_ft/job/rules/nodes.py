@@ -50,8 +50,8 @@ class Node:
     """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last cycle."""
-    since: int = 0
-    """Revision of etcd's store when the launcher was started."""
+    started_s: float = 0.0
+    """When the launcher was started."""
     progress_s: float | None = None
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
@@ -63,7 +63,8 @@ class Node:
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
         self.instance, self.name, self.host, self.rank = hello.instance, hello.name, hello.host, hello.rank
-        self.before, self.domain, self.bad, self.since = hello.before, hello.domain, hello.bad, hello.since
+        self.before, self.domain, self.bad = hello.before, hello.domain, hello.bad
+        self.started_s = now_s - hello.up_s
         self.arrived, self.link, self.session, self.owns = arrived, link, hello.session, hello.owns
         self.decided, self.standing, self.phase, self.heard_s = (
             hello.decided,
