@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Generator, Iterator
 
@@ -37,6 +38,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         slots = Slots(base.parent.parent / "megatron_ft.slots", 2 * (os.cpu_count() or 1) + 1)
     session.config.stash[_SLOTS] = slots
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Torch, Lightning and the tests stay: each look at them by the garbage collector would take most of a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout's, whose time begins with the test
