@@ -186,10 +186,12 @@ def test_address_of_the_project_is_the_one_in_pyproject_everywhere() -> None:
     owner, name = re.findall(r'^Homepage = "https://github.com/([^/]+)/([^/"]+)"$', PYPROJECT, re.MULTILINE)[0]
     own = (f"https://github.com/{owner}/{name}", f"https://raw.githubusercontent.com/{owner}/{name}/")
     own = (*own, f"https://{owner}.github.io/{name}/")
-    files = ["README.md", "pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
-    for path in [*map(ROOT.joinpath, files), *(ROOT / "docs").rglob("*.md")]:
-        for address in re.findall(r"https://[\w.]*github[\w.]*/\S*megatron-ft\S*", path.read_text()):
+    files = ["pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
+    for path in [*map(ROOT.joinpath, files), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = path.read_text()
+        for address in re.findall(r"https://[\w.]*github[\w.]*/\S*megatron-ft\S*", text):
             assert address.startswith(own), f"{path}: {address}"
+        assert set(re.findall(r"github\.com/([\w-]+/megatron-ft)", text)) <= {f"{owner}/{name}"}, path
 
 
 def test_extras_that_the_readme_names_exist() -> None:

@@ -2,7 +2,7 @@
 
     python tests/fuzz/run.py --messages 1000000 --boards 100000 --seed 1
 
-`--only monitor,launcher,wire,sealed,coordinator,boards` runs some of it.
+`--only monitor,launcher,wire,coordinator,boards` runs some of it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.fuzz.boards import fuzz_boards
-from tests.fuzz.sealed import attack_coordinator, attack_frames
+from tests.fuzz.sealed import attack_coordinator
 from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
 
-_PARTS = ("monitor", "launcher", "wire", "sealed", "coordinator", "boards")
+_PARTS = ("monitor", "launcher", "wire", "coordinator", "boards")
 _LESS = 10
 """The monitor of a launcher is the same program as the one by itself: it gets a tenth."""
 
@@ -53,8 +53,6 @@ def main() -> None:
                 attack_launcher(directory / part, seed, say, requests=count, hellos=count // _LESS)
             elif part == "wire":
                 attack_wire(seed, say, messages=count)
-            elif part == "sealed":
-                attack_frames(seed, say, messages=count)
             elif part == "coordinator":
                 attack_coordinator(seed, say, messages=count)
             else:

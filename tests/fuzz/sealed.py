@@ -1,4 +1,4 @@
-"""The coordinator's port under attack by processes without the secret; and its frames, changed on their way."""
+"""The coordinator's port under attack by processes without the secret."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from megatron_ft.link import tcp
 from megatron_ft.link.base.codec import Message
 from megatron_ft.link.base.codec import encode as encode_start
 from megatron_ft.link.secret import Ask, Challenge, Denied, Handshake, Proof, Welcome
-from megatron_ft.link.secure_channel import NONCE_BYTES, Role, SecureChannel, Session
+from megatron_ft.link.secure_channel import Role
 from megatron_ft.link.wire import LENGTH_BYTES, Decoder, decode, encode
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
 
-__all__ = ["attack_coordinator", "attack_frames"]
+__all__ = ["attack_coordinator"]
 
 Say = Callable[[str], None]
 _SECRET = "fuzzing-fuzzing-fuzzing"
@@ -35,61 +35,6 @@ _MESSAGES = (
 _MORE_KIB = 40_000
 _BOUND_S = 60.0
 _LEFT_OPEN = 400
-_LONGEST_REASON = 200
-
-
-def attack_frames(seed: int, say: Say, *, messages: int) -> None:
-    """Sealed streams with changes of any kind, in this process, in pieces of any size.
-
-    Raises:
-        AssertionError: a body was read that wasn't sent in this place, or another error came than the one it may raise.
-    """
-    rng, sent, read, refused, longest = random.Random(seed), 0, 0, 0, 0
-    while sent < messages:
-        session = Session(rng.randbytes(16), "fuzz", connects=rng.randbytes(NONCE_BYTES), listens=bytes(NONCE_BYTES))
-        sends, receives, decoder = session.channel(Role.CONNECTS), session.channel(Role.LISTENS), Decoder(5000)
-        bodies = [rng.randbytes(rng.choice((0, 1, 30, 300, 4096))) for _ in range(rng.choice((1, 3, 20)))]
-        whole = b"".join(sends.seal(body) + body for body in bodies)
-        stream = _changed(rng, whole, sends, receives) if rng.random() < 0.9 else whole
-        sent += len(bodies)
-        got: list[bytes] = []
-        rest = stream
-        try:
-            while rest:
-                size = rng.choice((1, 3, 100, 10_000))
-                got += map(receives.open, decoder.bodies(rest[:size]))
-                rest = rest[size:]
-                assert decoder.buffered_bytes <= 5004
-        except ProtocolError as error:
-            refused, longest = refused + 1, max(longest, len(str(error)))
-        else:
-            assert decoder.buffered_bytes or whole.startswith(stream)
-        read += len(got)
-        assert got == bodies[: len(got)]
-    assert longest < _LONGEST_REASON
-    say(f"sealed frames: {sent} sent, {read} read, {refused} streams refused")
-
-
-def _changed(rng: random.Random, whole: bytes, sends: SecureChannel, receives: SecureChannel) -> bytes:
-    changed = bytearray(whole)
-    for _ in range(rng.choice((1, 1, 3))):
-        at, size = rng.randrange(len(changed) + 1), rng.choice((1, 4, 28, 60))
-        match rng.randrange(7):
-            case 0 if at < len(changed):
-                changed[at] ^= 1 << rng.randrange(8)
-            case 1:
-                del changed[at : at + size]
-            case 2:
-                changed[at:at] = rng.randbytes(size)
-            case 3:
-                changed[at:at] = changed[: rng.randrange(len(changed) + 1)]
-            case 4:
-                del changed[at:]
-            case 5:
-                changed[at:at] = receives.seal(b"back") + b"back"
-            case _:
-                changed[0:0] = sends.seal(b"early") + b"early"
-    return bytes(changed)
 
 
 def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
