@@ -41,7 +41,11 @@ TRAINING = [
     *("--train-iters=60", "--save-interval=10", "--log-interval=10", "--memory-checkpoint-interval=1"),
     # Steps of 100 ms or so, as in a real job.
     *("--micro-batch-size=16", "--global-batch-size=64"),
+    # As with Megatron-LM, unless it is told otherwise: SIGTERM ends a rank, also one that waits for a dead peer.
+    "--no-exit-signal-handler",
 ]
+# megatron-core makes 28 process groups, and gloo connects them all at once, unless it is told to connect on first use.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_GLOO_LAZY_INIT": "1", "PYTHONUNBUFFERED": "1"}
 # How a launcher's fault shows in the event log, by the type of the fault.
 EXPECTED_KIND = {"rank_killed": "signal", "rank_hung": "hang", "sleep": "hang", "spin": "hang"}
 _TRACEBACK = re.compile(rb"\[rank(\d+)\]:")
@@ -152,7 +156,7 @@ def run_job(directory: Path, ranks: int, training_args: Sequence[str]) -> int:
     print(f"$ ft_launcher {shlex.join([*launch[3:], *script])}", flush=True)
     process = subprocess.Popen(
         [*launch, *script],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -57,9 +57,8 @@ def get_model(args: argparse.Namespace) -> DistributedDataParallel:
     wrapped = Float16Module(config, model) if args.bf16 else model
     # Not the distributed optimizer: in megatron-core 0.16, without TransformerEngine or Apex, it can't resume.
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=args.bf16, use_distributed_optimizer=False)
-    ddp = DistributedDataParallel(config, ddp_config, wrapped)
-    ddp.broadcast_params()
-    return ddp
+    # All data-parallel ranks draw the same weights from the same seed: nothing has to be broadcast.
+    return DistributedDataParallel(config, ddp_config, wrapped)
 
 
 def get_optimizer_and_scheduler(

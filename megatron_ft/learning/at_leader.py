@@ -15,19 +15,21 @@ class LearningAtLeader(LeaderPart):
     def __init__(self) -> None:
         self._cycle: JobCycle
         self._gathering = Gathering(-1, OF_NODES_S)
+        self._killed: set[str] = set()
 
     @property
     def due_s(self) -> float | None:
         return self._gathering.due_s
 
     def begin(self, cycle: JobCycle) -> Answers:
-        self._cycle, self._gathering = cycle, Gathering(cycle.decision.cycle, OF_NODES_S)
+        self._cycle, self._gathering, self._killed = cycle, Gathering(cycle.decision.cycle, OF_NODES_S), set()
         return ()
 
     def hear(self, node: Node, place: int, message: Intervals | Killed, now_s: float) -> Answers:
         if isinstance(message, Intervals):
             self._gathering.hear(place, message, now_s)
-        elif self._gathering.is_first(message):
+        elif message.cycle == self._gathering.cycle and message.name not in self._killed:
+            self._killed.add(message.name)
             return [ToNodes(message, {*range(len(self._cycle.seats))} - {place})]
         return []
 

@@ -1,11 +1,8 @@
-"""The rule for learned timeouts, what of it is in force on a board, and the calculation that scripts may call.
-
-Pure; seconds.
-"""
+"""The rule for learned timeouts, and what of it is in force on a board. Pure; seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
@@ -101,46 +98,3 @@ def enforced_armed_s(words: Sequence[int], names: Sequence[str]) -> dict[str, fl
     ats = [*(layout.slot(at) + layout.S_ARMED for at in range(len(names) - 1)), layout.W_OUT_OF_SECTION_ARMED]
     armed = zip(names, ((words[at], words[at + 1]) for at in ats), strict=True)
     return {name: ns / 1e9 for name, (ns, flags) in armed if ns and flags == layout.ARMED_ENFORCED}
-
-
-# -- by a collective of the ranks, as nvidia-resiliency-ext's client does ----------------------------------------
-
-NO_OBSERVATION = -1.0
-"""Value of "nothing was observed" in a maximum over ranks; every real interval is greater."""
-MaxOverRanks = Callable[[Sequence[float]], list[float]]
-
-
-def calculate_over_ranks(
-    names: Iterable[str],
-    ended: Mapping[str, float],
-    going_on: Mapping[str, float],
-    previous: Mapping[str, float | None],
-    factor: float,
-    max_over_ranks: MaxOverRanks,
-    *,
-    leaves_out_open: bool = False,
-) -> tuple[dict[str, float], list[str]]:
-    """Return new timeouts by name, or those that no rank has observed an interval for yet: then there is no timeout.
-
-    Values that are equal on all ranks decide if there is enough data. Only an interval that has ended makes a timeout
-    ready. What goes on now counts in the value: a timeout below its age would end the rank the moment it takes force.
-
-    Args:
-        names: sections, and OUT_OF_SECTION.
-        ended: longest interval of this rank that has ended, or NO_OBSERVATION.
-        going_on: age of what this rank has open now.
-        previous: calculated timeouts to average with.
-        factor: see ``calculate``.
-        max_over_ranks: collective of all ranks.
-        leaves_out_open: a section that no rank has closed, and that some rank has open, keeps its timeout.
-    """
-    names = list(names)
-    longest = [max(ended[name], going_on.get(name, NO_OBSERVATION)) for name in names]
-    maxima = max_over_ranks([*(ended[name] for name in names), *longest])
-    timeouts, missing = dict[str, float](), list[str]()
-    for name, of_ended, of_all in zip(names, maxima[: len(names)], maxima[len(names) :], strict=True):
-        if of_ended >= 0:
-            timeouts[name] = calculate(of_all, previous.get(name), factor)
-        elif not (leaves_out_open and of_all >= 0 and name != OUT_OF_SECTION):
-            missing.append(name)
-    return {} if missing else timeouts, missing

@@ -1,16 +1,43 @@
-"""Calculation of timeouts from the records of all ranks: a collective of the reference's API."""
+"""Calculation of timeouts from the records of all ranks: a collective, as in nvidia-resiliency-ext's client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from megatron_ft.learning.rule import NO_OBSERVATION
+from megatron_ft.learning.rule import calculate
+from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.rank.base import agreement
 
 
-def seconds(ns: int) -> float:
-    """Return nanoseconds as seconds; a negative number means that nothing was observed."""
-    return ns / 1e9 if ns >= 0 else NO_OBSERVATION
+def calculate_over_ranks(
+    ended_ns: Mapping[str, int],
+    open_ns: Mapping[str, int],
+    previous: Mapping[str, float | None],
+    factor: float,
+    *,
+    leaves_out_open: bool = False,
+) -> tuple[dict[str, float], list[str]]:
+    """Return new timeouts by name, or those that no rank has observed an interval for yet: then there is no timeout.
+
+    Values that are equal on all ranks decide if there is enough data. Only an interval that has ended makes a timeout
+    ready. What goes on now counts in the value: a timeout below its age would end the rank the moment it takes force.
+
+    Args:
+        ended_ns: longest interval of this rank that has ended, negative without one, of sections and OUT_OF_SECTION.
+        open_ns: age of what this rank has open now.
+        previous: calculated timeouts to average with.
+        factor: see ``calculate``.
+        leaves_out_open: a section that no rank has closed, and that some rank has open, keeps its timeout.
+    """
+    longest_ns = [max(each, open_ns.get(name, -1)) for name, each in ended_ns.items()]
+    maxima = max_over_ranks([each / 1e9 for each in [*ended_ns.values(), *longest_ns]])
+    timeouts, missing = dict[str, float](), list[str]()
+    for name, of_ended, of_all in zip(ended_ns, maxima[: len(ended_ns)], maxima[len(ended_ns) :], strict=True):
+        if of_ended >= 0:
+            timeouts[name] = calculate(of_all, previous.get(name), factor)
+        elif not (leaves_out_open and of_all >= 0 and name != OUT_OF_SECTION):
+            missing.append(name)
+    return {} if missing else timeouts, missing
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
-from megatron_ft.learning.rule import calculate_over_ranks, enforced_armed_s
+from megatron_ft.learning.rule import enforced_armed_s
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
@@ -34,7 +34,7 @@ from megatron_ft.rank.base.connection import (
     has_launcher,
     say_hello,
 )
-from megatron_ft.rank.client.calculating import max_over_ranks, seconds
+from megatron_ft.rank.client.calculating import calculate_over_ranks
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter
@@ -135,7 +135,6 @@ class RankMonitorClient:
         self.rank_info, self.cfg = info, cfg
         if cfg.is_set("log_level"):
             RANK.set_level(cfg.log_level)
-        RANK.debug("rank", info.global_rank, "is monitored with", cfg.to_dict())
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
         self._section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
@@ -231,14 +230,10 @@ class RankMonitorClient:
             return False
         recorder = self._ready()
         assert self.hb_timeouts is not None
-        observed = {
-            "initial": seconds(recorder.initial_heartbeat),
-            "subsequent": seconds(recorder.longest_heartbeat),
-        }
+        observed = {"initial": recorder.initial_heartbeat, "subsequent": recorder.longest_heartbeat}
         old = self.hb_timeouts
         before = {"initial": old.initial, "subsequent": old.subsequent} if old.were_calculated else {}
-        factor = self._given.safety_factor
-        result, missing = calculate_over_ranks(observed, observed, {}, before, factor, max_over_ranks)
+        result, missing = calculate_over_ranks(observed, {}, before, self._given.safety_factor)
         if missing:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts = HeartbeatTimeouts(result["initial"], result["subsequent"], True)
@@ -279,13 +274,12 @@ class RankMonitorClient:
         keys = [*known, OUT_OF_SECTION] if calc_out_of_section else known
         if names and not keys:
             return self._not_ready(f"none of the sections {names} is configured", True)
+        observed = recorder.observed()
         result, missing = calculate_over_ranks(
-            keys,
-            {name: seconds(ns) for name, ns in recorder.observed().items()},
-            {name: seconds(ns) for name, ns in recorder.open_ages().items()},
+            {key: observed[key] for key in keys},
+            recorder.open_ages(),
             timeouts.calculated,
             self._given.safety_factor,
-            max_over_ranks,
             leaves_out_open=self._leaves_out_open_sections and selected_sections is not None,
         )
         if missing:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from megatron_ft.job.rules.leader_part import ToNodes
+from megatron_ft.learning.at_leader import LearningAtLeader
 from megatron_ft.learning.gathering import BETWEEN_S, Gathering
 from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, merge
 from megatron_ft.link.wire import encode
+
+if TYPE_CHECKING:
+    from megatron_ft.job.rules.job_cycle import JobCycle
+    from megatron_ft.job.rules.nodes import Node
 
 CYCLE = 3
 WAIT_S = 20.0
@@ -125,12 +133,14 @@ def test_monitor_that_replaces_another_takes_nothing_back() -> None:
     assert [each.seen["step"].longest_s for each in job.results] == [50.0, 50.0]
 
 
-def test_kill_is_told_to_the_others_once() -> None:
-    part = Gathering(CYCLE, WAIT_S)
-    assert part.is_first(Killed(CYCLE, "step", 60.0, moved=True))
-    assert not part.is_first(Killed(CYCLE, "step", 60.0))
-    assert not part.is_first(Killed(CYCLE - 1, "setup", 60.0))
-    assert sum(part.is_first(Killed(CYCLE, f"s{number}", 60.0)) for number in range(2 * MOST_NAMES)) == MOST_NAMES - 1
+def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None:
+    part, cycle = LearningAtLeader(), SimpleNamespace(decision=SimpleNamespace(cycle=CYCLE), seats=range(3))
+    part.begin(cast("JobCycle", cycle))
+    kill = Killed(CYCLE, "step", 60.0, moved=True)
+    node = cast("Node", None)
+    assert part.hear(node, 1, kill, 0.0) == [ToNodes(kill, {0, 2})]
+    assert part.hear(node, 2, Killed(CYCLE, "step", 60.0), 0.0) == []
+    assert part.hear(node, 1, Killed(CYCLE - 1, "setup", 60.0), 0.0) == []
 
 
 observed = st.builds(Observed, st.integers(0, 99), st.floats(0, 1e6), st.integers(0, 9))
