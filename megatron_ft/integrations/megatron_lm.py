@@ -25,7 +25,6 @@ from megatron_ft.link.base.fault_plan import FAULT_TYPES, RANDOM
 from megatron_ft.rank.faults import simulated
 
 __all__ = [
-    "__getattr__",
     "add_ft_args",
     "get_rank_monitor_client",
     "maybe_setup_simulated_fault",
@@ -42,8 +41,6 @@ __all__ = [
 
 _GLOBAL_VARS = "megatron.training.global_vars"
 _ARGUMENTS = "megatron.training.arguments"
-
-_STATE_NAMES = frozenset(f"_{field}" for field in ft.FaultToleranceState.__dataclass_fields__)
 
 _state = ft.GlobalState()
 _settings = ft.FaultToleranceSettings()
@@ -182,19 +179,6 @@ def maybe_setup_simulated_fault() -> None:
     """
     if not simulated.start_described(client=get_rank_monitor_client):
         ft.maybe_setup_simulated_fault(_settings)
-
-
-def __getattr__(name: str) -> Any:
-    """Look up the globals of Megatron-LM's module, which forks of it read."""
-    if name == "_GLOBAL_RANK_MONITOR_CLIENT":
-        return get_rank_monitor_client()
-    if name == "_NUM_WARMUP_ITERS":
-        return ft._NUM_WARMUP_ITERS if _settings.num_warmup_iters is None else _settings.num_warmup_iters
-    if name == "_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE":
-        return ft._MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE
-    if name in _STATE_NAMES:
-        return getattr(_state.fault_tolerance_state or ft.FaultToleranceState(), name.removeprefix("_"))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _live_state() -> ft.GlobalState:

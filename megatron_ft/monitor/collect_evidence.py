@@ -105,7 +105,7 @@ def collect(
         handling="" if words.error else answer.handling,
         raised=words.error,
         raised_s=max(0, began_ns - words.raised_at_ns) / 1e9 if words.error else 0.0,
-        lost=(*(lost_process(*each) for each in lost), *answer.lost, *lost_threads(text)),
+        lost=(*(lost_process(*each) for each in lost), *lost_threads(text)),
         waits_for_process=is_waiting_for_process(frames),
         own_rank=None if answer.own_rank == attached.rank else answer.own_rank,
     )

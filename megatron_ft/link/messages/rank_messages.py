@@ -96,7 +96,6 @@ class Answer(Message, frozen=True, kw_only=True):
         places: distinct places of the main thread: calls, each with its instruction.
         own_rank: the rank's number in its default process group; None without one.
         handling: exception that the main thread is handling, and where it was raised.
-        lost: its children that have ended and can't be seen in /proc any more.
     """
 
     id: Int
@@ -105,4 +104,3 @@ class Answer(Message, frozen=True, kw_only=True):
     places: tuple[tuple[str, ...], ...] = ()
     own_rank: Int | None = None
     handling: str = ""
-    lost: tuple[str, ...] = ()

@@ -20,7 +20,6 @@ import faulthandler
 import itertools
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -294,7 +293,6 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
                 stack=main_stack(),
                 own_rank=agreement.rank() if agreement.has_process_group() else None,
                 handling=handled_exception(),
-                lost=lost_children(),
             )
             reply = encode(answer)
             if len(reply) > _MAX_ANSWER_BYTES:
@@ -336,23 +334,6 @@ def _in_one_line(error: BaseException) -> str:
     place = user_frame(calls[::-1], library=LIBRARIES)
     line = " ".join(type_and_message(type(error), error).split())[: _MAX_LINE // 2]
     return line if place is None else f"{line}, in {place}"
-
-
-def lost_children() -> tuple[str, ...]:
-    """Return the children of `multiprocessing` that have ended and whose own parent, a fork server, has reaped them.
-
-    Nothing is reaped or waited for here: that is the program's.
-    """
-    process: Any = sys.modules.get("multiprocessing.process")
-    found = []
-    for child in list(getattr(process, "_children", ())):
-        popen: Any = getattr(child, "_popen", None)
-        if getattr(popen, "method", "") != "forkserver" or popen.returncode is not None:
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            if select.select([popen.sentinel], [], [], 0)[0]:
-                found.append(f"process {child.pid} ({child.name}), which has ended")
-    return tuple(found)
 
 
 def main_places(samples: int) -> tuple[tuple[str, ...], ...]:

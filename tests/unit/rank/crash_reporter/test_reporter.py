@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing.process
 import os
 import re
 import socket
@@ -11,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +25,6 @@ from megatron_ft.rank.crash_reporter.reporter import (
     _Hook,
     _note_thread,
     handled_exception,
-    lost_children,
     main_places,
     megatron_ft_crash_reporter,
 )
@@ -139,23 +136,6 @@ def test_thread_that_died_of_an_exception_is_told_with_its_place(tmp_path: Path)
     assert len(seen) == 2, "the program's own hook is called as well, and alone after the end"
     (line,) = told
     assert re.fullmatch(r"thread loader, which died of KeyError: 'shard-0042', in test_reporter\.py:\d+ load", line)
-
-
-def test_child_of_a_fork_server_that_has_ended_is_told_and_not_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead, end = os.pipe()
-    alive, kept = os.pipe()
-    os.close(end)
-
-    def child(method: str, sentinel: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            pid=77, name="Process-1", _popen=SimpleNamespace(method=method, sentinel=sentinel, returncode=None)
-        )
-
-    children = {"dead": child("forkserver", dead), "alive": child("forkserver", alive), "forked": child("fork", dead)}
-    monkeypatch.setattr(multiprocessing.process, "_children", children.values())
-    assert lost_children() == ("process 77 (Process-1), which has ended",)
-    for fd in (dead, alive, kept):
-        os.close(fd)
 
 
 def seen_while(work: Callable[[], object]) -> list[list[str]]:
