@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection, parse
 from megatron_ft.job.parts import SAID_BY_PARTS
-from megatron_ft.job.rules.messages import REFUSED, TO_MEMBER, Admitted, Dismiss, FromMember, ToMember
+from megatron_ft.job.rules.messages import REFUSED, TO_MEMBER, Dismiss, FromMember, ToMember
 from megatron_ft.link import tcp
 from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.base.rate_limiter import RateLimiter
@@ -21,7 +21,7 @@ from megatron_ft.link.secure_channel import FrameError, Role
 from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
 
 _TO_MEMBER: Vocabulary[ToMember] = Vocabulary(TO_MEMBER | SAID_BY_PARTS)
-Dial = Callable[[str, int, Sequence[tcp.Target]], socket.socket]
+Dial = Callable[[str, int], socket.socket]
 
 
 class Listener(Protocol):
@@ -46,7 +46,7 @@ class CoordinatorConnection:
 
     Args:
         say: gets a line for the user when a process without the secret interferes with a connection.
-        dial: connects to a host and a port, given addresses to try first.
+        dial: connects to a host and a port.
     """
 
     def __init__(
@@ -66,8 +66,6 @@ class CoordinatorConnection:
         """Address of the connection, made or in progress; empty if none."""
         self.connecting: set[str] = set()
         """Addresses to which a thread connects."""
-        self._known: dict[str, tcp.Target] = {}
-        """The last address of each host, by ``host:port``; it is used once, as the host may have moved."""
         self.connection: Connection[ToMember] | None = None
         self._failure: Timer | None = None
 
@@ -77,9 +75,8 @@ class CoordinatorConnection:
         self._address = address
         if address in self.connecting:
             return  # what an earlier attempt has begun is for this one
-        known = [target] if (target := self._known.pop(address, None)) else []
         try:
-            dial = functools.partial(self._dial, *tcp.parse_address(address), known)
+            dial = functools.partial(self._dial, *tcp.parse_address(address))
             self._reactor.call_in_thread(dial, functools.partial(self._connected, address))
         except (ProtocolError, OSError, RuntimeError) as error:  # the last two: no descriptor is free, or no thread
             self._failure = self._reactor.call_later(0.0, functools.partial(self._fail, str(error)))
@@ -118,7 +115,6 @@ class CoordinatorConnection:
                 self._fail(text, is_unowned=not is_unknown)
             return
         if not is_awaited:
-            self._know(address, sock)
             sock.close()
             return
         self.connection = Connection(
@@ -127,14 +123,11 @@ class CoordinatorConnection:
             role=Role.CONNECTS,
             parse=functools.partial(parse, _TO_MEMBER),
             proven=self._proven,
-            heard=functools.partial(self._heard, sock),
+            heard=self._listener.heard,
             ended=self._ended,
         )
         if self._secret is None:
             self._listener.opened()
-
-    def _know(self, address: str, sock: socket.socket) -> None:
-        self._known[address] = (sock.family, sock.type, 0, "", sock.getpeername())
 
     def _fail(self, problem: str, *, is_unowned: bool = False) -> None:
         self.disconnect()
@@ -143,11 +136,6 @@ class CoordinatorConnection:
     def _proven(self) -> None:
         self._was_let_in = True
         self._listener.opened()
-
-    def _heard(self, sock: socket.socket, message: ToMember) -> None:
-        if isinstance(message, Admitted):
-            self._know(self._address, sock)
-        self._listener.heard(message)
 
     def _ended(self, problem: ProtocolError | None) -> None:
         assert self.connection is not None

@@ -13,9 +13,10 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.endpoint import listen_at
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.rules.etcd_keys import Call, EtcdAway, Seen, look, release, take
+from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaseHeld
 from megatron_ft.link.reactor import Reactor, Timer
-from megatron_ft.link.tcp import format_address
+from megatron_ft.link.tcp import format_address, parse_address
 
 _TAKE_AGAIN_S = 0.5
 """Seconds between two tries to take the endpoint's port, while another process has it."""
@@ -49,31 +50,25 @@ class EndpointLock(Lock):
     """The endpoint's port, which one launcher of that host holds until the job's end. The others try to take it.
 
     Args:
+        member: of this launcher; it is told once the lock is held.
+        address: of the endpoint.
         listener: the port, if this launcher has got it already.
-        held: called once this launcher holds the lock.
     """
 
     def __init__(
-        self,
-        reactor: Reactor,
-        leader: LeaderProcess,
-        name: str,
-        port: int,
-        *,
-        listener: socket.socket | None,
-        held: Callable[[], None],
+        self, reactor: Reactor, leader: LeaderProcess, member: Member, address: str, listener: socket.socket | None
     ) -> None:
         super().__init__(reactor, leader)
-        self._name, self._port, self._listener, self._held = name, port, listener, held
+        self._member, self._address, self._listener = member, address, listener
 
     def start(self) -> None:
         try:
-            listener = self._listener or listen_at(self._name, self._port)
+            listener = self._listener or listen_at(*parse_address(self._address))
         except OSError:
             self._timer = self._reactor.call_later(_TAKE_AGAIN_S, self.start)
         else:
-            self._held()
-            self._leader.begin(format_address(self._name, self._port), listener)
+            self._member.owns = True
+            self._leader.begin(self._address, listener)
 
 
 class EtcdLock(Lock):

@@ -7,7 +7,7 @@ import functools
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.errors import ProtocolError
@@ -25,7 +25,7 @@ from megatron_ft.link.log import COORDINATOR
 from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.link.secret import Denied, Open, SecretError
 from megatron_ft.link.secure_channel import FrameError, Role
-from megatron_ft.link.tcp import Target, format_address
+from megatron_ft.link.tcp import format_address
 from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
 
 _FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(TO_LEADER | HEARD_BY_PARTS)
@@ -102,7 +102,7 @@ class Service:
         self._watch_listener()
         self._turn_soon()
 
-    def dial(self, _host: str, _port: int, _first: Sequence[Target]) -> socket.socket:
+    def dial(self, _host: str, _port: int) -> socket.socket:
         """Return a connection to this leader, for a launcher in its process; called in any thread.
 
         Raises:

@@ -71,12 +71,7 @@ def run(
     log.write(records.Config(values=settings(line.options), command=tuple(command)))
     lives = read_lives(log_dir)
     before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
-    meeting = records.Meeting(
-        how="alone" if place.is_alone else "coordinated",
-        endpoints=(place.endpoint,) if place.endpoint else (),
-        rank=place.rank,
-        rank_from=place.rank_source,
-    )
+    meeting = records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.rank)
     process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node

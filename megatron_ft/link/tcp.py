@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from megatron_ft.errors import ProtocolError
@@ -21,9 +20,6 @@ _OPTIONS = (
 )
 """Seconds, except for the last in milliseconds: a host that is off or cut off ends the connection after 5 s. A listener
 has them for the connections that it accepts."""
-
-Target = tuple[int, int, int, str, Any]
-"""One address of a host, as returned by ``socket.getaddrinfo``."""
 
 
 def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
@@ -49,8 +45,8 @@ def listen(host: str, port: int, *, backlog: int = 65535) -> socket.socket:
     return sock
 
 
-def look_up(host: str, port: int) -> list[Target]:
-    """Return all addresses of a host. Waits for name servers, unless it is an address.
+def look_up(host: str, port: int) -> list[tuple[int, int, int, str, Any]]:
+    """Return all addresses of a host, as ``socket.getaddrinfo``. Waits for name servers, unless it is an address.
 
     Raises:
         OSError: there are none.
@@ -61,30 +57,26 @@ def look_up(host: str, port: int) -> list[Target]:
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no name of a host: {error}") from None
 
 
-def connect(host: str, port: int, first: Sequence[Target] = ()) -> socket.socket:
+def connect(host: str, port: int) -> socket.socket:
     """Return a connection to a host. Waits for a name server, and 3 s for each address that is silent.
-
-    Args:
-        first: addresses to try before the name is looked up.
 
     Raises:
         OSError: no process listens there; a ``socket.gaierror`` if the host isn't known.
     """
     problem = OSError("the host name has no address")
-    for looks_up in (False, True):
-        for family, kind, protocol, _, address in look_up(host, port) if looks_up else first:
-            sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-            try:
-                for option in _OPTIONS:
-                    sock.setsockopt(*option)
-                sock.settimeout(_CONNECT_S)
-                sock.connect(address)
-                if sock.getpeername() == sock.getsockname():  # the port that it has by chance is the one it looks for
-                    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-                return sock
-            except OSError as error:
-                sock.close()
-                problem = error
+    for family, kind, protocol, _, address in look_up(host, port):
+        sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+        try:
+            for option in _OPTIONS:
+                sock.setsockopt(*option)
+            sock.settimeout(_CONNECT_S)
+            sock.connect(address)
+            if sock.getpeername() == sock.getsockname():  # the port that it has by chance is the one it looks for
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            return sock
+        except OSError as error:
+            sock.close()
+            problem = error
     raise problem
 
 

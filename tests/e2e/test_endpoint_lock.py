@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,12 +48,11 @@ class Hosted:
 
     def __init__(self, reactor: Reactor, listener: socket.socket | None, port: int, **more: Any) -> None:
         self.said: list[str] = []
-        self.held: list[bool] = []
+        self.member: Any = SimpleNamespace(owns=False)
         self.address = f"127.0.0.1:{port}"
         values = {"defined": m.JobDefinition("job", RULES), "secret": None, "environ": os.environ, **more}
         self.leader = LeaderProcess(reactor, say=self.said.append, **values)
-        held = lambda: self.held.append(True)  # noqa: E731
-        self.lock = EndpointLock(reactor, self.leader, "127.0.0.1", port, listener=listener, held=held)
+        self.lock = EndpointLock(reactor, self.leader, self.member, self.address, listener)
         self.lock.start()
 
     def pid(self) -> int:
@@ -136,9 +136,9 @@ def test_launcher_takes_the_lock_once_its_holder_has_ended(reactor: Reactor) -> 
     with hosted(reactor) as one:
         second = Hosted(reactor, None, int(one.address.rpartition(":")[2]))
         reactor.run_until(lambda: False, time.monotonic() + 1.2)
-        assert second.held == []
+        assert not second.member.owns
     try:
-        until(reactor, lambda: second.held)
+        until(reactor, lambda: second.member.owns)
         assert len(second.leader.pids()) == 1
     finally:
         second.lock.close(is_in_a_hurry=lambda: True)

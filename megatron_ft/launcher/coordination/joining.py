@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import time
@@ -60,55 +59,26 @@ def joined(
 
     Args:
         children: of the launcher; a leader that it starts is one of them.
-        says_all: the lines of other nodes are printed, too.
-        progress: as in `Coordination`.
-        before: how far earlier lives of the job have got.
-        bad: why they call this node a bad one; empty if they don't.
-        on_decision: gets what the leader decides for this node.
+        says_all, progress, on_decision: as in `Coordination`.
+        before, bad: how far earlier lives of the job have got, and why they call this node a bad one.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
 
     Raises:
-        ConfigError: the secret, the endpoint or etcd can't be used.
-        AlreadyFinishedError: it has.
+        ConfigError, AlreadyFinishedError: the secret, the endpoint or etcd can't be used, or the job has finished.
     """
     here = stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
     store = RankStore(here, address=place.ranks_store)
-    defined = JobDefinition(place.job, place.rules)
-    secret = None if place.is_alone else read_secret(os.environ)
-    name, port = parse_address(place.endpoint)
-    listener = stop.blocking(lambda: take_endpoint(name, port)) if place.is_here else None
-    if listener is not None:
-        port = listener.getsockname()[1]
-    if not place.is_alone and (listener is not None or not place.is_here) and is_finished():
-        if listener is not None:
-            listener.close()
-        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
+    defined, secret = JobDefinition(place.job, place.rules), None if place.is_alone else read_secret(os.environ)
+    listener, endpoint = _take(place, stop, is_finished)
     within: Service | None = None
     if place.is_alone:
-        machine = Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS)
-        within = Service(reactor, machine)
-    dial = connect if within is None else within.dial
-    identity = Identity(
-        job=place.job,
-        rules=place.rules,
-        instance=uuid.uuid4().hex,
-        name=socket.gethostname(),
-        host="" if place.is_alone else format_address(here, 0).rpartition(":")[0],
-        endpoint=format_address(name, port) if name else "this process",
-        rank=place.rank,
-        before=before,
-        domain=place.domain,
-        bad=bad,
-        started_s=time.monotonic() - age_s(os.getpid()),
-        names_life=place.names_life,
-        is_named=place.is_named,
-        has_known_host=place.has_known_host,
-        is_in_etcd=place.etcd is not None,
-    )
+        within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
     coordination = Coordination(
-        identity,
-        transport=lambda each: CoordinatorConnection(reactor, secret, each, say=say, dial=dial),
+        _identity(place, here, endpoint, before, bad),
+        transport=lambda each: CoordinatorConnection(
+            reactor, secret, each, say=say, dial=connect if within is None else within.dial
+        ),
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,
@@ -127,8 +97,7 @@ def joined(
             stop.blocking(lambda: look(call, place.job))
         lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=here)
     elif place.is_here:
-        held = functools.partial(setattr, coordination.member, "owns", True)
-        lock = EndpointLock(reactor, leader, name, port, listener=listener, held=held)
+        lock = EndpointLock(reactor, leader, coordination.member, endpoint, listener)
     if lock is not None:
         lock.start()
     coordination.start()
@@ -141,3 +110,34 @@ def joined(
             within.close()
         if lock is not None:
             lock.close(is_in_a_hurry=stop.is_in_a_hurry)
+
+
+def _take(place: MeetingPlace, stop: SignalWatch, is_finished: Callable[[], bool]) -> tuple[socket.socket | None, str]:
+    """Return the port of the endpoint, if this launcher has got it, and the endpoint's address."""
+    name, port = parse_address(place.endpoint)
+    listener = stop.blocking(lambda: take_endpoint(name, port)) if place.is_here else None
+    if not place.is_alone and (listener is not None or not place.is_here) and is_finished():
+        if listener is not None:
+            listener.close()
+        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
+    return listener, place.endpoint if listener is None else format_address(name, listener.getsockname()[1])
+
+
+def _identity(place: MeetingPlace, here: str, endpoint: str, before: JobProgress, bad: str) -> Identity:
+    return Identity(
+        job=place.job,
+        rules=place.rules,
+        instance=uuid.uuid4().hex,
+        name=socket.gethostname(),
+        host="" if place.is_alone else format_address(here, 0).rpartition(":")[0],
+        endpoint=endpoint or "this process",
+        rank=place.rank,
+        before=before,
+        domain=place.domain,
+        bad=bad,
+        started_s=time.monotonic() - age_s(os.getpid()),
+        names_life=place.names_life,
+        is_named=place.is_named,
+        has_known_host=place.has_known_host,
+        is_in_etcd=place.etcd is not None,
+    )

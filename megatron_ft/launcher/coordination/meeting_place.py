@@ -60,8 +60,6 @@ class MeetingPlace:
     """The endpoint is known to be on a host of the job."""
     rank: int | None = None
     """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
-    rank_source: str = ""
-    """Option or variable that gave the rank."""
     domain: str = ""
     """NVLink domain, if the rules have segments."""
     ranks_store: str = ""
@@ -116,9 +114,8 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
             f"--local-addr: {local_addr} isn't an address of this machine; name one by which other nodes reach it"
         )
     rank = line.node_rank
-    source = "PET_NODE_RANK" if environ.get("PET_NODE_RANK") == str(rank) else "--node-rank"
     if rank is None:
-        rank, source = rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+        rank = rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     return MeetingPlace(
         is_alone=False,
         job=job,
@@ -130,7 +127,6 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         is_here=bool(is_here),
         has_known_host=bool(etcd or is_here or slurm.hosts(environ, 1) or line.where.endpoint),
         rank=rank,
-        rank_source=source,
         domain=nvlink_domain(environ) if rules.segment else "",
         note=_without_effect(line),
     )

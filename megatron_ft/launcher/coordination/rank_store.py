@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -18,13 +17,6 @@ from megatron_ft.link.tcp import format_address, parse_address
 
 _HERE = "127.0.0.1"
 CONNECT_S = 30.0
-_NEIGHBOURS = 2
-"""Ports after MASTER_PORT that stay free: in-process restart wrappers open their own stores there."""
-_GROUP = 4
-"""One of this many ports is used (an odd one: Linux gives those to servers), so that the ports of two launchers on one
-host don't overlap."""
-_TRIES = 128
-"""Ports to try before one with a taken neighbour is used."""
 _FILES = 16
 """More than the server opens, and the client that it makes at once."""
 _WAIT_S = 300.0
@@ -55,8 +47,8 @@ class RankStore:
     def open(self) -> str:
         """Open a fresh server in place of the last one; returns the address at which others reach it.
 
-        Unless the user named the port, the next two ports are free, too, as far as such ports can be found. Opening
-        takes milliseconds, or as long as a name server is silent: torch asks for the names of loopback addresses.
+        Opening takes milliseconds, or as long as a name server is silent: torch asks for the names of loopback
+        addresses.
 
         Raises:
             RankStoreError: the port isn't free.
@@ -66,7 +58,7 @@ class RankStore:
             with contextlib.ExitStack() as opened:
                 for _ in range(_FILES):  # torch aborts the process, or tries for half a minute, where it can't
                     opened.enter_context(open(os.devnull, "rb"))
-            self._server = self._serve()
+            self._server = _store(_HERE, self._port, is_server=True)
         except (RuntimeError, ValueError, OSError) as error:
             where = f"port {self._port}" if self._port else "any port"
             raise RankStoreError(f"the store for the ranks can't listen on {where}: {_first_line(error)}") from error
@@ -97,37 +89,9 @@ class RankStore:
         """End the server, if there is one, and give its port back. Clients get errors from then on."""
         self._server, self._address = None, ""
 
-    def _serve(self) -> TCPStore:
-        for _ in range(0 if self._port else _TRIES):
-            with contextlib.suppress(RuntimeError, OSError):  # taken, also meanwhile, or privileged
-                with bound_socket(0) as sock:
-                    port = sock.getsockname()[1] // _GROUP * _GROUP + 1
-                for each in range(port, port + 1 + _NEIGHBOURS):
-                    bound_socket(each).close()
-                return _store(_HERE, port, is_server=True)
-        return _store(_HERE, self._port, is_server=True)
-
 
 def _store(host: str, port: int, *, is_server: bool) -> TCPStore:
     return TCPStore(host, port, is_master=is_server, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
-
-
-def bound_socket(port: int) -> socket.socket:
-    """Return a socket that is bound as torch's store binds: to all addresses, of IPv6 as well where there is IPv6.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    has_both = socket.has_dualstack_ipv6()
-    sock = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if has_both:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind(("", port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _first_line(error: Exception) -> str:

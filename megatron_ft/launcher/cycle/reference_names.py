@@ -29,7 +29,7 @@ def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
     """Return this node's number: --node-rank, else the scheduler's."""
     if line.node_rank is not None:
         return line.node_rank
-    return schedulers.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
+    return schedulers.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
 
 
 def checkpointed(path: str | None) -> int | None:

@@ -34,13 +34,10 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
     return SchedulerEnvironment()
 
 
-def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> tuple[int | None, str]:
-    """Return this launcher's rank among the job's, and the variable with it; None without one."""
-    for name in ("GROUP_RANK", slurm.rank_variable(environ, min_nodes, max_nodes), kubernetes.INDEX_VARIABLE):
-        value = number(environ, name)
-        if value is not None:
-            return value, name
-    return None, ""
+def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> int | None:
+    """Return this launcher's rank among the job's; None without one."""
+    names = ("GROUP_RANK", slurm.rank_variable(environ, min_nodes, max_nodes), kubernetes.INDEX_VARIABLE)
+    return next((value for name in names if (value := number(environ, name)) is not None), None)
 
 
 def take(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:

@@ -59,15 +59,11 @@ class Meeting(Fact, frozen=True, kw_only=True):
 
     Args:
         how: "coordinated", "alone".
-        endpoints: ``host:port`` each, where the job is coordinated.
         rank: of this launcher, if it was given one.
-        rank_from: option or variable that gave the rank.
     """
 
     how: str = ""
-    endpoints: tuple[str, ...] = ()
     rank: Count | None = None
-    rank_from: str = ""
 
 
 class NodeHealth(Fact, frozen=True, kw_only=True):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from megatron_ft.link.base.codec import Cycle, Fact, Int, Rank
-from megatron_ft.link.base.fault_plan import PlannedFault
 
 
 class FaultInjected(Fact, frozen=True, kw_only=True):
@@ -23,9 +20,3 @@ class FaultInjected(Fact, frozen=True, kw_only=True):
 
 
 Record = FaultInjected
-
-
-def not_fired(faults: Iterable[PlannedFault], fired: Iterable[object]) -> list[PlannedFault]:
-    """Return the faults without a `FaultInjected` among ``fired`` (of all ranks' event logs)."""
-    seen = {(r.cycle, r.rank, r.iteration, r.type) for r in fired if isinstance(r, FaultInjected)}
-    return [fault for fault in faults if (fault.cycle, fault.rank, fault.iteration, fault.type) not in seen]

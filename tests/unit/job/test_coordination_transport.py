@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job.coordinator_connection import CoordinatorConnection
@@ -315,42 +314,6 @@ def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, mo
         assert ear.told == ["opened"]
 
 
-def test_address_where_a_coordinator_spoke_is_used_again_without_a_look_up(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = names(monkeypatch, "127.0.0.1")
-    with sockets(reactor) as (transport, ear):
-        with served() as service:
-            address = f"some.host:{service.address.rpartition(':')[2]}"
-            for count in (1, 2):
-                ear.heard_messages.clear()
-                connect(transport, ear, address)
-                until(reactor, lambda count=count: ear.told.count("opened") == count)
-                transport.transmit(HELLO)
-                until(reactor, lambda: ear.heard_messages)
-        service.listener.close()
-        until(reactor, lambda: "broken" in ear.told)
-        connect(transport, ear, address)
-        until(reactor, lambda: ear.told[-1] == "failed")
-        assert looked_up.count("some.host") == 2  # refused where it was: the name may have moved
-
-
-def test_address_where_this_launcher_was_refused_is_looked_up_again(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up = names(monkeypatch, "127.0.0.1")
-    with served() as service, sockets(reactor) as (transport, ear):
-        address = f"some.host:{service.address.rpartition(':')[2]}"
-        for count, hello in enumerate((HELLO, replace(HELLO, job="another"), HELLO), 1):
-            connect(transport, ear, address)
-            until(reactor, lambda count=count: ear.told.count("opened") == count)
-            ear.heard_messages.clear()
-            transport.transmit(hello)
-            until(reactor, lambda: ear.heard_messages)
-            assert isinstance(ear.heard_messages[0], m.Dismiss) is (hello.job == "another")
-            assert len(looked_up) == (1, 1, 2)[count - 1]
-
-
 def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,13 +367,13 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
 
 def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Reactor) -> None:
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, service.address)
-        until(reactor, lambda: ear.told)
 
         def fail(message: m.ToMember) -> None:
             raise ProtocolError(f"of this launcher's own: {message}")
 
         ear.heard = fail  # type: ignore[method-assign]
+        connect(transport, ear, service.address)
+        until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         with pytest.raises(ProtocolError, match="this launcher's own"):
             until(reactor, lambda: "broken" in ear.told)

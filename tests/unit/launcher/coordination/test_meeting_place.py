@@ -83,7 +83,7 @@ def test_kind_of_rendezvous_follows_from_the_options(options: list[str], is_alon
 def test_a_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks() -> None:
     found = place("--nnodes=3", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
     assert (found.is_alone, found.endpoint) == (False, "a:7")
-    assert (found.rank, found.rank_source) == (2, "--node-rank")
+    assert found.rank == 2
 
 
 def test_a_static_job_of_a_range_of_nodes_needs_the_most() -> None:
@@ -149,38 +149,38 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "4", "
 @pytest.mark.parametrize(
     ("options", "environ", "rank"),
     [
-        ([], {}, (None, "")),
-        (["--node-rank=0"], {"GROUP_RANK": "5"}, (0, "--node-rank")),
-        ([], {"GROUP_RANK": "5", **SRUN}, (5, "GROUP_RANK")),
-        ([], SRUN, (3, "SLURM_PROCID")),
-        ([C10D, "--node-rank=2"], SRUN, (2, "--node-rank")),
-        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "16"}, (1, "SLURM_NODEID")),
+        ([], {}, None),
+        (["--node-rank=0"], {"GROUP_RANK": "5"}, 0),
+        ([], {"GROUP_RANK": "5", **SRUN}, 5),
+        ([], SRUN, 3),
+        ([C10D, "--node-rank=2"], SRUN, 2),
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "16"}, 1),
         # two nodes of a job of four, started apart from each other: both would have the same
-        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, (None, "")),
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, None),
         # four tasks on one node
-        ([], {**SRUN, "SLURM_STEP_NUM_NODES": "1"}, (3, "SLURM_PROCID")),
+        ([], {**SRUN, "SLURM_STEP_NUM_NODES": "1"}, 3),
         # a batch script, which starts all launchers itself
-        ([], {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "4"}, (None, "")),
+        ([], {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "4"}, None),
         # with two spares
-        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "6"}, (3, "SLURM_PROCID")),
-        ([], {"JOB_COMPLETION_INDEX": "7"}, (7, "JOB_COMPLETION_INDEX")),
-        ([], {"JOB_COMPLETION_INDEX": ""}, (None, "")),
+        ([], {**SRUN, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "6"}, 3),
+        ([], {"JOB_COMPLETION_INDEX": "7"}, 7),
+        ([], {"JOB_COMPLETION_INDEX": ""}, None),
     ],
 )
 def test_node_rank_comes_from_option_or_environment(
-    options: list[str], environ: dict[str, str], rank: tuple[int | None, str]
+    options: list[str], environ: dict[str, str], rank: int | None
 ) -> None:
     found = place("--nnodes=4", "--rdzv-endpoint=a:1", *options, environ=environ)
-    assert (found.rank, found.rank_source) == rank
+    assert found.rank == rank
 
 
 def test_node_rank_comes_from_the_variable_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "2")
     environ = {"PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "7"}
     found = place("--nnodes=4", environ=environ)
-    assert (found.rank, found.rank_source) == (2, "PET_NODE_RANK")
+    assert found.rank == 2
     found = place("--nnodes=4", "--node-rank=3", environ=environ)
-    assert (found.rank, found.rank_source) == (3, "--node-rank")
+    assert found.rank == 3
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
@@ -86,72 +84,6 @@ def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
     store.close()
     assert not is_listening(port)
     store.close()
-
-
-def test_master_port_is_followed_by_two_ports_that_can_be_bound(
-    served: RankStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels, first = rank_store.bound_socket, [port_of(launchers().open()) for _ in range(3)]
-    good, *bad = first  # the stores are closed: nobody has them
-    with kernels(bad[0] + 1), kernels(bad[1] + 2):
-        given = iter([*bad, *bad, good])
-        monkeypatch.setattr(rank_store, "bound_socket", lambda port: kernels(port or next(given)))
-        assert port_of(served.open()) == good
-        for port in (good + 1, good + 2):
-            kernels(port).close()
-
-
-def test_master_ports_of_two_launchers_leave_each_other_the_next_two() -> None:
-    stores = [launchers() for _ in range(20)]
-    ports = [port_of(store.open()) for store in stores]
-    wanted = {port + offset for port in ports for offset in range(3)}
-    assert len(wanted) == 3 * len(ports)
-    for store in stores:
-        store.close()
-
-
-def test_the_store_opens_on_a_host_with_no_three_free_ports_in_a_row(
-    served: RankStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_store, "bound_socket", mock.Mock(side_effect=OSError))
-    assert is_listening(port_of(served.open()))
-
-
-def test_a_port_that_another_process_takes_first_is_replaced(
-    served: RankStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, tried = rank_store._store, list[int]()
-
-    def taken_once(host: str, port: int, *, is_server: bool) -> Any:
-        tried.append(port)
-        if len(tried) == 1:
-            raise RuntimeError("the port is taken")
-        return real(host, port, is_server=is_server)
-
-    monkeypatch.setattr(rank_store, "_store", taken_once)
-    assert port_of(served.open()) == tried[1]
-
-
-@contextlib.contextmanager
-def free_behind_taken_port() -> Iterator[int]:
-    """A free port whose upper neighbour is taken."""
-    for _ in range(100):
-        with rank_store.bound_socket(0) as neighbour:
-            port = neighbour.getsockname()[1] - 1
-            try:
-                rank_store.bound_socket(port).close()
-            except OSError:
-                continue  # another process has it
-            yield port
-            return
-    pytest.fail("no free port with a taken neighbour")
-
-
-def test_a_port_of_the_users_may_have_a_taken_neighbour() -> None:
-    with free_behind_taken_port() as port:
-        store = launchers(address=f"{HERE}:{port}")
-        assert store.open() == f"{HERE}:{port}"
-        store.close()
 
 
 def test_store_is_served_on_all_local_addresses(served: RankStore) -> None:
