@@ -28,8 +28,8 @@ from megatron_ft.launcher.processes.health_command import HealthCheck, job_direc
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Ranks, find_setpriv
 from megatron_ft.link import process_tree
+from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.mailbox import Inbox
-from megatron_ft.link.base.node_problems import segment_file
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import Abandoned
 from megatron_ft.link.linux.process_setup import become_subreaper

@@ -212,7 +212,7 @@ def test_driver_names_the_device_and_a_process_that_holds_memory() -> None:
     torch.zeros(1 << 20, device="cuda")
     library = nvml.load()
     assert library is not None
-    gpus = nvml.gpus(library)
-    assert gpus is not None
-    assert len(gpus) == torch.cuda.device_count()
+    devices = nvml.memory_problems(library)
+    assert devices is not None
+    assert len(devices) == torch.cuda.device_count()
     assert nvml.holdings(library) is not None, sys.version

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megatron_ft.cli import node_health
 from megatron_ft.cli.main import main
 from megatron_ft.cli.node_health import check
-from megatron_ft.link.linux import node_facts
 
 
 def test_check_that_does_not_answer_is_named_and_delays_no_other() -> None:
@@ -62,15 +63,17 @@ def test_network_file_system_that_does_not_answer_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = [f"40 22 0:35 / {path} rw - nfs4 server:/x rw" for path in ("/stuck", "/gone", tmp_path)]
-    monkeypatch.setattr(node_facts, "mountinfo", lambda: mounts)
-    monkeypatch.setattr(node_facts, "lustre_health", lambda: "healthy")
+    (tmp_path / "mountinfo").write_text("\n".join(mounts))
+    monkeypatch.setattr(node_health, "_MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(node_health, "_SYS", tmp_path)
+    scandir = os.scandir
 
-    def look_into(path: str) -> None:
+    def look_into(path: str) -> Any:
         if path == "/stuck":
             time.sleep(600)
-        os.listdir(path)
+        return scandir(path)
 
-    monkeypatch.setattr(node_facts, "look_into", look_into)
+    monkeypatch.setattr(os, "scandir", look_into)
     began_s = time.monotonic()
     assert main(["node-health", "mounts", "--bound=1"]) == 1
     assert time.monotonic() - began_s < 60

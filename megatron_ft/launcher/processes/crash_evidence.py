@@ -24,7 +24,7 @@ from megatron_ft.link.facts.launcher import RankExited
 from megatron_ft.link.facts.shared import Evidence
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.files.evidence_files import LIBRARIES, write_evidence
-from megatron_ft.link.linux.node_facts import gpu_addresses, kernel_log
+from megatron_ft.link.linux.kernel_facts import gpu_addresses, kernel_log
 from megatron_ft.records.event_log import EventLog
 
 _LAST_LINES = 40

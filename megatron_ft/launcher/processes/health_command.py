@@ -16,7 +16,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
-from megatron_ft.link.base.node_problems import DIRECTORIES_VARIABLE
+from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
 from megatron_ft.link.linux.process_setup import restore_file_limit_of

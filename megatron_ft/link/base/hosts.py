@@ -1,10 +1,10 @@
-"""Names of hosts: their order, and Slurm's short form of lists of them. Pure."""
+"""Names of hosts: their order, and Slurm's short form of lists of them; the file that marks a segment. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _WORD = re.compile(r"(?:\[[^\]]*\]|[^,])+")
 _PARTS = re.compile(r"([^0-9]*)([0-9]*)")
@@ -39,3 +39,12 @@ def _numbers(ranges: str) -> Iterator[str]:
         if first.isdecimal() and (last.isdecimal() or not dash):
             for number in range(int(first), int(last or first) + 1):
                 yield f"{number:0{len(first)}}"
+
+
+def segment_file(environ: Mapping[str, str]) -> str:
+    """Return the name of the file that keeps this array task of Slurm, or this job, out of rounds; empty elsewhere.
+
+    nvidia-resiliency-ext 0.7 reads the same name.
+    """
+    job = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID") or ""
+    return job and f"segment_health_check.{job}.{environ.get('SLURM_ARRAY_TASK_ID') or job}"

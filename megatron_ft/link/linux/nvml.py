@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from megatron_ft.link.base.device_memory import Holding
-from megatron_ft.link.base.node_problems import Gpu
 
 T = TypeVar("T")
 
@@ -38,15 +37,15 @@ def holdings(pynvml: Any) -> list[Holding] | None:
     return _on_devices(pynvml, ask)
 
 
-def gpus(pynvml: Any) -> list[Gpu] | None:
-    """Return all visible devices, and whether their memory is sound; None if the driver doesn't tell."""
+def memory_problems(pynvml: Any) -> list[list[str]] | None:
+    """Return what is wrong with the memory of each visible device; None if the driver doesn't tell."""
 
-    def ask(index: int, device: Any) -> list[Gpu]:
+    def ask(index: int, device: Any) -> list[list[str]]:
         # retired pages are of older devices, remapped rows of newer ones: a device knows only one of them
         pages = _ask(pynvml, "nvmlDeviceGetRetiredPagesPendingStatus", device)
         _, _, pending, failed = _ask(pynvml, "nvmlDeviceGetRemappedRows", device) or (None,) * 4
-        told = [None if each is None else bool(each) for each in (pages, pending, failed)]
-        return [Gpu(index=index, pages_pending=told[0], rows_pending=told[1], rows_failed=told[2])]
+        needs_reset = ["needs a reset: memory retirement or row remapping is pending"] if pages or pending else []
+        return [[*needs_reset, *(["has a row remapping failure"] if failed else [])]]
 
     return _on_devices(pynvml, ask)
 

@@ -11,7 +11,6 @@ import pynvml
 import pytest
 
 from megatron_ft.link.base.device_memory import Holding
-from megatron_ft.link.base.node_problems import Gpu
 from megatron_ft.link.linux import nvml
 
 DEVICES = {
@@ -59,10 +58,9 @@ class Driver:
 def test_all_devices_are_asked_for_processes_and_the_state_of_their_memory() -> None:
     driver = Driver()
     assert nvml.holdings(driver) == [Holding(0, 7, 3 << 30), Holding(0, 8, None), Holding(1, 9, 0)]
-    old, new, other = nvml.gpus(driver) or []
-    assert old == Gpu(index=0, pages_pending=True)
-    assert new == Gpu(index=1, rows_pending=False, rows_failed=True)
-    assert other == Gpu(index=2)
+    old, new, other = nvml.memory_problems(driver) or []
+    assert old == ["needs a reset: memory retirement or row remapping is pending"]
+    assert (new, other) == (["has a row remapping failure"], [])
     assert driver.open == 0
 
 
@@ -71,14 +69,14 @@ def test_all_devices_are_asked_for_processes_and_the_state_of_their_memory() -> 
     [
         ("nvmlInit", None),
         ("nvmlDeviceGetCount", None),
-        ("nvmlDeviceGetHandleByIndex", [Gpu(index=index) for index in range(3)]),
+        ("nvmlDeviceGetHandleByIndex", [[]] * 3),
         ("nvmlDeviceGetComputeRunningProcesses_v3", ...),
     ],
 )
 def test_a_driver_with_an_error_tells_nothing(broken: str, gpus: Any) -> None:
     driver = Driver(broken)
     assert not nvml.holdings(driver)
-    assert gpus is ... or nvml.gpus(driver) == gpus
+    assert gpus is ... or nvml.memory_problems(driver) == gpus
     assert driver.open == 0  # what didn't open isn't closed
 
 

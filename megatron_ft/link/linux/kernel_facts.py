@@ -1,0 +1,36 @@
+"""What the kernel tells of GPUs: their addresses, and its log. Both may block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_LONGEST_RECORD = 8192
+
+
+def gpu_addresses(directory: str = "/proc/driver/nvidia/gpus") -> list[str]:
+    """Return the PCI addresses of NVIDIA's GPUs, "0000:3b:00", in their order; empty where there is no driver."""
+    try:
+        return sorted(name.partition(".")[0] for name in os.listdir(directory))
+    except OSError:
+        return []
+
+
+def kernel_log(path: str = "/dev/kmsg") -> list[str]:
+    """Return the kernel's log, as far as it is kept; empty if this user may not read it."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):  # not permitted; or BlockingIOError: all of it is read
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while record := _read(fd):
+                found += record.decode(errors="replace").splitlines()
+        finally:
+            os.close(fd)
+    return found
+
+
+def _read(fd: int) -> bytes:
+    while True:
+        # records were overwritten in the meantime: continue with the next one
+        with contextlib.suppress(BrokenPipeError):
+            return os.read(fd, _LONGEST_RECORD)
