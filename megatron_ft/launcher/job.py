@@ -29,7 +29,7 @@ from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, 
 from megatron_ft.launcher.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.rules.conclusion import stopped
-from megatron_ft.launcher.rules.effects import LauncherExit
+from megatron_ft.launcher.rules.events import LauncherExit
 from megatron_ft.launcher.schedulers import kubernetes
 from megatron_ft.launcher.schedulers.schedulers import SCHEDULERS
 from megatron_ft.launcher.torch_compat import private_names

@@ -25,7 +25,7 @@ from megatron_ft.job.rules.messages import REFUSED, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
-from megatron_ft.launcher.rules.effects import Exit, LauncherExit
+from megatron_ft.launcher.rules.events import Exit, LauncherExit
 from megatron_ft.link.facts.reported_hang import MOST_HANGS
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.files.own_files import ForeignFileError, read_own, replace_own

@@ -113,7 +113,7 @@ def test_job_returns_or_raises_to_a_caller_of_main_as_under_torchrun(tmp_path: P
 
 FAILS = """
 import sys, time
-from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules.agent import AgentPhase
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent
 

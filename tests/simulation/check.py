@@ -13,7 +13,7 @@ from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S, HOLDER_STAYS_S
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.job.rules.rotation import Rotation
-from megatron_ft.launcher.rules.effects import Exit
+from megatron_ft.launcher.rules.events import Exit
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.link.facts.launcher import CauseKind
 from tests.simulation.history import (

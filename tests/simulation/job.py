@@ -21,9 +21,8 @@ from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen
 from megatron_ft.job.rules.member import HOLDER_STAYS_S, Member
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.launcher.rules import effects, events
-from megatron_ft.launcher.rules.agent import Agent
-from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules import events
+from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.link.base.codec import PartMessage
@@ -159,7 +158,7 @@ class Launcher(Process):
         self.clock = host.clock_s
         self.code: int | None = None
         self.left_by = ""
-        self.how: effects.Exit | None = None
+        self.how: events.Exit | None = None
         self.stays_since_s: float | None = None
         """Its node is left out, and the others go on."""
         self.started_s = job.world.now_s
@@ -332,11 +331,11 @@ class Launcher(Process):
         self.world.tell(f"{self.name} says: {text}")
         self.job.said.append(text)
 
-    def _do_for_agent(self, effect: effects.Effect) -> None:
+    def _do_for_agent(self, effect: events.Effect) -> None:
         match effect:
             case actions.Say(text):
                 self._says(text)
-            case effects.LauncherExit(how, code, text):
+            case events.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how
                 self._exits_when_all_know()
@@ -406,21 +405,21 @@ class Launcher(Process):
         output = CrashOutput(self._error, rerun=self._rerun)
         return events.Readings({0: BOARD._replace(iteration=iteration)}, {0: output}, {0: self.is_hung}, {0: {}})
 
-    def _do_to_ranks(self, effect: effects.Effect) -> None:
+    def _do_to_ranks(self, effect: events.Effect) -> None:
         chance = self.world.chance
         match effect:
-            case effects.CheckHealth():
+            case events.CheckHealth():
                 self.later(chance.uniform(0.0, 0.5 if self.ranks is None else 0.01), self._check_health)
-            case effects.StartRanks():
+            case events.StartRanks():
                 self.later(chance.uniform(0.0, 0.01), self._start_ranks)
-            case effects.SignalRanks(_, number):
+            case events.SignalRanks(_, number):
                 code = 0 if self.ends_well and not self.is_hung else -number
                 self.later_in_cycle(chance.uniform(0.1, 1.0), lambda: self._exits(code, by_us=True))
             case Release() if self.is_hung:
                 self.later_in_cycle(0.1, lambda: self._exits(-9, by_us=True))
-            case effects.TerminateRanks():
+            case events.TerminateRanks():
                 self.later(chance.uniform(0.05, 0.4), self._terminate)
-            case effects.OrderMonitor(_, Collect()):
+            case events.OrderMonitor(_, Collect()):
                 self.later_in_cycle(chance.uniform(0.05, 1.5), self._notice)
 
     def _check_health(self) -> None:

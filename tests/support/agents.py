@@ -17,7 +17,7 @@ from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options
@@ -126,7 +126,7 @@ class Driven:
         self.parts = launcher_parts(given, learning, self.pauses, found)  # type: ignore[arg-type]
         self.agent = Agent(given, self.parts)
         self.now_ns = START_NS
-        self.done: list[effects.Effect] = []
+        self.done: list[events.Effect] = []
         self.boards: dict[int, BoardSnapshot | None] = defaultdict(lambda: None)
         self.words: dict[int, CrashOutput] = defaultdict(CrashOutput)
         self.stopped: dict[int, bool] = defaultdict(bool)
@@ -139,9 +139,9 @@ class Driven:
         """Of its cycle."""
         return self.agent.cycle
 
-    def hear(self, *told: events.Event) -> list[effects.Effect]:
+    def hear(self, *told: events.Event) -> list[events.Effect]:
         """Tell it these; what it asks for then."""
-        asked: list[effects.Effect] = []
+        asked: list[events.Effect] = []
         for event in told:
             seen = events.Readings(
                 self.boards,
@@ -158,9 +158,9 @@ class Driven:
         self.done += asked
         return asked
 
-    def wait(self, seconds: float, *, late: bool = False) -> list[effects.Effect]:
+    def wait(self, seconds: float, *, late: bool = False) -> list[events.Effect]:
         """Let time pass, with all its alarms; ``late``: they come when all that time is over."""
-        asked: list[effects.Effect] = []
+        asked: list[events.Effect] = []
         until_ns = self.now_ns + round(seconds * 1e9)
         while (alarm_ns := self.agent.alarm_ns) is not None and alarm_ns <= until_ns:
             self.now_ns = until_ns if late else max(self.now_ns, alarm_ns)
@@ -170,7 +170,7 @@ class Driven:
 
     def run(
         self, ranks: int = 2, cycle: int = 0, *, nodes: int = 1, place: int = 0, restarts: int = 0
-    ) -> list[effects.Effect]:
+    ) -> list[events.Effect]:
         """A cycle begins, and its ranks are started: local rank n is rank 10 n, and process 100 + n."""
         met = events.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
         asked = self.hear(events.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
@@ -182,7 +182,7 @@ class Driven:
 
     def exits(
         self, local_rank: int, code: int = 0, *, sent: tuple[int, ...] = (), signalled_at_ns: int = 0
-    ) -> list[effects.Effect]:
+    ) -> list[events.Effect]:
         """A rank ends."""
         event = RankExited(
             rank=self.record.ranks[local_rank],
@@ -198,11 +198,11 @@ class Driven:
 
     def ends(
         self, outcome: Outcome = Outcome.FAILED, *, restarts: bool = True, lost: bool = False, text: str = ""
-    ) -> list[effects.Effect]:
+    ) -> list[events.Effect]:
         """The coordinator ends the cycle."""
         return self.hear(m.End(self.agent.cycle.cycle, outcome, restarts, lost, text))
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[effects.Effect]:
+    def stop(self, number: signal.Signals = signal.SIGTERM, *, again: bool = False) -> list[events.Effect]:
         """The launcher is asked to stop."""
         return self.hear(events.StopAsked(number, again))
 
@@ -210,9 +210,9 @@ class Driven:
         """What it has asked for so far of this kind."""
         return [effect for effect in self.done if isinstance(effect, kind)]
 
-    def orders(self, *kinds: type[RankOrder]) -> list[effects.OrderMonitor]:
+    def orders(self, *kinds: type[RankOrder]) -> list[events.OrderMonitor]:
         """What it has ordered monitors to do, of these kinds."""
-        return [effect for effect in self.all_of(effects.OrderMonitor) if isinstance(effect.order, kinds)]
+        return [effect for effect in self.all_of(events.OrderMonitor) if isinstance(effect.order, kinds)]
 
     @property
     def said(self) -> list[str]:
@@ -227,4 +227,4 @@ class Driven:
     @property
     def written(self) -> list[str]:
         """The kinds of its records."""
-        return [name_of(type(effect.record)) for effect in self.all_of(effects.Write)]
+        return [name_of(type(effect.record)) for effect in self.all_of(events.Write)]

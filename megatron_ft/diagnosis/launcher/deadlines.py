@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.cycle_cause import describe_hang
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
-from megatron_ft.launcher.rules.effects import SignalRanks, Write
+from megatron_ft.launcher.rules.events import SignalRanks, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
 from megatron_ft.learning.state import HEARTBEATS

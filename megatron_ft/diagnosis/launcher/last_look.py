@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
-from megatron_ft.launcher.rules.effects import OrderMonitor, Write
+from megatron_ft.launcher.rules.events import OrderMonitor, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.learning.rule import MOST_EXTENDED

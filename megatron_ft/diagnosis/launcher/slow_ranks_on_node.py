@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
-from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.link.base.launcher_part import LauncherPart

@@ -29,9 +29,8 @@ from megatron_ft.launcher.cycle.node_ranks import LauncherServices
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.worker import Worker
-from megatron_ft.launcher.rules import effects, events
-from megatron_ft.launcher.rules.agent import Agent
-from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules import events
+from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
@@ -72,7 +71,7 @@ class FaultTolerantAgent(TorchAgent):
         *,
         launcher: LauncherServices,
         coordination: Coordination,
-        on_over: Callable[[effects.LauncherExit], None],
+        on_over: Callable[[events.LauncherExit], None],
         **torch_arguments: Any,
     ) -> None:
         super().__init__(grace_s=launcher.line.options.workers_stop_timeout, **torch_arguments)
@@ -88,10 +87,10 @@ class FaultTolerantAgent(TorchAgent):
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
-        self._starting: effects.StartRanks
-        self._mailbox: Mailbox[effects.Effect] = Mailbox(self._act)
-        self._work: effects.Work | None = None
-        self._over: effects.LauncherExit | None = None
+        self._starting: events.StartRanks
+        self._mailbox: Mailbox[events.Effect] = Mailbox(self._act)
+        self._work: events.Work | None = None
+        self._over: events.LauncherExit | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
@@ -133,16 +132,16 @@ class FaultTolerantAgent(TorchAgent):
             self.check_none_is_stuck()
         self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval) if is_running else None)
 
-    def _result(self, over: effects.LauncherExit) -> RunResult:
+    def _result(self, over: events.LauncherExit) -> RunResult:
         self._on_over(over)
         ranks = self._machine.cycle.ranks
-        self.set_state(WorkerState.SUCCEEDED if over.how is effects.Exit.SUCCEEDED else WorkerState.FAILED)
-        if over.how is effects.Exit.SUCCEEDED:
+        self.set_state(WorkerState.SUCCEEDED if over.how is events.Exit.SUCCEEDED else WorkerState.FAILED)
+        if over.how is events.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
             failures = self._ranks.failures(self._machine.cycle.failed, over.cause)
             return RunResult(state=WorkerState.FAILED, failures=failures)
-        if over.how is effects.Exit.STOPPED:
+        if over.how is events.Exit.STOPPED:
             number = self._launcher.signals.received[0]
             raise SignalException(f"received {number.name}", sigval=number)
         raise JobOverError
@@ -220,20 +219,20 @@ class FaultTolerantAgent(TorchAgent):
 
     # -- effects ------------------------------------------------------------------------------------------
 
-    def _act(self, effect: effects.Effect) -> None:
+    def _act(self, effect: events.Effect) -> None:
         match effect:
-            case effects.TellStop(ranks):
+            case events.TellStop(ranks):
                 self._launcher.signals.report(ranks=ranks)
             case Say(text):
                 self._launcher.say(text)
-            case effects.Write(record, at_ns):
+            case events.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
-            case effects.CycleRetrying():
+            case events.CycleRetrying():
                 self.forget_store()
                 self._ranks.let_go()
-            case effects.LauncherExit():
+            case events.LauncherExit():
                 self._over = effect
-            case effects.CheckHealth() | effects.StartRanks() | effects.TerminateRanks():
+            case events.CheckHealth() | events.StartRanks() | events.TerminateRanks():
                 self._work = effect
             case PartEffect():
                 self._act_for_part(effect)
@@ -252,13 +251,13 @@ class FaultTolerantAgent(TorchAgent):
             case ToKeeper(fact):
                 self._launcher.keeper.tell(fact)
 
-    def _perform(self, work: effects.Work) -> None:
+    def _perform(self, work: events.Work) -> None:
         match work:
-            case effects.CheckHealth():
+            case events.CheckHealth():
                 self._check_health()
-            case effects.StartRanks():
+            case events.StartRanks():
                 self._start_ranks(work)
-            case effects.TerminateRanks():
+            case events.TerminateRanks():
                 self._terminate(work)
 
     def _check_health(self) -> None:
@@ -288,7 +287,7 @@ class FaultTolerantAgent(TorchAgent):
         if not is_wanted:
             raise _CycleOverError
 
-    def _terminate(self, work: effects.TerminateRanks) -> None:
+    def _terminate(self, work: events.TerminateRanks) -> None:
         def end_rest() -> None:
             self.grace_s = work.grace_s
             self.end_ranks()
@@ -302,14 +301,14 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(StockTaken(kept))
             self._hear(events.RanksEnded(stuck, processes))
 
-        if work.way is effects.TerminationMode.TERMINATED:
+        if work.way is events.TerminationMode.TERMINATED:
             self._launcher.keeper.take_stock(ended)
         else:  # ranks that finish or stop have no next cycle: the end of their job waits for no keeper
             ended(Kept())
 
     # -- the start of ranks ------------------------------------------------------------------------------------
 
-    def _start_ranks(self, work: effects.StartRanks) -> None:
+    def _start_ranks(self, work: events.StartRanks) -> None:
         self._starting = work
         self._ranks.forget()
         failed: Cause | None = None

@@ -25,7 +25,7 @@ from megatron_ft.launcher.processes.health_command import FINISHED_FLAG, HealthC
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
 from megatron_ft.launcher.processes.worker import Ranks, Spawner, Worker
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.layout import CollectiveCounts
@@ -201,29 +201,29 @@ class NodeRanks:
         for local_rank in self._workers:
             self._monitors[local_rank].state_written(value)
 
-    def act(self, effect: effects.ToRanks) -> None:
+    def act(self, effect: events.ToRanks) -> None:
         """Carry out an effect of the launcher's machine."""
         match effect:
-            case effects.OrderMonitor(local_rank, order):
+            case events.OrderMonitor(local_rank, order):
                 self._monitors[local_rank].order(order)
             case Release():
                 self._monitors.release(effect)
-            case effects.SignalRanks(local_ranks, number, whole_group):
+            case events.SignalRanks(local_ranks, number, whole_group):
                 workers = [self._workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(workers, number, whole_group=whole_group)
-            case effects.KeepEvidence(ended):
+            case events.KeepEvidence(ended):
                 words, stderr = self._words(ended.local_rank, ended.cycle), self._stderrs.get(ended.local_rank, "")
                 snapshot = self._monitors[ended.local_rank].reading(ended.cycle).snapshot
                 self._crash_evidence.keep(ended, words, snapshot=snapshot, stderr=stderr)
 
-    def terminate(self, work: effects.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
+    def terminate(self, work: events.TerminateRanks, end_rest: Callable[[], None]) -> Sequence[ProcessStat]:
         """Terminate the ranks as ordered, then call ``end_rest``. Return processes that couldn't be ended."""
         workers = list(self._workers.values())
-        if work.way is effects.TerminationMode.KILLED:
+        if work.way is events.TerminationMode.KILLED:
             self._termination.kill(workers)
             if work.leftover_grace_s is not None:
                 self._termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
-        elif work.way is effects.TerminationMode.FINISHED:
+        elif work.way is events.TerminationMode.FINISHED:
             self._termination.clear(workers, quietly=False)
         end_rest()
         return self._termination.still_there(workers)

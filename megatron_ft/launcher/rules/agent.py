@@ -1,33 +1,28 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
-``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order.
-`docs/design/agent.md` lists the phases and their transitions.
+``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. The phases are a
+table, (phase, what happens) -> next phase, which `docs/design/agent.md` has, too.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from signal import Signals
 from typing import TypeVar
 
 from megatron_ft.job.rules import actions as job
-from megatron_ft.job.rules.actions import Say
-from megatron_ft.job.rules.messages import End, Goodbye, Ready, Shutdown, Verdict
+from megatron_ft.job.rules.messages import End, Goodbye, NodeUnfit, Ready, Shutdown, Verdict
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.launcher.rules import cycle_lines, effects, events
-from megatron_ft.launcher.rules.conclusion import EndOfCycle, LeaveReason, report
+from megatron_ft.launcher.rules import conclusion, cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
-from megatron_ft.launcher.rules.effects import Effect, Exit, LauncherExit, Write
-from megatron_ft.launcher.rules.health import HealthGate
-from megatron_ft.launcher.rules.job_line_printer import JobLinePrinter
+from megatron_ft.launcher.rules.events import Effect, Exit, LauncherExit, Write
 from megatron_ft.launcher.rules.node_cycle import Downtime, NodeCycle
-from megatron_ft.launcher.rules.phases import TRANSITIONS, AgentPhase, PhaseEvent
-from megatron_ft.launcher.rules.rank_shutdown import RankShutdown
-from megatron_ft.launcher.rules.turn import Options, Turn
+from megatron_ft.launcher.rules.turn import JobLinePrinter, Options, Turn
 from megatron_ft.link.base import state_table
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.times import earliest
+from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import (
     Abandoned,
     Cause,
@@ -42,6 +37,130 @@ from megatron_ft.link.facts.launcher import (
 from megatron_ft.records.rules.metrics import NodeActivity
 
 P = TypeVar("P", bound=LauncherPart)
+_FIRST_S = 2.0
+_LONGEST_S = 60.0
+_SHOWN = 200
+
+
+class AgentPhase(enum.Enum):
+    """Phase of the launcher; ``activity``: as metrics show it."""
+
+    def __init__(self, _name: str, activity: NodeActivity) -> None:
+        self.activity = activity
+
+    JOINING = "joining", NodeActivity.WAITING
+    CHECKING = "checking", NodeActivity.WAITING
+    """The health command runs."""
+    ASIDE = "aside", NodeActivity.UNFIT
+    READY = "ready", NodeActivity.WAITING
+    STARTING = "starting", NodeActivity.WAITING
+    RUNNING = "running", NodeActivity.TRAINING
+    ENDING = "ending", NodeActivity.ENDING
+    """Ranks are given time to end by themselves."""
+    TERMINATING = "terminating", NodeActivity.ENDING
+    JUDGING = "judging", NodeActivity.ENDING
+    """Why the cycle has ended isn't known yet."""
+    DONE = "done", NodeActivity.ENDED
+    """No rank is left, and not all nodes know yet how the job has ended."""
+    LEAVING = "leaving", NodeActivity.LEAVING
+    """The node has said goodbye, and waits until the others have received it."""
+    EXCLUDED = "excluded", NodeActivity.LEAVING
+    """The others go on without this node; the launcher waits for the end of the job."""
+    OVER = "over", NodeActivity.ENDED
+
+
+class PhaseEvent(enum.Enum):
+    """Events that move the agent from one phase to the next; the values appear in `docs/design/agent.md`."""
+
+    CHECK_DUE = "the health command is due"
+    FIT = "the node is fit, or there is no health command"
+    UNFIT = "the health command failed"
+    BEGIN = "`Begin`"
+    STARTED = "`RanksStarted`"
+    NOT_STARTED = "`NotStarted`: the cycle is over, or the nodes can't meet"
+    START_GIVEN_UP = "`NotStarted`: the launcher was asked to stop"
+    CYCLE_ENDS = "the cycle ends, a signal comes, or a rank asks to exclude the node"
+    RANKS_DUE = "ranks have ended, or their time is over"
+    RANKS_ENDED = "`RanksEnded`"
+    RESTART = "another cycle follows"
+    NO_RESTART = "no cycle follows, as far as is known"
+    GOODBYE = "the node leaves the job"
+    LEFT_OUT = "`LeftOut`"
+    OVER = "`Leave`, or no answer to the goodbye"
+
+
+_P, _E = AgentPhase, PhaseEvent
+_LEAVES = {_E.GOODBYE: _P.LEAVING, _E.OVER: _P.OVER}
+TRANSITIONS = {
+    (phase, event): after
+    for phase, row in {
+        _P.JOINING: {_E.CHECK_DUE: _P.CHECKING, _E.FIT: _P.READY, **_LEAVES},
+        _P.CHECKING: {_E.FIT: _P.READY, _E.UNFIT: _P.ASIDE, **_LEAVES},
+        _P.ASIDE: {_E.CHECK_DUE: _P.CHECKING, **_LEAVES},
+        _P.READY: {_E.BEGIN: _P.STARTING, **_LEAVES},
+        _P.STARTING: {_E.STARTED: _P.RUNNING, _E.NOT_STARTED: _P.RUNNING, _E.START_GIVEN_UP: _P.JOINING},
+        _P.RUNNING: {_E.CYCLE_ENDS: _P.ENDING},
+        _P.ENDING: {_E.RANKS_DUE: _P.TERMINATING},
+        _P.TERMINATING: {_E.RANKS_ENDED: _P.JUDGING},
+        _P.JUDGING: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, _E.GOODBYE: _P.LEAVING},
+        _P.DONE: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, **_LEAVES},
+        _P.LEAVING: {_E.GOODBYE: _P.LEAVING, _E.LEFT_OUT: _P.EXCLUDED, _E.OVER: _P.OVER},
+        _P.EXCLUDED: _LEAVES,
+    }.items()
+    for event, after in row.items()
+}
+state_table.check(TRANSITIONS, first=_P.JOINING, last=_P.OVER)
+
+
+class HealthGate:
+    """Checks of this node between two cycles."""
+
+    def __init__(self) -> None:
+        self.retry_ns = 0
+        """Time of the next check."""
+        self.failures = 0
+        self._last = ""
+        self._while_running = ""
+        """How the last check beside ranks failed; empty if it did not."""
+
+    def take_result(self, event: NodeHealth, turn: Turn) -> bool:
+        """Log and report the result of a check. Return True if the node is fit."""
+        turn.do(Write(event))
+        if event.good:
+            if self.failures:
+                turn.say(f"node health check passed after {counted(self.failures, 'failure')}: joining")
+            return True
+        self.failures += 1
+        if self.failures == 1:
+            turn.do(NodeUnfit(event.text))
+        delay_s = retry_delay_s(self.failures)
+        # ever less often, if it is like the one before
+        if event.text != self._last or self.failures & (self.failures - 1) == 0:
+            turn.say(f"node health check failed: {_failed(event)}; retrying in {delay_s:g} s")
+        self._last, self.retry_ns = event.text, turn.now_ns + round(delay_s * 1e9)
+        return False
+
+    def take_result_while_running(self, event: NodeHealth, turn: Turn) -> None:
+        """Log and report the result of a check beside ranks, which run on whatever it says."""
+        turn.do(Write(event))
+        before, self._while_running = self._while_running, "" if event.good else event.text
+        if event.good and before:
+            turn.say("node health check passed again while ranks run")
+        elif not event.good and event.text != before:
+            turn.say(
+                f"node health check failed while ranks run: {_failed(event)}; "
+                "ranks run on; the node joins no round while it fails"
+            )
+
+
+def _failed(event: NodeHealth) -> str:
+    shown = event.last_line if len(event.last_line) <= _SHOWN else f"{event.last_line[: _SHOWN - 3]}..."
+    return f"{event.text} ({shown})" if shown else event.text
+
+
+def retry_delay_s(failures: int) -> float:
+    """Return the seconds until the next check, after this many failures in a row."""
+    return float(min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10)))
 
 
 class Agent:
@@ -72,22 +191,23 @@ class Agent:
         """Time of the next health check beside ranks."""
         self._cycles = 0
         self._downtime: Downtime | None = None
-        self._leaving = LeaveReason()
+        self._leaving = conclusion.LeaveReason()
         self._outcome = Outcome.STOPPED
-        self._ending: RankShutdown | None = None
+        self._ending: conclusion.RankShutdown | None = None
         self._ending_ns: int | None = None
         self._ended_well = False
         """True if all ranks of the last cycle ended with 0."""
         self._stuck = ""
         """Processes of the node's ranks that can't be killed, in words."""
-        self._known: EndOfCycle | None = None
+        self._verdict: Verdict | None = None
+        """Verdict by which the last cycle was concluded."""
         for part in parts:
             part.begin(self.cycle, self._turn)
 
     def handle(self, event: events.Event, now_ns: int, seen: events.Readings) -> list[Effect]:
-        """Return what is to be done. At most one effect is an `effects.Work`; the next one follows after its result."""
+        """Return what is to be done. At most one effect is an `events.Work`; the next one follows after its result."""
         runs = self.phase in (AgentPhase.STARTING, AgentPhase.RUNNING) and not self._orders.is_over
-        self._turn = Turn(
+        turn = self._turn = Turn(
             now_ns=now_ns,
             seen=seen,
             printer=self._printer,
@@ -96,14 +216,16 @@ class Agent:
         )
         self._do(*self._printer.hear(event))
         self._hear(event)
-        self.cycle.tick(self._turn)
+        if self._downtime is not None and self._downtime.report_end(self.cycle, turn):
+            self._downtime = None
+        self.cycle.tick(turn)
         for part in self._parts:
-            part.tick(self._turn, is_stopping=bool(self._leaving.signals))
+            part.tick(turn, is_stopping=bool(self._leaving.signals))
         before = None
         while before is not self.phase:
             before = self.phase
             self._go_on()
-        return self._turn.effects
+        return turn.effects
 
     @property
     def alarm_ns(self) -> int | None:
@@ -147,19 +269,23 @@ class Agent:
     # -- what happens -----------------------------------------------------------------------------------------
 
     def _hear(self, event: events.Event) -> None:
-        turn = self._turn
+        turn, leaving = self._turn, self._leaving
         match event:
-            case events.StopAsked():
-                self._leaving.asked(event)
+            case events.Tick() | job.PrintsJobLines():
+                pass
+            case events.StopAsked(number, again):
+                leaving.signals.append(number)
+                leaving.hurry = leaving.hurry or (number if again else None)
                 if self.phase is AgentPhase.ENDING and self._ending is not None:
-                    self._ending.stop_asked([event.number], self._leaving.hurry, turn)
+                    self._ending.stop_asked([number], turn)
             case events.Continued():
                 for part in self._parts:
                     part.continued(turn.now_ns)
-            case Abandoned(text=text) if not self._leaving.abandoned:
-                self._leaving.asked(event)
-                turn.say(f"{text}: terminating the ranks of this node and leaving the job")
-                turn.write(event)
+            case Abandoned(text=text):
+                if not leaving.abandoned:
+                    leaving.abandoned = text
+                    turn.say(f"{text}: terminating the ranks of this node and leaving the job")
+                    turn.write(event)
             case NodeHealth():
                 self._checked(event)
             case WorkloadControl():
@@ -170,14 +296,12 @@ class Agent:
                 turn.write(event)
             case _:
                 self._hear_of_ranks(event)
-        if self._downtime is not None and self._downtime.report_end(self.cycle, turn):
-            self._downtime = None
 
     def _hear_of_ranks(self, event: events.Event) -> None:
-        turn = self._turn
+        turn, cycle = self._turn, self.cycle
         match event:
             case events.RanksMet():
-                self.cycle.met(event, turn.now_ns)
+                cycle.met(event, turn.now_ns)
             case events.RanksStarted():
                 self._ranks_started()
             case events.NotStarted(cause):
@@ -187,24 +311,28 @@ class Agent:
             case events.RanksEnded():
                 self._ranks_ended(event)
             case RankStarted():
-                self.cycle.started[event.local_rank] = event
+                cycle.started[event.local_rank] = event
             case RankExited():
-                self.cycle.exited(event, turn)
+                cycle.exited(event, turn)
             case events.MonitorReport(local_rank, report):
-                self.cycle.hear_monitor(local_rank, report, turn)
+                cycle.hear_monitor(local_rank, report, turn)
                 for part in self._parts:
                     part.hear_monitor(local_rank, report, turn)
-            case events.Tick() | job.PrintsJobLines() | Abandoned():
-                pass
             case _:
-                self._hear_by_parts(event)
+                hearers = [part for part in self._parts if isinstance(event, part.HEARS)]
+                for part in hearers:
+                    part.hear(event, turn)
+                if not hearers:
+                    state_table.unlisted(f"no part of the launcher takes {event}")
 
-    def _hear_by_parts(self, event: events.Event) -> None:
-        hearers = [part for part in self._parts if isinstance(event, part.HEARS)]
-        for part in hearers:
-            part.hear(event, self._turn)
-        if not hearers:
-            state_table.unlisted(f"no part of the launcher takes {event}")
+    def _requested(self, request: WorkloadControl) -> None:
+        self._turn.write(request)
+        if request.action == WorkloadAction.Continue.name or self._orders.taken is None:
+            self._turn.say(request.text)
+            return
+        self.cycle.requested(request)
+        if request.action == WorkloadAction.ShutdownWorkload.name:
+            self._do(Shutdown(request.text, request.rank))
 
     def _checked(self, health: NodeHealth) -> None:
         if self.phase is AgentPhase.RUNNING:
@@ -221,35 +349,26 @@ class Agent:
         interval_s, now_ns = self._options.health_interval_s, self._turn.now_ns
         self._next_check_ns = None if interval_s is None else now_ns + round(interval_s * 1e9)
 
-    def _requested(self, request: WorkloadControl) -> None:
-        self._turn.write(request)
-        if request.action == WorkloadAction.Continue.name or self._orders.taken is None:
-            self._turn.say(request.text)
-            return
-        self.cycle.requested(request)
-        if request.action == WorkloadAction.ShutdownWorkload.name:
-            self._do(Shutdown(request.text, request.rank))
-
     def _go_on(self) -> None:
-        left = self._orders.left
+        left, ending, turn = self._orders.left, self._ending, self._turn
         match self.phase:
             case AgentPhase.JOINING | AgentPhase.CHECKING | AgentPhase.ASIDE | AgentPhase.READY:
                 self._between()
             case AgentPhase.RUNNING:
                 self._run()
-            case AgentPhase.ENDING if self._ending is not None and self._ending.is_over(self._turn.now_ns):
+            case AgentPhase.ENDING if ending is not None and ending.is_over(turn.now_ns):
                 self._move(PhaseEvent.RANKS_DUE)
-                self._do(self._ending.order(self._turn.now_ns))
+                self._do(ending.order(turn.now_ns))
             case AgentPhase.JUDGING:
                 self._wait_for_verdict()
             case AgentPhase.DONE if self._leaving.signals:
                 self._stop()
             case AgentPhase.DONE:
                 self._wait_for_the_end()
-            case AgentPhase.LEAVING if self._leaving.is_excluded:
+            case AgentPhase.LEAVING if self._leaving.goodbye is not None and self._leaving.goodbye.excluded:
                 self._leave_excluded(left)
             case AgentPhase.LEAVING if left is not None:
-                self._over(self._leaving.over())
+                self._over(conclusion.leave(self._leaving))
             case AgentPhase.EXCLUDED if left is not None:
                 self._over(LauncherExit(Exit.STAYED, left.code, left.text))
             case AgentPhase.EXCLUDED if self._leaving.is_due:
@@ -264,6 +383,7 @@ class Agent:
 
     def _between(self) -> None:
         left = self._orders.left
+        is_due = self.phase is AgentPhase.ASIDE and self._turn.now_ns >= self._health.retry_ns
         if self._leaving.is_due:
             self._stop(well=self._orders.stands_by)
         elif left is not None and left.code == 1 and left.text:
@@ -274,11 +394,9 @@ class Agent:
             self._over(LauncherExit(Exit.LEFT, left.code, text))
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
-        elif self.phase is AgentPhase.JOINING or (
-            self.phase is AgentPhase.ASIDE and self._turn.now_ns >= self._health.retry_ns
-        ):
+        elif self.phase is AgentPhase.JOINING or is_due:
             self._move(PhaseEvent.CHECK_DUE)
-            self._do(effects.CheckHealth())
+            self._do(events.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.has_begun:
             decision = self._orders.take().decision
             self._move(PhaseEvent.BEGIN)
@@ -286,7 +404,7 @@ class Agent:
             self.cycle = NodeCycle(decision, self._parts, now_ns=self._turn.now_ns)
             for part in self._parts:
                 part.begin(self.cycle, self._turn)
-            self._do(effects.StartRanks(self.restarts_left, decision))
+            self._do(events.StartRanks(self.restarts_left, decision))
 
     def _get_ready(self) -> None:
         self._move(PhaseEvent.FIT)
@@ -323,7 +441,7 @@ class Agent:
 
     def _run(self) -> None:
         if self._leaving.signals:
-            self._end_ranks(Outcome.STOPPED, signals=self._leaving.signals)
+            self._end_ranks(Outcome.STOPPED)
         elif self._leaving.abandoned:
             self._report(NodeState.LOST, Cause(text=self._leaving.abandoned))
             self._end_ranks(Outcome.STOPPED)
@@ -337,11 +455,11 @@ class Agent:
                 self._end_ranks(self._orders.outcome)
             elif self._next_check_ns is not None and self._turn.now_ns >= self._next_check_ns:
                 self._next_check_ns = None
-                self._do(effects.CheckHealth())
+                self._do(events.CheckHealth())
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
         if self._orders.may_be_news(state, is_mixed=self.cycle.mixed is not None):
-            now = report(self.cycle, state, cause, self._turn.seen)
+            now = conclusion.report(self.cycle, state, cause, self._turn.seen)
             if self._orders.report(now):
                 self._do(now, *([] if self._orders.is_over else self._printer.failed(now)))
 
@@ -353,8 +471,8 @@ class Agent:
 
     # -- its end ----------------------------------------------------------------------------------------------
 
-    def _end_ranks(self, outcome: Outcome, signals: Sequence[Signals] = ()) -> None:
-        """End the ranks of this node; ``signals`` are those that asked for it."""
+    def _end_ranks(self, outcome: Outcome) -> None:
+        """End the ranks of this node."""
         self._move(PhaseEvent.CYCLE_ENDS)
         self._outcome, self._ending_ns = outcome, self._turn.now_ns
         if outcome is Outcome.EXCLUDED:
@@ -362,11 +480,11 @@ class Agent:
         for part in self._parts:
             part.ending(self._turn)
         self._report_own_failure()
-        if signals:
-            self._do(effects.TellStop(len(self.cycle.running)))
-        end = self._orders.end
-        self._ending = RankShutdown(self._options, self.cycle, outcome, end, self._turn, by_signals=bool(signals))
-        self._ending.stop_asked(self._leaving.signals, self._leaving.hurry, self._turn)
+        if self._leaving.signals:
+            self._do(events.TellStop(len(self.cycle.running)))
+        self._ending = conclusion.RankShutdown(
+            self._options, self.cycle, outcome, self._orders, self._leaving, self._turn
+        )
 
     def _ranks_ended(self, event: events.RanksEnded) -> None:
         self._move(PhaseEvent.RANKS_ENDED)
@@ -383,45 +501,46 @@ class Agent:
 
     def _wait_for_verdict(self) -> None:
         """Wait for the verdict on the cycle; none comes if this node leaves, or the others have lost it."""
-        orders = self._orders
-        leaves = self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and self._leaving.is_due)
-        if leaves:
+        orders, leaves = self._orders, self._leaving.is_due
+        if self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and leaves):
             self._conclude(None)
-        elif orders.is_lost or orders.verdict is not None or orders.left is not None or self._leaving.is_due:
+        elif orders.is_lost or orders.verdict is not None or orders.left is not None or leaves:
             self._conclude(orders.verdict)
 
     def _conclude(self, verdict: Verdict | None) -> None:
-        cycle, orders = self.cycle, self._orders
+        cycle, orders, leaving = self.cycle, self._orders, self._leaving
+        self._verdict = verdict
         if self._outcome in (Outcome.FAILED, Outcome.MEMBERSHIP):  # requests of ranks that arrived last
             if cycle.shutdown_request is not None:
                 self._outcome = Outcome.STOPPED
             elif cycle.exclude_request is not None:
                 self._outcome = Outcome.EXCLUDED
-        known = self._known = EndOfCycle(cycle, orders, verdict, self._leaving, self.restarts_left)
         if self._outcome is Outcome.SUCCEEDED:
             self._tell_end(RestartDecision(action=Action.FINISH, restarts_left=self.restarts_left, reason=""), None)
             self._finish_part()
             return
         if self._outcome is Outcome.EXCLUDED:
-            self._say_goodbye(self._leaving.leave_out(cycle.request_cause(), ""))
+            self._say_goodbye(leaving.leave_out(cycle.request_cause(), ""))
             return
-        if self._leaving.signals:
-            self._do(effects.TellStop(0))
-        decision, cause = known.conclude(self._outcome)
+        if leaving.signals:
+            self._do(events.TellStop(0))
+        decision, cause = conclusion.conclude(
+            cycle, orders, verdict, leaving, outcome=self._outcome, restarts_left=self.restarts_left
+        )
         if self._stuck and decision.action is Action.RESTART:
             # new ranks would need what the stuck processes hold: devices, memory, ports
-            self._say_goodbye(self._leaving.leave_out(cause, self._stuck))
+            self._say_goodbye(leaving.leave_out(cause, self._stuck))
             return
         if verdict is not None and verdict.node == orders.place:
             for part in self._parts:
                 part.blamed(cause, self._turn)
         self._tell_end(decision, cause)
-        if self._leaving.is_due:
+        if leaving.is_due:
             self._stop()
         elif decision.action is Action.GIVE_UP:
             self._finish_part()
         else:
-            self._do(effects.CycleRetrying())
+            self._do(events.CycleRetrying())
             self._join()
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
@@ -441,9 +560,8 @@ class Agent:
             self._downtime = Downtime(cycle, self._turn)
             line = cycle_lines.cycle_ended(cycle.cycle, cause, decision, self._outcome, self._options.max_restarts)
             # for this node alone, as far as it knows: no other node explains it
-            known, leaving = self._known, self._leaving
-            is_own = known is None or known.verdict is None or leaving.is_due or leaving.goodbye is not None
-            self._do(*([Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
+            is_own = self._verdict is None or self._leaving.is_due or self._leaving.goodbye is not None
+            self._do(*([job.Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
         self._do(Write(ended))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
@@ -455,26 +573,25 @@ class Agent:
 
     def _wait_for_the_end(self) -> None:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
-        known, left = self._known, self._orders.left
-        assert known is not None
+        verdict, orders, left = self._verdict, self._orders, self._orders.left
         cause = None if self.ended is None else self.ended.cause
         if left is not None and cause is not None:
-            self._over(known.finish(cause, left, is_min_healthy=self._options.min_healthy))
+            is_min_healthy = self._options.min_healthy
+            self._over(conclusion.finish(self.cycle, orders, verdict, cause, left, min_healthy=is_min_healthy))
         elif left is not None:
-            text = "" if known.verdict is None else known.verdict.cause.text
-            over = LauncherExit(Exit.SUCCEEDED, 0, verdict=known.verdict)
-            self._over(over, text or cycle_lines.run_finished(self._cycles))
-        elif self._orders.has_begun:
+            text = "" if verdict is None else verdict.cause.text
+            over = LauncherExit(Exit.SUCCEEDED, 0, verdict=verdict)
+            self._over(over, text or f"all ranks finished after {counted(self._cycles, 'cycle')}")
+        elif orders.has_begun:
             self._join()
-        elif (again := self._orders.verdict) is not None and again != known.verdict:
-            if again.decision.action is Action.RESTART:  # of another leader, which didn't know of the first one
-                self._outcome = again.outcome
-                self._conclude(again)
+        elif (again := orders.verdict) is not None and again != verdict and again.decision.action is Action.RESTART:
+            self._outcome = again.outcome  # of another leader, which didn't know of the first one
+            self._conclude(again)
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
         if self._leaving.signals:
-            self._do(effects.TellStop(0))
+            self._do(events.TellStop(0))
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:

@@ -1,4 +1,4 @@
-"""The end of a cycle: its cause, this launcher's next act, and the end of its part in the job. Pure.
+"""The end of a cycle: how its ranks end, its cause, this launcher's next act, and the end of its part in the job. Pure.
 
 The coordinator's verdict is the same on all nodes. A node leaves the others by itself if its launcher was asked to
 stop, if one of its ranks has asked for that, or if its ranks can't be killed.
@@ -7,7 +7,8 @@ stop, if one of its ranks has asked for that, or if its ranks can't be killed.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -15,55 +16,43 @@ from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules.actions import Leave
 from megatron_ft.job.rules.messages import Goodbye, Report, Verdict
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
-from megatron_ft.launcher.rules import cycle_lines
+from megatron_ft.launcher.rules import cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
-from megatron_ft.launcher.rules.effects import Exit, LauncherExit
-from megatron_ft.launcher.rules.events import Readings, StopAsked
+from megatron_ft.launcher.rules.events import Exit, LauncherExit, Readings, TerminateRanks, TerminationMode
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
-from megatron_ft.link.facts.launcher import Abandoned, Cause, CauseKind
+from megatron_ft.launcher.rules.turn import Options, Turn
+from megatron_ft.link.base.escalation import GRACE_S
+from megatron_ft.link.facts.launcher import Cause, CauseKind
+
+_MONITOR_ENDS_S = GRACE_S + 1.0
+"""Time for a monitor to end its rank: a signal at once, SIGKILL after the grace."""
 
 
+@dataclass
 class LeaveReason:
     """Reason why this launcher leaves the job before its end, its message to the others, and its own end."""
 
-    def __init__(self) -> None:
-        self.signals: list[signal.Signals] = []
-        """Signals that have asked the launcher to stop."""
-        self.hurry: signal.Signals | None = None
-        """Signal of the second request."""
-        self.abandoned = ""
-        """Why the launcher can't go on where it is, in words; empty if it can."""
-        self.goodbye: Goodbye | None = None
-        self.cause: Cause | None = None
-        """Why this node is left out."""
-        self.stuck = ""
-        """Processes for which it is left out, in words; empty if a rank asked for it."""
-
-    def asked(self, event: StopAsked | Abandoned) -> None:
-        """Note a signal that asks the launcher to stop, or why it can't go on where it is."""
-        if isinstance(event, Abandoned):
-            self.abandoned = event.text
-            return
-        self.signals.append(event.number)
-        if event.again:
-            self.hurry = self.hurry or event.number
+    signals: list[signal.Signals] = field(default_factory=list)
+    """Signals that have asked the launcher to stop."""
+    hurry: signal.Signals | None = None
+    """Signal of the second request."""
+    abandoned: str = ""
+    """Why the launcher can't go on where it is, in words; empty if it can."""
+    goodbye: Goodbye | None = None
+    cause: Cause | None = None
+    """Why this node is left out."""
+    stuck: str = ""
+    """Processes for which it is left out, in words; empty if a rank asked for it."""
 
     @property
     def is_due(self) -> bool:
         """True if the launcher leaves of its own accord."""
         return bool(self.signals or self.abandoned)
 
-    @property
-    def is_excluded(self) -> bool:
-        """True if the others were told that this node is left out."""
-        return self.goodbye is not None and self.goodbye.excluded
-
     def take_leave(self, *, well: bool) -> Goodbye:
         """Leave, and return the goodbye. ``well``: every rank of this node that has ended did so with 0."""
-        if self.signals:
-            self.goodbye = Goodbye(f"its launcher received {self.signals[0].name}", well=well)
-        else:
-            self.goodbye = Goodbye(self.abandoned, failed=True)
+        text = f"its launcher received {self.signals[0].name}" if self.signals else self.abandoned
+        self.goodbye = Goodbye(text, well=well and bool(self.signals), failed=not self.signals)
         return self.goodbye
 
     def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
@@ -73,18 +62,88 @@ class LeaveReason:
         self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
         return self.goodbye
 
-    def over(self) -> LauncherExit:
-        """Return the end of a launcher that leaves of its own accord."""
-        assert self.goodbye is not None
-        if self.signals:
-            return stopped(self.signals[0], self.goodbye.well)
-        return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
-
 
 def stopped(number: int, well: bool) -> LauncherExit:
     """Return the end of a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
     text = cycle_lines.stopped(signal.Signals(number).name, [] if well else ["not all ranks exited with 0"])
     return LauncherExit(Exit.STOPPED, 128 + number if number == signal.SIGINT else 0 if well else 1, text)
+
+
+class RankShutdown:
+    """End of one cycle's ranks on this node: which get time to end by themselves, and what follows.
+
+    If they end because the launcher was asked to stop, they get the signals. A Python rank alone gets each: its
+    data-loader workers would die of it and take the last checkpoint with them. Another command may be a wrapper that
+    passes no signals on, so its whole group gets it. After a second request no rank is waited for any more.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        cycle: NodeCycle,
+        outcome: Outcome,
+        orders: CoordinatorView,
+        leaving: LeaveReason,
+        turn: Turn,
+    ) -> None:
+        self._options, self._cycle, self._outcome = options, cycle, outcome
+        self._end, self._leaving = orders.end, leaving
+        self._by_signals = outcome is Outcome.STOPPED and bool(leaving.signals)
+        self._was_hurried = False
+        self._awaited, patience_s = self._patience(turn)
+        self.alarm_ns = turn.now_ns + round(patience_s * 1e9)
+        """Time at which ``is_over`` is True in any case."""
+        self.stop_asked(leaving.signals, turn)
+
+    def _patience(self, turn: Turn) -> tuple[Set[int], float]:
+        """Return the ranks to wait for, and the seconds."""
+        cycle, options = self._cycle, self._options
+        request = cycle.shutdown_request or cycle.exclude_request
+        if self._by_signals:
+            return cycle.running, options.term_timeout_s
+        if self._outcome is Outcome.FAILED and not (self._end and self._end.by_themselves and not cycle.hung):
+            # hung ranks get only the signal that the user chose for hangs, from their monitors
+            dues = [grace.due_s - turn.now_s for grace in cycle.hung.values()]
+            return set(cycle.hung), min([_MONITOR_ENDS_S, *dues])
+        if self._outcome in (Outcome.FAILED, Outcome.SUCCEEDED):
+            # all are ending of their own accord, and one may still write down that the checkpoint is complete; or ranks
+            # left where others failed are about to finish, like those of other nodes
+            return cycle.running, options.stop_timeout_s
+        if self._outcome is not Outcome.MEMBERSHIP and request is not None:
+            # the requesting rank may have output on its way out: a traceback, a message
+            asking = {lr for lr, started in cycle.started.items() if started.pid == request.pid}
+            return asking or cycle.running, options.stop_timeout_s
+        return set(), 0.0
+
+    def stop_asked(self, numbers: Sequence[signal.Signals], turn: Turn) -> None:
+        """Pass a request to stop on to the ranks, if they end because of it."""
+        hurry = self._leaving.hurry
+        if self._by_signals and hurry is None:
+            running = sorted(self._cycle.running)
+            turn.do(*(events.SignalRanks(running, number, not self._options.ranks_are_python) for number in numbers))
+        elif self._by_signals and hurry is not None and not self._was_hurried:
+            turn.say(f"received {hurry.name} again: killing the ranks")
+        self._was_hurried = hurry is not None
+
+    def is_over(self, now_ns: int) -> bool:
+        """Return True if no rank is to be waited for any more."""
+        awaited, is_hurried = self._awaited & self._cycle.running, self._was_hurried
+        if self._outcome is Outcome.FAILED:
+            awaited = {local_rank for local_rank in awaited if signal.SIGKILL not in self._cycle.signalled[local_rank]}
+            is_hurried = bool(self._leaving.signals)  # hung ranks get only the time for their monitors to end them
+        return not awaited or is_hurried or now_ns >= self.alarm_ns
+
+    def order(self, now_ns: int) -> TerminateRanks:
+        """Return the termination order, once ``is_over``."""
+        options = self._options
+        is_quick = self._outcome is Outcome.FAILED and self._end is not None and self._end.restarts
+        grace_s = options.restart_grace_s if is_quick else options.stop_timeout_s
+        if self._by_signals:
+            # a wrapper may have died of the signal at once; its children have the same time
+            left_s = None if options.ranks_are_python else max(0.0, (self.alarm_ns - now_ns) / 1e9)
+            return TerminateRanks(TerminationMode.KILLED, grace_s, left_s)
+        way = TerminationMode.FINISHED if self._outcome is Outcome.SUCCEEDED else TerminationMode.TERMINATED
+        return TerminateRanks(way, grace_s)
 
 
 def report(cycle: NodeCycle, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
@@ -102,61 +161,61 @@ def report(cycle: NodeCycle, state: NodeState, cause: Cause | None, seen: Readin
     )
 
 
-@dataclass(frozen=True)
-class EndOfCycle:
-    """Facts at the end of a cycle.
+def conclude(
+    cycle: NodeCycle,
+    orders: CoordinatorView,
+    verdict: Verdict | None,
+    leaving: LeaveReason,
+    *,
+    outcome: Outcome,
+    restarts_left: int,
+) -> tuple[RestartDecision, Cause]:
+    """Return the decision after a cycle that hasn't ended well, and its cause.
 
-    Args:
-        verdict: the coordinator's; None if this node has left, or the others have lost it.
-        leaving: requests to stop, or the launcher's reason to leave.
+    ``verdict``: the coordinator's; None if this node has left, or the others have lost it.
     """
-
-    cycle: NodeCycle
-    orders: CoordinatorView
-    verdict: Verdict | None
-    leaving: LeaveReason
-    restarts_left: int
-
-    def conclude(self, outcome: Outcome) -> tuple[RestartDecision, Cause]:
-        """Return the decision after a cycle that hasn't ended well, and its cause."""
-        cycle, orders, leaving, verdict = self.cycle, self.orders, self.leaving, self.verdict
-        stops = RestartDecision(action=Action.GIVE_UP, restarts_left=self.restarts_left, reason="not restarting")
-        if verdict is not None:
-            if outcome is Outcome.STOPPED and cycle.shutdown_request is not None:
-                return stops, cycle.request_cause()
-            decision = verdict.decision
-            if decision.action is Action.RESTART and leaving.is_due:
-                decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
-            return decision, self._cause(verdict)
-        if leaving.signals:
-            text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
-            return stops, Cause(kind=CauseKind.REQUEST, text=text)
-        if leaving.abandoned:
-            return stops, Cause(text=leaving.abandoned)
-        if orders.left is not None:
-            return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
-        follows = "reconnecting to the job" if orders.is_cut_off else "on standby"
-        again = RestartDecision(action=Action.RESTART, restarts_left=self.restarts_left, reason=follows)
-        return again, Cause(text=orders.lost if orders.is_cut_off else cycle_lines.taken_for_lost(orders.lost))
-
-    def _cause(self, verdict: Verdict) -> Cause:
-        """Return the verdict's cause, in this node's own, more detailed words if it reported it."""
-        cycle, told = self.cycle, self.orders.told
-        if verdict.node == self.orders.place and told is not None and verdict.cause.text == told.cause.text:
+    stops = RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason="not restarting")
+    if verdict is not None:
+        if outcome is Outcome.STOPPED and cycle.shutdown_request is not None:
+            return stops, cycle.request_cause()
+        decision, told = verdict.decision, orders.told
+        if decision.action is Action.RESTART and leaving.is_due:
+            decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
+        if verdict.node == orders.place and told is not None and verdict.cause.text == told.cause.text:
+            # this node has reported it, and knows more
             if cycle.failed or cycle.found is not None:
-                return replace(cycle.cause(), host=verdict.cause.host)
+                return decision, replace(cycle.cause(), host=verdict.cause.host)
             if cycle.exclude_request is not None:
-                return replace(cycle.request_cause(), host=verdict.cause.host)
-        return verdict.cause_for(self.orders.place)
+                return decision, replace(cycle.request_cause(), host=verdict.cause.host)
+        return decision, verdict.cause_for(orders.place)
+    if leaving.signals:
+        text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
+        return stops, Cause(kind=CauseKind.REQUEST, text=text)
+    if leaving.abandoned:
+        return stops, Cause(text=leaving.abandoned)
+    if orders.left is not None:
+        return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
+    follows = "reconnecting to the job" if orders.is_cut_off else "on standby"
+    again = replace(stops, action=Action.RESTART, reason=follows)
+    return again, Cause(text=orders.lost if orders.is_cut_off else cycle_lines.taken_for_lost(orders.lost))
 
-    def finish(self, cause: Cause, left: Leave, *, is_min_healthy: bool) -> LauncherExit:
-        """Return the end of a job whose last cycle has failed."""
-        verdict, told = self.verdict, self.orders.told
-        if verdict is None:
-            return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
-        # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
-        is_ours = verdict.cause.rank in self.cycle.ranks or verdict.node == self.orders.place
-        if is_min_healthy:
-            is_ours = told is not None and told.state is NodeState.UNHEALTHY
-        is_ours = is_ours and bool(self.cycle.failed) and verdict.outcome is not Outcome.STOPPED
-        return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
+
+def finish(
+    cycle: NodeCycle, orders: CoordinatorView, verdict: Verdict | None, cause: Cause, left: Leave, *, min_healthy: bool
+) -> LauncherExit:
+    """Return the end of a job whose last cycle has failed."""
+    if verdict is None:
+        return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
+    # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
+    is_ours = verdict.cause.rank in cycle.ranks or verdict.node == orders.place
+    if min_healthy:
+        is_ours = orders.told is not None and orders.told.state is NodeState.UNHEALTHY
+    is_ours = is_ours and bool(cycle.failed) and verdict.outcome is not Outcome.STOPPED
+    return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
+
+
+def leave(leaving: LeaveReason) -> LauncherExit:
+    """Return the end of a launcher that leaves of its own accord."""
+    if leaving.signals:
+        return stopped(leaving.signals[0], leaving.goodbye is not None and leaving.goodbye.well)
+    return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, leaving.abandoned)

@@ -37,10 +37,6 @@ def failed_here(cycle: int, text: str) -> str:
     return f"cycle {cycle}: {text}"
 
 
-def run_finished(cycles: int) -> str:
-    return f"all ranks finished after {counted(cycles, 'cycle')}"
-
-
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     """Format the first request to stop."""
     if not ranks:

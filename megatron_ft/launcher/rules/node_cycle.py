@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ from megatron_ft.diagnosis.root_cause import find
 from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.restart_policy import NodeState, Reached
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.rules.effects import KeepEvidence, Write
-from megatron_ft.launcher.rules.events import Readings
+from megatron_ft.launcher.rules.events import KeepEvidence, Readings, Write
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
@@ -81,7 +81,7 @@ class NodeCycle:
         """Places, in words, of ranks that the launcher itself found hung, by global rank."""
         self._hang_notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks found hung."""
-        self._signalled: dict[int, set[int]] = {}
+        self.signalled: dict[int, set[int]] = defaultdict(set)
         """Signals sent by monitors."""
         self._finished_late: set[int] = set()
         self._attached: dict[int, Attached] = {}
@@ -106,7 +106,7 @@ class NodeCycle:
         board = seen.boards[local_rank]
         if board is not None and board.first_step_at_ns:  # its monitor may not have read the board since
             self._first_steps.setdefault(local_rank, (board.first_iteration_at_ns, board.first_step_at_ns))
-        signals = {*event.signals_sent, *self._signalled.get(local_rank, ())}
+        signals = {*event.signals_sent, *self.signalled[local_rank]}
         if local_rank in self.hung and event.exitcode < 0:
             # the monitor signals right after its verdict; its report may arrive after the rank's exit
             signals |= {-event.exitcode}
@@ -133,7 +133,7 @@ class NodeCycle:
         if isinstance(report, Signalled):
             number = signal.Signals.__members__.get(report.signal, signal.SIGCONT)
             if local_rank in self.running and number != signal.SIGCONT:
-                self._signalled.setdefault(local_rank, set()).add(number)
+                self.signalled[local_rank].add(number)
         elif not self.has(local_rank, report.cycle):
             return
         elif isinstance(report, Attached):  # a script may reconnect after it has shut its monitoring down
@@ -278,10 +278,6 @@ class NodeCycle:
         late = [each for each, grace in self.hung.items() if each not in self.exits and turn.now_s >= grace.due_s]
         checked = [self.hung[each].check(turn.now_s, turn.seen.run_delays_ns[each]) for each in late]
         return any(checked)
-
-    def is_killed(self, local_rank: int) -> bool:
-        """Return True if the rank's monitor has sent it SIGKILL."""
-        return signal.SIGKILL in self._signalled.get(local_rank, ())
 
     @property
     def failed(self) -> list[RankExited]:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.messages import StockTaken
-from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect

@@ -24,7 +24,7 @@ from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation
-from megatron_ft.launcher.rules.job_line_printer import JobLinePrinter
+from megatron_ft.launcher.rules.turn import JobLinePrinter
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
 from tests.simulation.run import shrunk

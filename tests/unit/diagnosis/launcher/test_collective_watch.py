@@ -7,7 +7,7 @@ import pytest
 
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, observed
@@ -216,7 +216,7 @@ def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
         driven = watching(ends_for_collectives=True, min_healthy=True)
         driven.wait(TIMEOUT_S + 1.0)
         driven.hear(msgspec.structs.replace(REVIEW, rank=rank))
-        assert [each.local_ranks for each in driven.all_of(effects.SignalRanks)] == signalled
+        assert [each.local_ranks for each in driven.all_of(events.SignalRanks)] == signalled
         assert ended(driven) == []
     driven = watching(ends_for_collectives=True, min_healthy=True)
     driven.hear(REVIEW)

@@ -11,7 +11,7 @@ import pytest
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.learning.state import Configured
 from megatron_ft.link.facts.shared import RankHung
@@ -28,7 +28,7 @@ def started(ranks: int = 1, **options: object) -> Driven:
 
 def late(driven: Driven) -> list[tuple[object, object, object]]:
     """Rank, kind and seconds of each verdict of the launcher's."""
-    written = [each.record for each in driven.all_of(effects.Write) if isinstance(each.record, RankHung)]
+    written = [each.record for each in driven.all_of(events.Write) if isinstance(each.record, RankHung)]
     return [(verdict.rank, verdict.kind, verdict.elapsed_s) for verdict in written]
 
 
@@ -39,9 +39,9 @@ def test_rank_that_starts_late_is_terminated_then_killed() -> None:
     assert late(driven) == []
     driven.wait(0.2)
     assert late(driven) == [(10, "startup", 30.0)]
-    assert driven.all_of(effects.SignalRanks) == [effects.SignalRanks((1,), signal.SIGTERM)]
+    assert driven.all_of(events.SignalRanks) == [events.SignalRanks((1,), signal.SIGTERM)]
     driven.wait(5.0)
-    assert driven.all_of(effects.SignalRanks)[1:] == [effects.SignalRanks((1,), signal.SIGKILL)]
+    assert driven.all_of(events.SignalRanks)[1:] == [events.SignalRanks((1,), signal.SIGKILL)]
     driven.exits(1, -9)
     (report,) = driven.told[1:]
     assert isinstance(report, m.Report)
@@ -84,11 +84,11 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven = started(exit_timeout_s=20.0)
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
-    assert driven.orders(Collect) == [effects.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
+    assert driven.orders(Collect) == [events.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
     driven.wait(1.99)  # its monitor has two seconds
-    assert driven.all_of(effects.SignalRanks) == []
+    assert driven.all_of(events.SignalRanks) == []
     driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
-    assert driven.all_of(effects.SignalRanks) == [effects.SignalRanks((0,), signal.SIGKILL)]
+    assert driven.all_of(events.SignalRanks) == [events.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 
 

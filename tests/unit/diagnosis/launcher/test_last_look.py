@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.actions import Say
-from megatron_ft.launcher.rules import effects
+from megatron_ft.launcher.rules import events
 from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
 PROGRESS = "rank 20 has read or written 12.0 MB"
-CONFIRMED = [effects.OrderMonitor(0, ConfirmHang(0))]
+CONFIRMED = [events.OrderMonitor(0, ConfirmHang(0))]
 
 
 def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
@@ -27,7 +27,7 @@ def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
     return driven
 
 
-def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[effects.Effect]:
+def suspect(driven: Driven, local_rank: int = 0, **more: object) -> list[events.Effect]:
     verdict = replace(LATE, local_rank=local_rank, **more)  # type: ignore[arg-type]
     return driven.hear(suspected(local_rank, 0, verdict))
 
@@ -49,13 +49,13 @@ def reviewed(*hanging: int, rank: int | None = None, progress: str = "") -> Revi
     )
 
 
-def orders(driven: Driven) -> list[effects.Effect]:
+def orders(driven: Driven) -> list[events.Effect]:
     kinds = ConfirmHang | ExtendTimeout
     return [
         each
         for each in driven.done
-        if isinstance(each, effects.SignalRanks)
-        or (isinstance(each, effects.OrderMonitor) and isinstance(each.order, kinds))
+        if isinstance(each, events.SignalRanks)
+        or (isinstance(each, events.OrderMonitor) and isinstance(each.order, kinds))
     ]
 
 
@@ -79,7 +79,7 @@ def test_verdict_is_dropped_where_another_board_of_this_node_shows_that_its_rank
         suspect(driven)
         driven.boards[1] = BOARD._replace(ring_head=40 + moved)
         driven.hear(reviewed(0))
-        extended = [effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
+        extended = [events.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1))]
         assert orders(driven) == (extended if moved else CONFIRMED)
 
 
@@ -89,8 +89,8 @@ def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
     suspect(driven, 2)
     driven.hear(reviewed(0, progress=PROGRESS))
     assert orders(driven) == [
-        effects.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1)),
-        effects.OrderMonitor(2, ExtendTimeout(0, 1.25 * 60.1)),
+        events.OrderMonitor(0, ExtendTimeout(0, 1.25 * 60.1)),
+        events.OrderMonitor(2, ExtendTimeout(0, 1.25 * 60.1)),
     ]
     assert driven.said == [
         "rank 0 (and 1 other rank of this node): in 'step' for 60.1 s after iteration 7, longer than its learned "
@@ -104,7 +104,7 @@ def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> No
     driven = running(1, observe_only=observe_only)
     suspect(driven, elapsed_s=239.0)
     driven.hear(reviewed(progress=PROGRESS))
-    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 240.0))]
+    assert orders(driven) == [events.OrderMonitor(0, ExtendTimeout(0, 240.0))]
     driven.done.clear()
     suspect(driven, elapsed_s=240.01)
     assert orders(driven) == CONFIRMED
@@ -141,16 +141,16 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
     [
         (
             reviewed(20),
-            [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.OrderMonitor(1, ExtendTimeout(0, 120.1))],
+            [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.OrderMonitor(1, ExtendTimeout(0, 120.1))],
         ),
-        (reviewed(0), [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
-        (reviewed(10, 20), [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.OrderMonitor(1, ConfirmHang(0))]),
-        (reviewed(), [effects.OrderMonitor(0, ConfirmHang(0)), effects.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(0), [events.OrderMonitor(0, ConfirmHang(0)), events.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
+        (reviewed(10, 20), [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(), [events.OrderMonitor(0, ConfirmHang(0)), events.OrderMonitor(1, ConfirmHang(0))]),
     ],
 )
 @pytest.mark.parametrize("learned", [True, False])
 def test_suspects_that_only_wait_go_on_under_min_healthy(
-    review: Reviewed, expected: list[effects.Effect], learned: bool
+    review: Reviewed, expected: list[events.Effect], learned: bool
 ) -> None:
     driven = running(min_healthy=True)
     for local_rank in (0, 1):
@@ -163,6 +163,6 @@ def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None
     driven = running(min_healthy=True)
     suspect(driven, learned=False)
     driven.hear(reviewed(10))
-    assert orders(driven) == [effects.OrderMonitor(0, ExtendTimeout(0, 120.1)), effects.SignalRanks((1,), 9)]
+    assert orders(driven) == [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.SignalRanks((1,), 9)]
     driven.exits(1, -9, sent=(9,))
     assert driven.record.cause().text.startswith("rank 10 hung in 'step' for 60.1 s")

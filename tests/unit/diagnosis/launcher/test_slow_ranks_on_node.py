@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits
-from megatron_ft.launcher.rules.effects import Write
+from megatron_ft.launcher.rules.events import Write
 from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.facts.launcher import SlowRank
 from tests.support.agents import Driven, attached

@@ -8,9 +8,9 @@ from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent
-from megatron_ft.launcher.rules.effects import Exit
+from megatron_ft.launcher.rules.events import Exit
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
 from megatron_ft.link.base.launcher_part import LauncherPart
@@ -34,5 +34,5 @@ def test_job_is_restarted_and_finished_without_the_part(left_out: type[LauncherP
     driven.exits(1)
     driven.ends(Outcome.SUCCEEDED, restarts=False)
     driven.hear(events.RanksEnded(), verdict(1, Outcome.SUCCEEDED, Action.FINISH), job.Leave(0))
-    (over,) = driven.all_of(effects.LauncherExit)
+    (over,) = driven.all_of(events.LauncherExit)
     assert (over.how, driven.agent.part(left_out)) == (Exit.SUCCEEDED, None)

@@ -12,9 +12,9 @@ from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
-from megatron_ft.launcher.rules import effects, events
-from megatron_ft.launcher.rules.effects import Exit, TerminationMode
-from megatron_ft.launcher.rules.phases import AgentPhase
+from megatron_ft.launcher.rules import events
+from megatron_ft.launcher.rules.agent import AgentPhase
+from megatron_ft.launcher.rules.events import Exit, TerminationMode
 from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.process_facts import ProcessFacts
@@ -60,7 +60,7 @@ def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
 
 
 def over(driven: Driven) -> tuple[Exit, int]:
-    (effect,) = driven.all_of(effects.LauncherExit)
+    (effect,) = driven.all_of(events.LauncherExit)
     return effect.how, effect.code
 
 
@@ -69,13 +69,13 @@ def over(driven: Driven) -> tuple[Exit, int]:
 
 def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven = Driven(checks_health=True)
-    assert driven.hear(events.Tick()) == [effects.CheckHealth()]
+    assert driven.hear(events.Tick()) == [events.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
     assert driven.told == [m.NodeUnfit("exited with code 3")]
     assert driven.wait(1.9) == []
-    assert driven.wait(0.2) == [effects.CheckHealth()]
+    assert driven.wait(0.2) == [events.CheckHealth()]
     driven.hear(replace(ILL, last_line="no disk"))
-    assert driven.wait(4.1) == [effects.CheckHealth()]
+    assert driven.wait(4.1) == [events.CheckHealth()]
     driven.hear(replace(ILL, good=True, text="", exit_code=0))
     assert driven.told[1:] == [m.Ready()]
     assert driven.said == [
@@ -106,7 +106,7 @@ def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: si
     driven = Driven()
     driven.hear(events.Tick())
     goodbye = m.Goodbye(f"its launcher received {number.name}")
-    assert driven.stop(number) == [effects.TellStop(0), goodbye]
+    assert driven.stop(number) == [events.TellStop(0), goodbye]
     driven.hear(job.Leave(1))
     assert over(driven) == (Exit.STOPPED, code)
 
@@ -153,7 +153,7 @@ def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | j
     driven.hear(events.Tick(), job.Begin(held()), why)
     assert not driven.agent.wants_ranks
     driven.hear(events.NotStarted())
-    assert driven.all_of(effects.TerminateRanks)
+    assert driven.all_of(events.TerminateRanks)
 
 
 def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
@@ -184,12 +184,12 @@ def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
     driven = running()
     driven.exits(0, 7)
     asked = driven.ends(text="")
-    assert asked[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+    assert asked[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 0.1)
     driven.exits(1, -15, sent=(15,))
     assert driven.hear(events.RanksEnded()) == []  # until it is known why
     driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
     assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-2:] == [effects.CycleRetrying(), m.Ready()]
+    assert driven.done[-2:] == [events.CycleRetrying(), m.Ready()]
     assert driven.agent.ended is not None
     driven.run(2, 1, nodes=2, restarts=1)
     assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
@@ -200,23 +200,23 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     driven.exits(0, 7)
     driven.exits(1, -15, sent=(15,))
     driven.ends(restarts=False)
-    assert driven.all_of(effects.TerminateRanks) == [effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
+    assert driven.all_of(events.TerminateRanks) == [events.TerminateRanks(TerminationMode.TERMINATED, 5.0)]
     text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
     driven.hear(events.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
     assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
     assert driven.told[-1] == m.Ready()
     driven.hear(job.Leave(93))
     assert over(driven) == (Exit.FAILED, 93)
-    assert driven.all_of(effects.LauncherExit)[0].cause is not None
+    assert driven.all_of(events.LauncherExit)[0].cause is not None
 
 
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
-    assert succeeded().hear(job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
+    assert succeeded().hear(job.Begin(held(1)))[-1] == events.StartRanks(3, held(1).decision)
     driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
-    assert driven.hear(again, job.Begin(held(1)))[-1] == effects.StartRanks(3, held(1).decision)
+    assert driven.hear(again, job.Begin(held(1)))[-1] == events.StartRanks(3, held(1).decision)
     assert len(driven.said) == 1
 
 
@@ -274,9 +274,9 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     assert driven.all_of(Release) == []
     assert driven.ends() == [Release(0)]
     driven.hear(signalled(0, signal.SIGTERM))
-    assert driven.all_of(effects.TerminateRanks) == []
+    assert driven.all_of(events.TerminateRanks) == []
     driven.hear(signalled(0, signal.SIGKILL))
-    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)
+    assert driven.done[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 0.1)
 
 
 def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> None:
@@ -326,7 +326,7 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     driven = running()
     driven.hear(EXCLUDE)
     assert reports(driven) == [(NodeState.EXCLUDED, "rank 0 asked for ExcludeThisNode: bad memory", False)]
-    assert driven.all_of(effects.TerminateRanks) == []  # the rank may have a last word
+    assert driven.all_of(events.TerminateRanks) == []  # the rank may have a last word
     driven.exits(0, 1)
     driven.hear(events.RanksEnded())
     assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
@@ -352,7 +352,7 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     driven = running()
     driven.hear(GONE, GONE)
     assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
-    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    assert driven.done[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     assert driven.written == ["abandoned"]
     driven.exits(0, -15, sent=(15,))
     driven.exits(1, 1)
@@ -382,9 +382,9 @@ def test_a_rank_asks_for_the_end_of_the_job() -> None:
     driven.hear(SHUTDOWN)
     assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough", 0)]
     driven.ends(Outcome.STOPPED, restarts=False)
-    assert driven.all_of(effects.TerminateRanks) == []
+    assert driven.all_of(events.TerminateRanks) == []
     driven.wait(5.0)
-    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.TERMINATED, 5.0)
+    assert driven.done[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     driven.exits(0, -15, sent=(15,))
     driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
     assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
@@ -413,7 +413,7 @@ KILLING = "received {} again: killing the ranks"
 
 
 def signals(driven: Driven) -> list[tuple[int, bool]]:
-    return [(each.number, each.whole_group) for each in driven.all_of(effects.SignalRanks)]
+    return [(each.number, each.whole_group) for each in driven.all_of(events.SignalRanks)]
 
 
 @pytest.mark.parametrize("ranks_are_python", [True, False])
@@ -421,12 +421,12 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
     driven = running(ranks_are_python=ranks_are_python, term_timeout_s=60.0)
     driven.exits(0)
     driven.done.clear()
-    assert driven.stop()[-2:] == [effects.TellStop(1), effects.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
+    assert driven.stop()[-2:] == [events.TellStop(1), events.SignalRanks([1], signal.SIGTERM, not ranks_are_python)]
     driven.wait(20.0)
     driven.stop(signal.SIGHUP)
     driven.exits(1, -15, sent=(15,))
     left_s = None if ranks_are_python else 40.0
-    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
+    assert driven.done[-1] == events.TerminateRanks(TerminationMode.KILLED, 5.0, left_s)
     assert signals(driven) == [(signal.SIGTERM, not ranks_are_python), (signal.SIGHUP, not ranks_are_python)]
     driven.hear(events.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting"]
@@ -454,15 +454,15 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     driven.stop(second, again=True)
     assert signals(driven) == [(signal.SIGTERM, False)]
     assert driven.said == [KILLING.format(second.name)]
-    assert driven.done[-1] == effects.TerminateRanks(TerminationMode.KILLED, 5.0)
+    assert driven.done[-1] == events.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 
 def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
     driven = running()
     driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
-    assert driven.all_of(effects.TerminateRanks) == []
-    assert driven.stop() == [effects.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
+    assert driven.all_of(events.TerminateRanks) == []
+    assert driven.stop() == [events.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
     driven.exits(0, -9)
     driven.hear(events.RanksEnded())
     assert driven.agent.phase is AgentPhase.LEAVING

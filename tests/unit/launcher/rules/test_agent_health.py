@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.launcher.rules.health import retry_delay_s
+from megatron_ft.launcher.rules.agent import retry_delay_s
 
 
 def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> None:

@@ -12,7 +12,7 @@ from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.launcher import CauseKind
 from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
@@ -269,7 +269,7 @@ def test_evidence_is_kept_of_a_rank_that_was_ending_of_its_exception_when_it_was
     driven.wait(0.1)
     driven.exits(0, 1)  # it has lost its peer, and is quicker
     driven.exits(1, 1, sent=(15,), signalled_at_ns=driven.now_ns)
-    assert [each.ended.rank for each in driven.all_of(effects.KeepEvidence)] == kept
+    assert [each.ended.rank for each in driven.all_of(events.KeepEvidence)] == kept
 
 
 def test_rank_found_hung_while_the_job_is_being_stopped_is_described_as_hung() -> None:
@@ -306,12 +306,12 @@ def test_report_waits_5_s_for_an_error_file_and_accuses_nobody_without_it(
     driven.words[1] = CrashOutput(unread=True)
     driven.exits(1, 1)
     driven.wait(min(after_s, 4.8))
-    assert (sent(driven, m.Report), driven.all_of(effects.KeepEvidence)) == ([], [])
+    assert (sent(driven, m.Report), driven.all_of(events.KeepEvidence)) == ([], [])
     if after_s < 5:
         driven.words[1] = CrashOutput(error="ValueError: bad", raised_at_ns=driven.now_ns)
     driven.wait(0.3)
     (report,) = sent(driven, m.Report)
-    (kept,) = driven.all_of(effects.KeepEvidence)
+    (kept,) = driven.all_of(events.KeepEvidence)
     assert (report.cause.text, report.cause.rank, report.cause.follows) == (text, rank, rank is None)
     assert kept.ended.unread == (rank is None)
     assert driven.written.count("rank_exited") == 1
@@ -329,7 +329,7 @@ def test_cycle_that_ends_meanwhile_is_explained_by_what_was_read_until_then() ->
     driven.exits(0, -15, sent=(15,))
     driven.hear(events.RanksEnded())
     assert driven.written.count("rank_exited") == 3
-    assert [each.ended.rank for each in driven.all_of(effects.KeepEvidence)] == [20, 10]
+    assert [each.ended.rank for each in driven.all_of(events.KeepEvidence)] == [20, 10]
     assert driven.record.cause().text == "rank 20 raised KeyError: 'shard'"
 
 

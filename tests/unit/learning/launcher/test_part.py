@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.job.rules import messages as m
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, StateFile, StateFileDone, parse
@@ -426,6 +426,6 @@ def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_noth
         driven.hear(replace(REVIEW, text=text))
     assert driven.said.count(f"would be a hang: {text}{follows}") == 1
     driven.wait(60.0)
-    assert not driven.all_of(effects.SignalRanks)
+    assert not driven.all_of(events.SignalRanks)
     assert not driven.all_of(Release)
     assert not [said for said in driven.told if isinstance(said, m.Report | Killed)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.launcher.rules.phases import TRANSITIONS, AgentPhase, PhaseEvent
+from megatron_ft.launcher.rules.agent import TRANSITIONS, AgentPhase, PhaseEvent
 from megatron_ft.link.base import state_table
 from megatron_ft.link.base.state_table import as_list, check, follow
 from tests import ROOT

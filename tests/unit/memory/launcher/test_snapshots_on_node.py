@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
-from megatron_ft.launcher.rules import effects, events
+from megatron_ft.launcher.rules import events
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
@@ -26,7 +26,7 @@ KEY = SnapshotKey(0, 0, 7)
 STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
 
 
-def restoring(driven: Driven, restore: Restore | None) -> list[effects.Effect]:
+def restoring(driven: Driven, restore: Restore | None) -> list[events.Effect]:
     """Cycle 1 begins, and goes on from a snapshot."""
     begun = held(1, nodes=2)
     decision = replace(begun.decision, restore=restore)
@@ -71,7 +71,7 @@ def test_restore_of_the_node_is_logged_and_told() -> None:
     restoring(driven, Restore(KEY, reached=9))
     record = SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.5, redone=2)
     asked = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
-    assert asked == [effects.Write(record), Restored(1, KEY)]
+    assert asked == [events.Write(record), Restored(1, KEY)]
     assert driven.hear(SnapshotRestored(cycle=0, key=KEY, seconds=0.5)) == []
 
 
@@ -84,7 +84,7 @@ def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_mi
     (report,) = [each for each in asked if isinstance(each, m.Report)]
     assert (report.state, report.is_mixed) == (NodeState.UNHEALTHY, True)
     assert report.cause == Cause(kind=CauseKind.CRASH, text=text, rank=10)
-    assert effects.Write(event) in asked
+    assert events.Write(event) in asked
     assert driven.hear(SnapshotRestored(cycle=1, key=KEY)) == []
     # whatever the rank does then
     driven.exits(1, 3)
@@ -96,7 +96,7 @@ def test_restore_that_fails_while_the_ranks_are_ended_is_logged_and_no_cause() -
     restoring(driven, Restore(KEY))
     driven.stop()
     event = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
-    assert effects.Write(event) in driven.hear(event)
+    assert events.Write(event) in driven.hear(event)
     assert driven.record.mixed is None
 
 
