@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_ft.config.files.options import GivenFlag, refused_values, rows
-from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS, OFF
+from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.config.reference import IGNORED, SERVED
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.errors import ConfigError
@@ -18,7 +18,6 @@ from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.link.base.wording import columns, printable
 
 _SECRET_NAME = r"[\w-]*(?:secret|token|passw|credential|authorization|api[_-]?key|access[_-]?key)[\w-]*"
@@ -67,9 +66,7 @@ def show(line: CommandLine, flags: Sequence[GivenFlag]) -> int:
     _print_table(
         "environment of the launcher", [each for each in sorted(before.items()) if _ACTED_ON.fullmatch(each[0])]
     )
-    is_served, watches = line.options.reference_names == "on", line.options.watch_collectives.how != OFF
-    after = rank_environment(os.environ, reference_names=is_served, watches=watches)
-    _print_table("environment of the ranks, where it differs", _changes(before, after))
+    _print_table("environment of the ranks, where it differs", _changes(before, line.rank_environment()))
     print("\nnothing was started: remove --ft-dry-run to launch")
     return 0
 

@@ -26,7 +26,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
-from megatron_ft.launcher.node import LauncherNode
+from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.rules.conclusion import stopped
 from megatron_ft.launcher.rules.events import LauncherExit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher.base import launcher_lines, output_copying
-from megatron_ft.launcher.early_command_line import find_script, why_fresh
+from megatron_ft.launcher.base.early_command_line import find_script, why_fresh
 from megatron_ft.link.linux.process_setup import become_subreaper
 from megatron_ft.link.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.link.reactor import THREAD_PREFIX

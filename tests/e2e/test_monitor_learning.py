@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from megatron_ft import FaultToleranceConfig
-from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.launcher.processes.monitors import MonitorSlot
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import ArmedTimeout

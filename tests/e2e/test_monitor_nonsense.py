@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.config.config import ConfigValues
-from megatron_ft.launcher.monitors.slot import MonitorSlot
+from megatron_ft.launcher.processes.monitors import MonitorSlot
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import encode
 from megatron_ft.monitor import process as monitor_process

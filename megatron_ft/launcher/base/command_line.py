@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
+from megatron_ft.config.launcher_options import OFF
+from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
 _RESTART_GRACE_S = 0.1
@@ -41,6 +43,11 @@ class CommandLine:
         each second of it is one of the job's.
         """
         return self.options.workers_stop_timeout if self.options.is_set("workers_stop_timeout") else _RESTART_GRACE_S
+
+    def rank_environment(self) -> dict[str, str]:
+        """Return the common environment of this node's ranks."""
+        is_served, watches = self.options.reference_names == "on", self.options.watch_collectives.how != OFF
+        return rank_environment(os.environ, reference_names=is_served, watches=watches)
 
     @property
     def run_id(self) -> str:

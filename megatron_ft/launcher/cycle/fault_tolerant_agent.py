@@ -14,26 +14,27 @@ from typing import Any
 from msgspec.structs import replace
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.config.launcher_options import END, MIN_HEALTHY, OFF
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, StockTaken
+from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.cycle import starting
-from megatron_ft.launcher.cycle.node_ranks import LauncherServices
+from megatron_ft.launcher.cycle.node import LauncherNode
+from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
 from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
-from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent
-from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.launcher.torch_compat import private_names
+from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
 from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
 from megatron_ft.learning.state import Configured, StateFile
 from megatron_ft.learning.state_file import carry_out
@@ -48,6 +49,8 @@ from megatron_ft.link.reactor import Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept
 
+_MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
+"""What torch writes into a group of workers where nodes meet."""
 LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write of learned timeouts."""
 
@@ -69,7 +72,7 @@ class FaultTolerantAgent(TorchAgent):
     def __init__(
         self,
         *,
-        launcher: LauncherServices,
+        launcher: LauncherNode,
         coordination: Coordination,
         on_over: Callable[[events.LauncherExit], None],
         **torch_arguments: Any,
@@ -78,7 +81,7 @@ class FaultTolerantAgent(TorchAgent):
         report_unlisted(LAUNCHER.debug)
         self._on_over = on_over
         self._launcher = launcher
-        self._monitors, self._health, self._ranks = launcher.monitors, launcher.health, launcher.ranks
+        self._monitors, self._health, self._ranks = launcher.monitors, launcher.health, NodeRanks(launcher)
         self._coordination = coordination
         given, options = launcher.line.options, _options(launcher.line, checks_health=launcher.health is not None)
         configured = Configured.of(given.to_dict())
@@ -326,9 +329,30 @@ class FaultTolerantAgent(TorchAgent):
         self._hear(events.NotStarted(failed))
 
     def meet(self, rendezvous: Callable[[WorkerGroup], None], group: WorkerGroup) -> None:
-        """Meet, for as long as ranks are wanted."""
-        starting.meet(rendezvous, group, reactor=self._launcher.reactor, check=self._check_wanted)
-        starting.rotate(group.workers, self._starting.decision.shift)
+        """Let torch number the ranks in the store of the cycle, for as long as they are wanted.
+
+        Raises:
+            RendezvousError: the store, or the nodes, can't be reached.
+        """
+        # a separate group: an abandoned thread may return from its wait while the next cycle runs
+        met = WorkerGroup(group.spec)
+
+        def number_ranks() -> None:
+            try:
+                rendezvous(met)
+            except RendezvousError:
+                raise
+            except RuntimeError as error:  # torch raises it for every error of a store
+                raise RendezvousConnectionError("The store of the ranks can't be reached.") from error
+
+        self._launcher.reactor.call_blocking(number_ranks, self._check_wanted)
+        private_names.warn_of_no_lost_connections()  # until now such warnings tell why a host can't be reached
+        for name in _MET:
+            setattr(group, name, getattr(met, name))
+        # each process gets the rank of the one that is ``shift`` places further on this node; its LOCAL_RANK stays
+        numbers = [(worker.global_rank, worker.role_rank) for worker in group.workers]
+        for worker, both in zip(group.workers, rotated(numbers, self._starting.decision.shift), strict=True):
+            worker.global_rank, worker.role_rank = both
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(events.RanksMet(ranks, group.group_rank or 0, nodes, size))

@@ -10,7 +10,7 @@ from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.job.rules.restart_policy import Action
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.learning.timeouts import OUT_OF_SECTION

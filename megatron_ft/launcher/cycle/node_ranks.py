@@ -11,25 +11,18 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.orphan_watch import OrphanWatch
-from megatron_ft.launcher.base.run_directory import RunDirectory
-from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.cycle import reference_names, starting
-from megatron_ft.launcher.cycle.control_socket import ControlSocket
-from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.monitors.monitors import Monitors
+from megatron_ft.launcher.cycle import reference_names
+from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.launcher.processes.crash_evidence import CrashEvidence, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
-from megatron_ft.launcher.processes.health_command import FINISHED_FLAG, HealthCheck
+from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Ranks, Spawner, Worker
+from megatron_ft.launcher.processes.worker import Spawner, Worker
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.launcher.torch_compat.torch_agent import WorkerContext
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.layout import CollectiveCounts
-from megatron_ft.link.base.mailbox import Inbox
 from megatron_ft.link.base.rank_variables import WATCH_VARIABLE
 from megatron_ft.link.facts.launcher import Cause, RankExited
 from megatron_ft.link.file_queue import bounded_call
@@ -37,49 +30,14 @@ from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import ProcessStat
 from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import Release
-from megatron_ft.link.process_tree import Children
-from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.launcher.keeper_process import Keeper
-from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
-from megatron_ft.records.event_log import EventLog
-from megatron_ft.records.launcher.telemetry import Telemetry
-from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 T = TypeVar("T")
-
-
-class LauncherServices:
-    """Parts of the launcher for its agent and its ranks: event loop, event sources, outputs, other processes."""
-
-    line: CommandLine
-    reactor: Reactor
-    signals: SignalWatch
-    stop: SignalWatch
-    inbox: Inbox[events.Event | SignalWatch]
-    orphan_watch: OrphanWatch
-    control: ControlSocket
-    log: EventLog
-    log_dir: str | None
-    """Directory of the logs; None without logs."""
-    say: Callable[[str], None]
-    run_dir: RunDirectory
-    children: Children
-    status: JobStatus
-    keeper: Keeper
-    telemetry: Telemetry
-    files: SnapshotFiles
-    monitors: Monitors
-    health: HealthCheck | None
-    forking: ForkingSpawner | None
-    """Spawner that forks ranks; None if ranks are never forked."""
-    running: Ranks
-    ranks: NodeRanks
 
 
 class NodeRanks:
     """The ranks of this node."""
 
-    def __init__(self, node: LauncherServices) -> None:
+    def __init__(self, node: LauncherNode) -> None:
         self._node = node
         self._monitors = node.monitors
         self._spawner = Spawner(node.forking)
@@ -177,7 +135,7 @@ class NodeRanks:
         )
         context = WorkerContext(
             spawn=self._spawner.spawn,
-            environment=starting.shared_environment(line),
+            environment=line.rank_environment(),
             reactor=node.reactor,
             end=self._termination.end,
             envs=envs,

@@ -1,20 +1,136 @@
-"""torch's elastic agent with public methods for its private hooks: abstract ones, and ones to call."""
+"""torch's elastic agent with public methods for its private hooks, and the ranks of a cycle in the form it knows."""
 
 from __future__ import annotations
 
 import abc
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
 
 from megatron_ft.errors import FaultToleranceError
+from megatron_ft.launcher.base import output_copying
+from megatron_ft.launcher.processes.rank_logs import CycleLogs
+from megatron_ft.launcher.processes.worker import Spawn, Worker
 from megatron_ft.launcher.torch_compat import private_names
-from megatron_ft.launcher.torch_compat.worker_context import WorkerContext
+from megatron_ft.link.messages.fork_server_messages import RankSpec
+from megatron_ft.link.reactor import Priority, Reactor
+
+
+class WorkerContext(PContext):
+    """torch's group of ranks, with this package's way to start, watch and end them.
+
+    Redirects, ``--tee``, error files and line prefixes are torch's own. ``end`` ends ranks; it is called with (workers,
+    signal, grace in seconds). ``environment`` is common to all ranks; torch adds each one's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        spawn: Spawn,
+        environment: Mapping[str, str],
+        reactor: Reactor,
+        end: Callable[[list[Worker], int, float], None],
+        on_start: Callable[[Worker], None],
+        on_exit: Callable[[Worker], None],
+        numa_options: Any = None,
+        logs_specs: CycleLogs,
+        **torch_arguments: Any,
+    ) -> None:
+        super().__init__(logs_specs=logs_specs, **torch_arguments)
+        # what is copied for us is started and stopped as torch's are
+        self._copies: list[Any] = [*private_names.tail_logs(self), *logs_specs.copied]
+        self._spawn = spawn
+        self._environment = environment
+        self._reactor = reactor
+        self._end = end
+        self._on_start = on_start
+        self._on_exit = on_exit
+        self._numa_options = numa_options
+        self.workers: dict[int, Worker] = {}
+
+    def start(self) -> None:
+        """Start all ranks, then the copying of their output. Signal handlers stay ours, which torch would take here."""
+        self._start()
+        for tail_log in self._copies:
+            tail_log.start()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End all ranks, then wait a moment for the copying of their output, which goes on by itself."""
+        self._close(death_sig or signal.SIGTERM, timeout)
+        output_copying.ENDS.do(self._stop_tail_logs)
+        output_copying.ENDS.wait(output_copying.COPY_S)
+
+    def _stop_tail_logs(self) -> None:
+        """Wait until all output of the ranks is copied."""
+        for tail_log in self._copies:
+            tail_log.stop()
+        for name in ("filtered_stdout", "filtered_stderr"):
+            file = getattr(self, name, None)  # torch 2.6 has neither
+            if file is not None:
+                file.close()
+
+    def _start(self) -> None:
+        assert not self.workers, "a group of ranks starts once"
+        assert isinstance(self.entrypoint, str), "functions are started by torch itself"
+        self._spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned, self._ended)
+
+    def _spec(self, local_rank: int) -> RankSpec:
+        assert isinstance(self.entrypoint, str)
+        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
+        return RankSpec(
+            local_rank=local_rank,
+            argv=self._numa_bound(argv, local_rank),
+            env={**self._environment, **self.envs[local_rank]},
+            stdout=self.stdouts[local_rank] or None,
+            stderr=self.stderrs[local_rank] or None,
+        )
+
+    def _numa_bound(self, argv: list[str], local_rank: int) -> list[str]:
+        """Return the command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
+
+        Raises:
+            RuntimeError: this torch binds in another way.
+        """
+        if self._numa_options is None:
+            return argv
+        from torch.numa import binding
+
+        wrap = getattr(binding, "_maybe_wrap_command_args_with_numa_binding", None)
+        if wrap is None:
+            raise RuntimeError(f"--numa-binding isn't possible with torch {torch.__version__}")
+        return list(wrap(tuple(argv), gpu_index=local_rank, numa_options=self._numa_options))
+
+    def _spawned(self, worker: Worker) -> None:
+        self.workers[worker.local_rank] = worker
+        self._on_start(worker)
+        self._reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)
+
+    def _ended(self, worker: Worker) -> None:
+        self._reactor.unwatch(worker.pidfd)
+        self._on_exit(worker)
+
+    def _poll(self) -> RunProcsResult | None:
+        """Report the end of all ranks, for torch's interface only; the agent reads ``workers``."""
+        running = [worker for worker in self.workers.values() if not worker.poll_end()]
+        return None if running else RunProcsResult(return_values=dict.fromkeys(self.workers))
+
+    def pids(self) -> dict[int, int]:
+        """Return the PIDs by local rank."""
+        return {local_rank: worker.pid for local_rank, worker in self.workers.items()}
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        unreaped = [worker for worker in self.workers.values() if not worker.reaped]
+        if unreaped:
+            self._end(unreaped, death_sig, timeout)
+        for worker in self.workers.values():
+            if not worker.reaped:  # it could not be ended; the descriptor stays open, and isn't watched
+                self._reactor.unwatch(worker.pidfd)
 
 
 class TorchAgent(LocalElasticAgent, abc.ABC):

@@ -10,7 +10,7 @@ from megatron_ft.diagnosis.cycle_cause import find_cause
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.root_cause import find
 from megatron_ft.errors import ProtocolError
-from megatron_ft.launcher.monitors.slot import event_of
+from megatron_ft.launcher.processes.monitors import event_of
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.codec import encode
 from megatron_ft.link.facts.shared import RankHung

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import sys
@@ -13,20 +12,19 @@ from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.early_command_line import why_fresh
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
 from megatron_ft.launcher.base.run_directory import RunDirectory
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.node_ranks import LauncherServices, NodeRanks
 from megatron_ft.launcher.cycle.reference_names import checkpointed
-from megatron_ft.launcher.cycle.starting import shared_environment
-from megatron_ft.launcher.early_command_line import why_fresh
-from megatron_ft.launcher.monitors.monitors import Monitors
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
+from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Ranks, find_setpriv
+from megatron_ft.launcher.rules.events import Event
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.mailbox import Inbox
@@ -45,8 +43,8 @@ from megatron_ft.records.launcher.telemetry import Telemetry
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 
 
-class LauncherNode(LauncherServices):
-    """Assembles the parts of this node's launcher; each user gets only the parts it needs."""
+class LauncherNode:
+    """Parts of this node's launcher: event loop, event sources, outputs, other processes."""
 
     def __init__(
         self,
@@ -71,7 +69,8 @@ class LauncherNode(LauncherServices):
         self._orphans = process_tree.Orphans()
         self.children = Children()
         become_subreaper()
-        self.reactor, self.inbox = Reactor(), Inbox()
+        self.reactor = Reactor()
+        self.inbox: Inbox[Event | SignalWatch] = Inbox()
         self.telemetry = Telemetry(
             options,
             run_id=line.run_id,
@@ -118,7 +117,6 @@ class LauncherNode(LauncherServices):
                 self.children.add(each.pids)
         for listener in (self.monitors, self.control, self.keeper):
             self.run_dir.add(listener.is_lost, listener.listen_again)
-        self.ranks = NodeRanks(self)
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
@@ -136,7 +134,7 @@ class LauncherNode(LauncherServices):
             announce=announce,
             check_stop=self.signals.check,
             known_children=self.children.pids,
-            environment=functools.partial(shared_environment, self.line),
+            environment=self.line.rank_environment,
         )
 
     def _make_monitors(self, ranks: int) -> None:
