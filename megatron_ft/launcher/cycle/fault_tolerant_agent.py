@@ -6,17 +6,19 @@ once, wherever the launcher is.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
 from megatron_ft.config.launcher_options import END, MIN_HEALTHY, OFF
+from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
@@ -25,11 +27,15 @@ from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.node import LauncherNode
-from megatron_ft.launcher.cycle.node_ranks import NodeRanks
 from megatron_ft.launcher.cycle.parts import launcher_parts
-from megatron_ft.launcher.processes.crash_evidence import kernel_lines_about
-from megatron_ft.launcher.processes.worker import Worker
+from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_lines_about, read_last_words
+from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
+from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
+from megatron_ft.launcher.processes.rank_logs import CycleLogs
+from megatron_ft.launcher.processes.termination import Termination
+from megatron_ft.launcher.processes.worker import Spawner, Worker
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
@@ -38,17 +44,22 @@ from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerCont
 from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
 from megatron_ft.learning.state import Configured, StateFile
 from megatron_ft.learning.state_file import carry_out
-from megatron_ft.link.base.launcher_part import PartEffect
+from megatron_ft.link import process_tree
+from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.base.mailbox import Mailbox
+from megatron_ft.link.base.rank_variables import WATCH_VARIABLE
 from megatron_ft.link.base.state_table import report_unlisted
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankStarted
-from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.link.linux.proc import process_facts
+from megatron_ft.link.file_queue import FileQueue, bounded_call
+from megatron_ft.link.linux.proc import process_facts, run_delays_ns
 from megatron_ft.link.log import LAUNCHER
+from megatron_ft.link.messages.job_facts import RankReading
+from megatron_ft.link.messages.monitor_messages import Release
 from megatron_ft.link.reactor import Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept
 
+T = TypeVar("T")
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
 """What torch writes into a group of workers where nodes meet."""
 LAST_WRITE_S = 2.0
@@ -79,10 +90,19 @@ class FaultTolerantAgent(TorchAgent):
     ) -> None:
         super().__init__(grace_s=launcher.line.options.workers_stop_timeout, **torch_arguments)
         report_unlisted(LAUNCHER.debug)
-        self._on_over = on_over
-        self._launcher = launcher
-        self._monitors, self._health, self._ranks = launcher.monitors, launcher.health, NodeRanks(launcher)
-        self._coordination = coordination
+        self._on_over, self._launcher, self._coordination = on_over, launcher, coordination
+        self._monitors, self._say = launcher.monitors, launcher.say
+        self._spawner = Spawner(launcher.forking)
+        self._termination = Termination(
+            launcher.reactor,
+            known_children=launcher.children.pids,
+            in_a_hurry=launcher.signals.is_in_a_hurry,
+            say=launcher.say,
+        )
+        self._device_memory = DeviceMemoryWait(launcher.reactor, log=launcher.log, say=launcher.say)
+        self._error_files: dict[int, str] = {}
+        self._stderrs: dict[int, str] = {}
+        """Files of standard error, for ranks that don't use the launcher's."""
         given, options = launcher.line.options, _options(launcher.line, checks_health=launcher.health is not None)
         configured = Configured.of(given.to_dict())
         learning = LearningOptions(given.learn, given.safety_factor, given.learned_floor, configured)
@@ -111,10 +131,15 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(events.Tick())
             while self._over is None:
                 work, self._work = self._work, None
-                if work is not None:
-                    self._perform(work)
-                else:
-                    self._serve()
+                match work:
+                    case events.CheckHealth():
+                        self._check_health()
+                    case events.StartRanks():
+                        self._start_ranks(work)
+                    case events.TerminateRanks():
+                        self._terminate(work)
+                    case None:
+                        self._serve()
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
             self._launcher.inbox.close()
@@ -142,7 +167,7 @@ class FaultTolerantAgent(TorchAgent):
         if over.how is events.Exit.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
         if over.cause is not None:
-            failures = self._ranks.failures(self._machine.cycle.failed, over.cause)
+            failures = self._failures(self._machine.cycle.failed, over.cause)
             return RunResult(state=WorkerState.FAILED, failures=failures)
         if over.how is events.Exit.STOPPED:
             number = self._launcher.signals.received[0]
@@ -159,7 +184,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _hear(self, event: events.Event) -> None:
         """Tell the machine, and do what can be done at once."""
-        seen, before = self._ranks.readings(self._machine.cycle.cycle), self._machine.phase
+        seen, before = self._readings(self._machine.cycle.cycle), self._machine.phase
         asked = self._machine.handle(event, time.monotonic_ns(), seen)
         if asked or self._machine.phase is not before:
             LAUNCHER.debug("phase", before.name, "->", self._machine.phase.name, "by", event, "effects", asked)
@@ -183,7 +208,8 @@ class FaultTolerantAgent(TorchAgent):
         if signals.take_continued():
             self._hear(events.Continued())
         for number, again in signals.take_requests():
-            self._ranks.poll_ends()  # a rank that has ended by then isn't signalled
+            for worker in self._launcher.workers.values():
+                worker.poll_end()  # a rank that has ended by then isn't signalled
             self._hear(events.StopAsked(number, again))
         if (wait_s := signals.take_early()) is not None:
             self._launcher.say(
@@ -227,46 +253,49 @@ class FaultTolerantAgent(TorchAgent):
             case events.TellStop(ranks):
                 self._launcher.signals.report(ranks=ranks)
             case Say(text):
-                self._launcher.say(text)
+                self._say(text)
             case events.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
             case events.CycleRetrying():
                 self.forget_store()
-                self._ranks.let_go()
+                self._device_memory.begin(self._termination.take_let_go())
             case events.LauncherExit():
                 self._over = effect
             case events.CheckHealth() | events.StartRanks() | events.TerminateRanks():
                 self._work = effect
-            case PartEffect():
-                self._act_for_part(effect)
-            case _ if isinstance(effect, NodeMessage):
-                self._coordination.tell(effect)
-            case _:
-                self._ranks.act(effect)
-
-    def _act_for_part(self, effect: PartEffect) -> None:
-        match effect:
             case StateFile():
                 post = self._launcher.reactor.post
                 self._file_calls.do(lambda: post(partial(self._hear, carry_out(effect))))
-            case TellStateWritten(value):
-                self._ranks.state_written(value)
             case ToKeeper(fact):
                 self._launcher.keeper.tell(fact)
+            case _ if isinstance(effect, NodeMessage):
+                self._coordination.tell(effect)
+            case _:
+                self._act_on_ranks(effect)
 
-    def _perform(self, work: events.Work) -> None:
-        match work:
-            case events.CheckHealth():
-                self._check_health()
-            case events.StartRanks():
-                self._start_ranks(work)
-            case events.TerminateRanks():
-                self._terminate(work)
+    def _act_on_ranks(self, effect: events.Effect) -> None:
+        workers = self._launcher.workers
+        match effect:
+            case TellStateWritten(value):
+                for local_rank in workers:
+                    self._monitors[local_rank].state_written(value)
+            case events.OrderMonitor(local_rank, order):
+                self._monitors[local_rank].order(order)
+            case Release():
+                self._monitors.release(effect)
+            case events.SignalRanks(local_ranks, number, whole_group):
+                asked = [workers[local_rank] for local_rank in local_ranks]
+                self._termination.ask(asked, number, whole_group=whole_group)
+            case events.KeepEvidence(ended):
+                words, stderr = self._words(ended.local_rank, ended.cycle), self._stderrs.get(ended.local_rank, "")
+                board = self._monitors[ended.local_rank].reading(ended.cycle).snapshot
+                log, log_dir = self._launcher.log, self._launcher.log_dir
+                keep_evidence(ended, words, board=board, stderr=stderr, log=log, log_dir=log_dir, say=self._say)
 
     def _check_health(self) -> None:
         """Run the health check, beside ranks if there are any; it is given up once there is something else to do."""
-        assert self._health is not None
-        phase = self._machine.phase
+        health, phase = self._launcher.health, self._machine.phase
+        assert health is not None
         is_beside = phase is AgentPhase.RUNNING
 
         def check() -> None:
@@ -281,7 +310,7 @@ class FaultTolerantAgent(TorchAgent):
             "LOCAL_WORLD_SIZE": str(self.spec.local_world_size),
         }
         try:
-            checked = self._health.run(cycle, environment, check)
+            checked = health.run(cycle, environment, check)
         except _CycleOverError:
             return
         self._hear(checked)
@@ -291,12 +320,16 @@ class FaultTolerantAgent(TorchAgent):
             raise _CycleOverError
 
     def _terminate(self, work: events.TerminateRanks) -> None:
-        def end_rest() -> None:
-            self.grace_s = work.grace_s
-            self.end_ranks()
-            self._launcher.control.accept_all()
-
-        there = self._ranks.terminate(work, end_rest)
+        workers = list(self._launcher.workers.values())
+        if work.way is events.TerminationMode.KILLED:
+            self._termination.kill(workers)
+            if work.leftover_grace_s is not None:
+                self._termination.clear(workers, leftover_grace_s=work.leftover_grace_s, ask=False)
+        elif work.way is events.TerminationMode.FINISHED:
+            self._termination.clear(workers, quietly=False)
+        self.end_ranks(work.grace_s)
+        self._launcher.control.accept_all()
+        there = self._termination.still_there(workers)
         processes = [replace(process_facts(stat.pid), pid=stat.pid) for stat in there]
         stuck = launcher_lines.stuck(there) if there else ""
 
@@ -313,7 +346,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _start_ranks(self, work: events.StartRanks) -> None:
         self._starting = work
-        self._ranks.forget()
+        self._launcher.workers = {}
         failed: Cause | None = None
         try:
             self.start_ranks(work.restarts_left)
@@ -323,7 +356,8 @@ class FaultTolerantAgent(TorchAgent):
             failed = Cause(kind=CauseKind.MEMBERSHIP, text=launcher_lines.rendezvous_failed(error), follows=True)
         else:
             self._hear(events.RanksStarted())
-            self._ranks.release()
+            if self._launcher.forking is not None:
+                self._launcher.forking.release()  # the start of their cycle was reported
             return
         self._take_signals()
         self._hear(events.NotStarted(failed))
@@ -362,18 +396,113 @@ class FaultTolerantAgent(TorchAgent):
         self._take_signals()
         self._check(self._machine.wants_ranks)
 
-    def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
-        """Return the ranks of a cycle, once there is room for them."""
-        return self._ranks.make(
-            cycle=self._machine.cycle.cycle,
-            waiting_s=(time.monotonic_ns() - self._machine.joined_ns) / 1e9,
-            restarts_left=self._starting.restarts_left,
+    def make_ranks(self, *, envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **given: Any) -> WorkerContext:
+        """Return the ranks of a cycle, once the device memory of the last ones is free."""
+        self._device_memory.wait(self._check_wanted)
+        node, line, cycle = self._launcher, self._launcher.line, self._machine.cycle.cycle
+        node.run_dir.mend()
+        waiting_s = (time.monotonic_ns() - self._machine.joined_ns) / 1e9
+        ours = reference_names.variables(cycle, time.time(), waiting_s, node.infra_rank)
+        ours |= {"FT_LAUNCHER_IPC_SOCKET": node.control.path, "FT_CYCLE": str(cycle), **node.keeper.variables()}
+        ours[WATCH_VARIABLE] = "off" if line.options.watch_collectives.how == OFF else "on"
+        for local_rank, env in envs.items():
+            env.update(ours)
+            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
+        if node.forking is not None:
+            # nodes that join or leave restart ranks, too
+            node.forking.expects_restart = self._starting.restarts_left > 0 or line.max_nodes > 1
+        given.pop("start_method", None)
+        specs = CycleLogs(
+            logs_specs,
+            run_dir=node.run_dir.path,
+            say=self._say,
+            blocking=node.signals.blocking,
+            prefix=line.options.per_cycle_applog_prefix,
+        )
+        context = WorkerContext(
+            spawn=self._spawner.spawn,
+            environment=line.rank_environment(),
+            reactor=node.reactor,
+            end=self._termination.end,
             on_start=self._started,
             on_exit=self._ended,
-            check=self._check_wanted,
             envs=envs,
+            logs_specs=specs,
             **given,
         )
+        node.workers = context.workers
+        self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
+        return context
+
+    # -- what is read of them ----------------------------------------------------------------------------------
+
+    def _readings(self, cycle: int) -> events.Readings:
+        """Return the state of the ranks: each value is read on its first access, and not again."""
+        monitors, workers = self._monitors, self._launcher.workers
+        return events.Readings(
+            boards=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).snapshot),
+            words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
+            stopped=_Lazy(lambda local_rank: process_tree.is_stopped(workers[local_rank].pid)),
+            run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(workers[local_rank].pid)),
+            checkpointed=lambda: reference_names.checkpointed(self._launcher.line.options.checkpoint_iteration_file),
+            is_finished=lambda: bounded_call(lambda: os.path.exists(os.environ.get(FINISHED_FLAG, "")), False),
+            collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
+        )
+
+    def _words(self, local_rank: int, cycle: int) -> CrashOutput:
+        reported = self._monitors[local_rank].last_words(cycle)
+        return read_last_words(reported, self._error_files.get(local_rank, ""), self._stderrs.get(local_rank, ""))
+
+    def _failures(self, failed: Sequence[RankExited], cause: Cause | None) -> dict[int, ProcessFailure]:
+        """Return torch's table of failures, by global rank; torch takes the earliest one for the root cause."""
+        first = None if cause is None else cause.rank
+        failures: dict[int, ProcessFailure] = {}
+        earliest = 0
+        for rank_exit in sorted(failed, key=lambda rank_exit: (rank_exit.rank != first, rank_exit.at_ns)):
+            failure = _process_failure(rank_exit, self._error_files.get(rank_exit.local_rank, ""))
+            earliest = earliest or failure.timestamp
+            failure.timestamp = max(earliest, failure.timestamp)
+            failures[rank_exit.rank] = failure
+        return failures
+
+
+def _collectives(reading: RankReading) -> CollectiveCounts | None:
+    return reading.collectives if reading.snapshot is None else reading.snapshot.collectives
+
+
+class _Lazy(dict[int, T]):
+    """Reads each value on its first access."""
+
+    def __init__(self, read: Callable[[int], T]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, key: int) -> T:
+        value = self[key] = self._read(key)
+        return value
+
+
+def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
+    try:
+        failure = bounded_call(lambda: _failure_of(rank_exit, error_file), None)
+    except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
+        failure = None
+    failure = failure or _failure_of(rank_exit, "")
+    if rank_exit.exitcode == 0:
+        failure.message = "exited with 0 after its monitor had found it hung"
+    return failure
+
+
+def _failure_of(rank_exit: RankExited, error_file: str) -> ProcessFailure:
+    failure = ProcessFailure(
+        local_rank=rank_exit.local_rank,
+        pid=rank_exit.pid or 0,
+        exitcode=rank_exit.exitcode,
+        error_file=error_file,
+    )
+    if not failure.timestamp or not os.path.isfile(error_file):
+        failure.timestamp = round(time.time() - (time.monotonic_ns() - rank_exit.at_ns) / 1e9)
+    return failure
 
 
 def _options(line: CommandLine, *, checks_health: bool) -> Options:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.errors import ConfigError, FaultToleranceError
@@ -23,14 +25,15 @@ from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
-from megatron_ft.launcher.processes.worker import Ranks, find_setpriv
+from megatron_ft.launcher.processes.worker import Worker, find_setpriv
 from megatron_ft.launcher.rules.events import Event
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.mailbox import Inbox
 from megatron_ft.link.facts.all_kinds import Record
-from megatron_ft.link.facts.launcher import Abandoned
+from megatron_ft.link.facts.launcher import Abandoned, SignalForwarded
 from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.linux.processes import send_signal, would_end_by
 from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
@@ -71,11 +74,12 @@ class LauncherNode:
         become_subreaper()
         self.reactor = Reactor()
         self.inbox: Inbox[Event | SignalWatch] = Inbox()
+        self.infra_rank = reference_names.infra_rank(line, os.environ)
         self.telemetry = Telemetry(
             options,
             run_id=line.run_id,
             node=socket.gethostname(),
-            infra_rank=reference_names.infra_rank(line, os.environ),
+            infra_rank=self.infra_rank,
             reactor=self.reactor,
             setpriv=find_setpriv() if options.on_event else (),
             say=say,
@@ -109,12 +113,14 @@ class LauncherNode:
             on_order=self.monitors.pause_or_resume,
             on_question=self.status.facts,
         )
-        self.running = Ranks(self.signals, save_signals=line.save_signals, log=log, say=say)
+        self.workers: Mapping[int, Worker] = {}
+        """Ranks of the running cycle, or of the last one, by local rank; more may be added while they start."""
         self._make_keeper(ranks, announce)
         self.health = self._make_health_check()
-        for each in (self.telemetry, self.forking, self.monitors, self.running, self.keeper, self.health):
+        for each in (self.telemetry, self.forking, self.monitors, self.keeper, self.health):
             if each is not None:
                 self.children.add(each.pids)
+        self.children.add(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
         for listener in (self.monitors, self.control, self.keeper):
             self.run_dir.add(listener.is_lost, listener.listen_again)
 
@@ -247,10 +253,29 @@ class LauncherNode:
 
     def _woken(self) -> None:
         self.signals.drain()
-        self.running.forward_signals()
+        for number in self.signals.take_to_forward():
+            self._forward(number)
         self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
         self.monitors.check_states()
         self._reap_orphans()
+
+    def _forward(self, number: signal.Signals) -> None:
+        """Forward a signal to the ranks that handle it; it would only kill the others.
+
+        A signal of a scheduler's time limit is a request to stop if no rank handles it.
+        """
+        alive = [worker for worker in self.workers.values() if not worker.poll_end()]
+        unready = [worker.local_rank for worker in alive if would_end_by(worker.pid, number)]
+        passed_on = [worker for worker in alive if worker.local_rank not in unready]
+        for worker in passed_on:
+            send_signal(worker.pidfd, number)  # not counted as a signal of ours: it doesn't explain a rank's exit
+        if number in self.line.save_signals and not passed_on:
+            self.say(f"{number.name} treated as a request to stop: no rank has a handler for it")
+            self.signals.note(signal.SIGTERM, time.monotonic())
+            return
+        ranks = [worker.local_rank for worker in passed_on]
+        self.say(launcher_lines.forwarded(number.name, ranks=ranks, unready=unready))
+        self.log.write(SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(unready)))
 
     def _recorded(self, record: Record, at_ns: int) -> None:
         self.status.hear(record, at_ns)

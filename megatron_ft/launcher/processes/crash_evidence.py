@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from megatron_ft.diagnosis.attribution import telling_kernel_lines
 from megatron_ft.diagnosis.evidence import ExitEvidence, board_facts
@@ -68,51 +67,53 @@ def gpu_of(addresses: Sequence[str], visible: str | None, local_rank: int) -> st
     return addresses[int(number)] if number.isdecimal() and int(number) < len(addresses) else ""
 
 
-@dataclass(frozen=True)
-class CrashEvidence:
-    """Writes evidence files on ranks that ended by themselves; ``log_dir`` None: no logs."""
+def keep_evidence(
+    rank_exit: RankExited,
+    words: CrashOutput,
+    *,
+    board: BoardSnapshot | None,
+    stderr: str,
+    log: EventLog,
+    log_dir: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write the evidence on a rank that ended by itself; ``log_dir`` None: no logs.
 
-    log: EventLog
-    log_dir: str | None
-    say: Callable[[str], None]
+    Args:
+        board: None if unreadable.
+        stderr: file of its standard error; empty if that is the launcher's.
+    """
+    now_ns = time.monotonic_ns()
+    evidence = ExitEvidence(
+        summary=describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+        rank=rank_exit.rank,
+        local_rank=rank_exit.local_rank,
+        host=socket.gethostname(),
+        pid=rank_exit.pid or 0,
+        cycle=rank_exit.cycle,
+        iteration=rank_exit.iteration,
+        exit=f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
+        exitcode=rank_exit.exitcode,
+        error=rank_exit.error,
+        follows_from_another=is_secondary_failure(rank_exit),
+        board=board_facts(board, rank_exit.at_ns),
+        exception="" if rank_exit.error is None else words.exception,
+        fatal_error=words.fatal_error,
+        stderr=bounded_call(lambda: _last_lines(stderr), ""),
+        missing=() if stderr else ("standard error: it isn't written to a file (--redirects, --tee)",),
+        took_s=round((time.monotonic_ns() - now_ns) / 1e9, 4),
+    )
 
-    def keep(self, rank_exit: RankExited, words: CrashOutput, *, snapshot: BoardSnapshot | None, stderr: str) -> None:
-        """Write the evidence on a rank that has ended.
-
-        Args:
-            snapshot: its board; None if unreadable.
-            stderr: file of its standard error; empty if that is the launcher's.
-        """
-        now_ns = time.monotonic_ns()
-        evidence = ExitEvidence(
-            summary=describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
-            rank=rank_exit.rank,
-            local_rank=rank_exit.local_rank,
-            host=socket.gethostname(),
-            pid=rank_exit.pid or 0,
-            cycle=rank_exit.cycle,
-            iteration=rank_exit.iteration,
-            exit=f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
-            exitcode=rank_exit.exitcode,
-            error=rank_exit.error,
-            follows_from_another=is_secondary_failure(rank_exit),
-            board=board_facts(snapshot, rank_exit.at_ns),
-            exception="" if rank_exit.error is None else words.exception,
-            fatal_error=words.fatal_error,
-            stderr=bounded_call(lambda: _last_lines(stderr), ""),
-            missing=() if stderr else ("standard error: it isn't written to a file (--redirects, --tee)",),
-            took_s=round((time.monotonic_ns() - now_ns) / 1e9, 4),
-        )
-        if self.log_dir is not None:
-            self.log.do(functools.partial(self._write, self.log_dir, evidence))
-
-    def _write(self, log_dir: str, evidence: ExitEvidence) -> None:
+    def write(log_dir: str) -> None:
         try:
             path = write_evidence(log_dir, evidence, suffix="-end")
         except OSError as error:
-            self.say(f"could not write the evidence on rank {evidence.rank}: {error.strerror}")
-            return
-        self.log.write(Evidence(rank=evidence.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
+            say(f"could not write the evidence on rank {evidence.rank}: {error.strerror}")
+        else:
+            log.write(Evidence(rank=evidence.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
+
+    if log_dir is not None:
+        log.do(functools.partial(write, log_dir))
 
 
 def _content(path: str) -> str | None:

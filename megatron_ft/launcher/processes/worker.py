@@ -8,18 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.processes import ending_together
 from megatron_ft.link import process_tree
-from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.linux.process_setup import die_with_parent, restore_file_limit, soft_limit_before
-from megatron_ft.link.linux.processes import send_signal, signal_main_thread, would_end_by
+from megatron_ft.link.linux.processes import send_signal, signal_main_thread
 from megatron_ft.link.messages.fork_server_messages import RankSpec
-from megatron_ft.records.event_log import EventLog
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner
 
 
@@ -173,54 +169,3 @@ def find_setpriv() -> list[str]:
     # other programs of that name (busybox) don't know the option
     known = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return command if known.returncode == 0 else []
-
-
-class Ranks:
-    """Ranks of the running cycle on this node, for forwarded signals.
-
-    A signal of ``save_signals`` is a request to stop if no rank handles it.
-    """
-
-    def __init__(
-        self,
-        signals: SignalWatch,
-        *,
-        save_signals: Collection[signal.Signals],
-        log: EventLog,
-        say: Callable[[str], None],
-    ) -> None:
-        self._signals = signals
-        self._save_signals = save_signals
-        self._log = log
-        self._say = say
-        self._workers: Mapping[int, Worker] = {}
-
-    def follow(self, workers: Mapping[int, Worker]) -> None:
-        """Set the ranks of a new cycle, by local rank; more may be added while they start."""
-        self._workers = workers
-
-    def pids(self) -> set[int]:
-        """Return the PIDs of unreaped ranks."""
-        return {worker.pid for worker in self._workers.values() if not worker.reaped}
-
-    def forward_signals(self) -> None:
-        """Forward the signals that have come since the last call."""
-        for number in self._signals.take_to_forward():
-            self._forward(number)
-
-    def _forward(self, number: signal.Signals) -> None:
-        """Forward a signal to the ranks that handle it; it would only kill the others."""
-        alive = [worker for worker in self._workers.values() if not worker.poll_end()]
-        unready = [worker for worker in alive if would_end_by(worker.pid, number)]
-        passed_on = [worker for worker in alive if worker not in unready]
-        for worker in passed_on:
-            send_signal(worker.pidfd, number)  # not counted as a signal of ours: it doesn't explain a rank's exit
-        if number in self._save_signals and not passed_on:
-            self._say(f"{number.name} treated as a request to stop: no rank has a handler for it")
-            self._signals.note(signal.SIGTERM, time.monotonic())
-            return
-        ranks = [worker.local_rank for worker in passed_on]
-        without = [worker.local_rank for worker in unready]
-        self._say(launcher_lines.forwarded(number.name, ranks=ranks, unready=without))
-        forwarded = records.SignalForwarded(signal=number.name, local_ranks=tuple(ranks), unready=tuple(without))
-        self._log.write(forwarded)

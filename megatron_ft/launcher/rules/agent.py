@@ -273,9 +273,8 @@ class Agent:
         match event:
             case events.Tick() | job.PrintsJobLines():
                 pass
-            case events.StopAsked(number, again):
-                leaving.signals.append(number)
-                leaving.hurry = leaving.hurry or (number if again else None)
+            case events.StopAsked(number):
+                leaving.asked(event)
                 if self.phase is AgentPhase.ENDING and self._ending is not None:
                     self._ending.stop_asked([number], turn)
             case events.Continued():
@@ -283,7 +282,7 @@ class Agent:
                     part.continued(turn.now_ns)
             case Abandoned(text=text):
                 if not leaving.abandoned:
-                    leaving.abandoned = text
+                    leaving.asked(event)
                     turn.say(f"{text}: terminating the ranks of this node and leaving the job")
                     turn.write(event)
             case NodeHealth():

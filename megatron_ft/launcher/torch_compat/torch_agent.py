@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunProcsResult
 
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.base import output_copying
@@ -152,7 +152,7 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         """Number the ranks of ``group`` by torch's ``rendezvous``."""
 
     @abc.abstractmethod
-    def make_ranks(self, *, envs: dict[int, dict[str, str]], **given: Any) -> WorkerContext:
+    def make_ranks(self, *, envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **given: Any) -> WorkerContext:
         """Return the ranks of a cycle, not started. ``given``: torch's arguments of ``start_processes``."""
 
     # -- to be called -------------------------------------------------------------------------------------
@@ -177,9 +177,10 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         """Drop the store in which the ranks met; a launcher that is alone serves it itself."""
         self._store = self._worker_group.store = None
 
-    def end_ranks(self) -> None:
+    def end_ranks(self, grace_s: float) -> None:
         """End live ranks, and release what belonged to them."""
-        self._stop_workers(self._worker_group)
+        self.grace_s = grace_s
+        self._shutdown()
 
     def set_state(self, state: WorkerState) -> None:
         """Set the state that torch reports of the ranks when the job has ended."""
