@@ -18,6 +18,7 @@ from megatron_ft.config.option import Option, dashed, option, table_of
 from megatron_ft.config.reference import IGNORED, SERVED, describe, is_said
 from megatron_ft.config.removed import removed
 from megatron_ft.errors import ConfigError, Refused, nearest, show
+from megatron_ft.link.base.escalation import GRACE_S, MOST_STARVED_S
 from megatron_ft.link.facts.minutes import OUT_OF_SECTION
 
 MAX_SECTIONS = 64
@@ -178,8 +179,9 @@ class RankOptions:
     rank_termination_signal: Converted[signal.Signals | int | str, signal.Signals] = option(
         signal.SIGKILL,
         SIGNAL,
-        "Signal that terminates a hung rank, by name or number. A rank that is still running 5 seconds later gets "
-        "SIGKILL. Up to 60 seconds in which it waited for a CPU don't count.",
+        "Signal that terminates a hung rank, by name or number. A rank that is still running "
+        f"{GRACE_S:g} seconds later gets SIGKILL. Up to {MOST_STARVED_S:g} seconds in which it waited for a CPU "
+        "don't count.",
     )
     log_level: Converted[int | str, int] = option(
         20,

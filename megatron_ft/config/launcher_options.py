@@ -26,6 +26,8 @@ from megatron_ft.errors import ConfigError, Refused, nearest
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, END, OFF = "report", "end", "off"
 _LAST_PORT = 65535
+RESTART_GRACE_S = 0.1
+"""Time from SIGTERM to SIGKILL where a rank has failed: nothing can be saved together any more."""
 
 
 class CollectivesWatch(NamedTuple):
@@ -160,8 +162,9 @@ class LauncherOptions:
     workers_stop_timeout: float = option(
         5.0,
         DURATION_OR_ZERO,
-        "Time from SIGTERM to SIGKILL for the ranks when the launcher restarts them. If not given, 0.1 s where one of "
-        "them has failed, because the ranks can't save a checkpoint together any more.",
+        "Time from SIGTERM to SIGKILL for the ranks when the launcher restarts them. If not given, "
+        f"{RESTART_GRACE_S:g} s where one of them has failed, because the ranks can't save a checkpoint together any "
+        "more.",
         names=("workers-stop-timeout",),
     )
     scale_up_at_once: bool = option(

@@ -30,7 +30,7 @@ from megatron_ft.config.files.options import (
 )
 from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.errors import ConfigError
-from megatron_ft.launcher.base import log_directory
+from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
 from megatron_ft.launcher.processes import ending_together
@@ -147,7 +147,7 @@ def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[Laun
     namespace = line.namespace
     if namespace.log_dir is None and namespace.logs_specs is None:
         # otherwise torch makes a directory in /tmp for the ranks' error files and leaves it there
-        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, log_directory.TORCH_LOGS)
+        namespace.log_dir = os.devnull if log_dir is None else os.path.join(log_dir, directories.TORCH_LOGS)
     try:
         try:
             config, command, arguments = torchrun.config_from_args(namespace)

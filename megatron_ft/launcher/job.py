@@ -21,7 +21,7 @@ from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
-from megatron_ft.launcher.base import launcher_lines, log_directory
+from megatron_ft.launcher.base import directories, launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
@@ -118,7 +118,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
         # else each node makes a name up
         is_everywhere = any(name and name != os.devnull for name in given)
         (announce if is_everywhere else say)(f"logs: {log_dir}")
-        doubt = log_directory.doubt_about(log_dir)
+        doubt = directories.doubt_about(log_dir)
         if doubt is not None:
             say(f"warning: {doubt}")
     if line.taken:

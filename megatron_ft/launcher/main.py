@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher.base import launcher_lines, output_copying
-from megatron_ft.launcher.base.early_command_line import find_script, why_fresh
+from megatron_ft.launcher.base.rank_environment import find_script, why_fresh
 from megatron_ft.link.linux.process_setup import become_subreaper
 from megatron_ft.link.log import LAUNCHER, LEVEL_VARIABLE
 from megatron_ft.link.reactor import THREAD_PREFIX
@@ -198,7 +198,7 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
 
 def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
     from megatron_ft.launcher import arguments, job, outcome
-    from megatron_ft.launcher.base import log_directory
+    from megatron_ft.launcher.base import directories
     from megatron_ft.launcher.coordination.meeting_place import meeting_place
     from megatron_ft.launcher.torch_compat import private_names
     from megatron_ft.link.facts.launcher import RunEnded
@@ -211,7 +211,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
     log_dir: str | None = None
     log: EventLog = NullEventLog()
     try:
-        log_dir = log_directory.make_log_directory(
+        log_dir = directories.make_log_directory(
             ft_log_dir=line.options.log_dir,
             torch_log_dir=line.namespace.log_dir,
             run_id=line.run_id,
@@ -224,7 +224,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
         config, command = arguments.torch_launch_config(line, log_dir=log_dir)
     except ConfigError:
         if line.options.log_dir is None and log_dir is not None:
-            log_directory.remove_if_empty(log_dir)
+            directories.remove_if_empty(log_dir)
         raise
     if log_dir is not None:
         log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, began_ns=process_began_ns())

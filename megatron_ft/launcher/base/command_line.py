@@ -8,11 +8,10 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.config.launcher_options import OFF
+from megatron_ft.config.launcher_options import OFF, RESTART_GRACE_S
 from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
-_RESTART_GRACE_S = 0.1
 SAYS_ALL_VARIABLE = "MEGATRON_FT_SAYS_ALL"
 """Set to 1 by a program that reads the output of each launcher (our tests)."""
 
@@ -42,7 +41,7 @@ class CommandLine:
         Unless the user has said how long, it is short: without that rank nothing can be saved together any more, and
         each second of it is one of the job's.
         """
-        return self.options.workers_stop_timeout if self.options.is_set("workers_stop_timeout") else _RESTART_GRACE_S
+        return self.options.workers_stop_timeout if self.options.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
     def rank_environment(self) -> dict[str, str]:
         """Return the common environment of this node's ranks."""

@@ -27,8 +27,7 @@ from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.cycle import reference_names
-from megatron_ft.launcher.cycle.node import LauncherNode
+from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed, reference_variables
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_lines_about, read_last_words
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
@@ -402,7 +401,7 @@ class FaultTolerantAgent(TorchAgent):
         node, line, cycle = self._launcher, self._launcher.line, self._machine.cycle.cycle
         node.run_dir.mend()
         waiting_s = (time.monotonic_ns() - self._machine.joined_ns) / 1e9
-        ours = reference_names.variables(cycle, time.time(), waiting_s, node.infra_rank)
+        ours = reference_variables(cycle, time.time(), waiting_s, node.infra_rank)
         ours |= {"FT_LAUNCHER_IPC_SOCKET": node.control.path, "FT_CYCLE": str(cycle), **node.keeper.variables()}
         ours[WATCH_VARIABLE] = "off" if line.options.watch_collectives.how == OFF else "on"
         for local_rank, env in envs.items():
@@ -444,7 +443,7 @@ class FaultTolerantAgent(TorchAgent):
             words=_Lazy(lambda local_rank: self._words(local_rank, cycle)),
             stopped=_Lazy(lambda local_rank: process_tree.is_stopped(workers[local_rank].pid)),
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(workers[local_rank].pid)),
-            checkpointed=lambda: reference_names.checkpointed(self._launcher.line.options.checkpoint_iteration_file),
+            checkpointed=lambda: checkpointed(self._launcher.line.options.checkpoint_iteration_file),
             is_finished=lambda: bounded_call(lambda: os.path.exists(os.environ.get(FINISHED_FLAG, "")), False),
             collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
         )

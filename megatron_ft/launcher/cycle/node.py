@@ -14,24 +14,24 @@ from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.early_command_line import why_fresh
+from megatron_ft.launcher.base.directories import RunDirectory
 from megatron_ft.launcher.base.orphan_watch import OrphanWatch
-from megatron_ft.launcher.base.run_directory import RunDirectory
+from megatron_ft.launcher.base.rank_environment import why_fresh
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.cycle import reference_names
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.cycle.reference_names import checkpointed
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
 from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
 from megatron_ft.launcher.rules.events import Event
+from megatron_ft.launcher.schedulers import schedulers
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.mailbox import Inbox
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import Abandoned, SignalForwarded
+from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.linux.process_setup import become_subreaper
 from megatron_ft.link.linux.processes import send_signal, would_end_by
 from megatron_ft.link.process_tree import Children
@@ -74,7 +74,7 @@ class LauncherNode:
         become_subreaper()
         self.reactor = Reactor()
         self.inbox: Inbox[Event | SignalWatch] = Inbox()
-        self.infra_rank = reference_names.infra_rank(line, os.environ)
+        self.infra_rank = infra_rank(line, os.environ)
         self.telemetry = Telemetry(
             options,
             run_id=line.run_id,
@@ -89,17 +89,7 @@ class LauncherNode:
             lambda text: self.inbox.put(Abandoned(text=text)),
             inherited_streams(line.namespace, ranks),
         )
-        self.signals = SignalWatch(
-            line.signals,
-            self.reactor,
-            log=log,
-            say=say,
-            timeout_s=options.term_timeout,
-            forwarded=(*options.forward_signals, *line.save_signals),
-            keep_ignored_hangup=line.signals_are_default,
-        )
-        self.signals.install()
-        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
+        self._watch_signals()
         self.run_dir = RunDirectory(say)
         self.forking = self._make_forking(server, announce)
         self._make_monitors(ranks)
@@ -123,6 +113,19 @@ class LauncherNode:
         self.children.add(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
         for listener in (self.monitors, self.control, self.keeper):
             self.run_dir.add(listener.is_lost, listener.listen_again)
+
+    def _watch_signals(self) -> None:
+        self.signals = SignalWatch(
+            self.line.signals,
+            self.reactor,
+            log=self.log,
+            say=self.say,
+            timeout_s=self.line.options.term_timeout,
+            forwarded=(*self.line.options.forward_signals, *self.line.save_signals),
+            keep_ignored_hangup=self.line.signals_are_default,
+        )
+        self.signals.install()
+        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
@@ -291,3 +294,41 @@ class LauncherNode:
     def _reap_orphans(self) -> None:
         known = self.children.pids()
         self._orphans.reap(lambda pid: pid in known)
+
+
+def reference_variables(cycle: int, now_s: float, waiting_s: float, infra_rank: int | None) -> dict[str, str]:
+    """Return the variables that Megatron-LM reads: cycle, wall-clock times, and the scheduler's number of this node.
+
+    ``waiting_s``: seconds since this node began to wait for the cycle. The first cycle has no such time: it is the
+    scheduler's.
+    """
+    values = {
+        "NVRX_CYCLE": str(cycle),
+        "NVRX_LAUNCH_TIME": repr(now_s),
+        "NVRX_MEMBERSHIP": "active",
+    }
+    if cycle:
+        values["NVRX_CYCLE_START_TIME"] = repr(now_s - waiting_s)
+    return values if infra_rank is None else {**values, "NVRX_INFRA_RANK": str(infra_rank)}
+
+
+def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
+    """Return this node's number: --node-rank, else the scheduler's."""
+    if line.node_rank is not None:
+        return line.node_rank
+    return schedulers.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
+
+
+def checkpointed(path: str | None) -> int | None:
+    """Return the iteration of the last checkpoint; None if the file is missing, or holds no number."""
+    if path is None:
+        return None
+
+    def read() -> int | None:
+        with open(path) as file:
+            return int(file.read(64))
+
+    try:
+        return bounded_call(read, None)
+    except (OSError, ValueError):
+        return None

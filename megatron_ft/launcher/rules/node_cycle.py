@@ -22,7 +22,7 @@ from megatron_ft.launcher.rules.events import KeepEvidence, Readings, Write
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
-from megatron_ft.link.base.escalation import Grace
+from megatron_ft.link.base.escalation import GRACE_S, Grace
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.base.rerun import rerun_meaning
@@ -32,8 +32,8 @@ from megatron_ft.link.facts.monitor import Attached, FirstStep, Signalled
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import Observation, RankReport
 
-_HUNG_AND_ALIVE_S = 20.0
-"""Time from a verdict after which its rank should be gone: the monitor signals, and kills after a grace of 5 s."""
+_HUNG_AND_ALIVE_S = GRACE_S + 15.0
+"""Time from a verdict after which its rank should be gone: the monitor signals, and kills after the grace."""
 _ENDS_TOGETHER_NS = 10_000_000_000
 """Time from a crash after the end of a rank's run until the other ranks of the node must have ended theirs."""
 _COUNTED_LATE_NS = 3_000_000_000

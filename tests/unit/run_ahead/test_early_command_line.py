@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.config.launcher_options import parse_preload
 from megatron_ft.errors import ConfigError
-from megatron_ft.launcher.base.early_command_line import find_script, why_fresh
+from megatron_ft.launcher.base.rank_environment import find_script, why_fresh
 from megatron_ft.link.base.rank_variables import shared_environment, tells_ranks_apart
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.launcher.base.early_command_line import find_script
-from megatron_ft.launcher.base.rank_environment import rank_environment
+from megatron_ft.launcher.base.rank_environment import find_script, rank_environment
 
 ENVIRON = {"HOME": "/home/me", "FT_SECRET": "0123456789abcdef", "FT_SECRET_FILE": "/home/me/secret"}
 

@@ -15,7 +15,7 @@ from megatron_ft.job.rules.lives import Ending
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.log_directory import make_log_directory
+from megatron_ft.launcher.base.directories import make_log_directory
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
 from megatron_ft.launcher.outcome import LauncherEnd
