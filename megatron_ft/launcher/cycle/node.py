@@ -74,7 +74,10 @@ class LauncherNode:
         become_subreaper()
         self.reactor = Reactor()
         self.inbox: Inbox[Event | SignalWatch] = Inbox()
-        self.infra_rank = infra_rank(line, os.environ)
+        self.infra_rank = line.node_rank
+        """This node's number: --node-rank, else the scheduler's."""
+        if self.infra_rank is None:
+            self.infra_rank = schedulers.rank(os.environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
         self.telemetry = Telemetry(
             options,
             run_id=line.run_id,
@@ -310,13 +313,6 @@ def reference_variables(cycle: int, now_s: float, waiting_s: float, infra_rank: 
     if cycle:
         values["NVRX_CYCLE_START_TIME"] = repr(now_s - waiting_s)
     return values if infra_rank is None else {**values, "NVRX_INFRA_RANK": str(infra_rank)}
-
-
-def infra_rank(line: CommandLine, environ: Mapping[str, str]) -> int | None:
-    """Return this node's number: --node-rank, else the scheduler's."""
-    if line.node_rank is not None:
-        return line.node_rank
-    return schedulers.rank(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)[0]
 
 
 def checkpointed(path: str | None) -> int | None:
