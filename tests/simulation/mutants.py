@@ -186,7 +186,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ('[_is(key, "version", 0)]', "[]", "job/rules/test_etcd_keys.py"),
         ('_plain(found["value"]) == value', "False", "job/rules/test_etcd_keys.py"),
         ("[_put(key, address, lease)]", '[_put(key, address, "")]', "job/rules/test_etcd_keys.py"),
-        ('if int(answer.get("result", {}).get("TTL", 0)) <= 0:', "if False:", "job/rules/test_etcd_keys.py"),
+        ('.get("TTL", 0)) > 0', '.get("TTL", 0)) >= 0', "job/rules/test_etcd_keys.py"),
         ('"compare": [_is(key, "create_revision", 0)], ', '"compare": [], ', "job/rules/test_etcd_keys.py"),
         ("if last is not None:", "if False:"),
         ('"sort_order": "DESCEND", ', ""),
