@@ -8,7 +8,7 @@ moment that isn't known joins two neighbours. So the seconds of the classes alwa
 
 | class | from | to |
 |---|---|---|
-| launch | the start of the launcher's process | its nodes begin to meet |
+| launch | the start of the launcher's process | its nodes begin to meet; one node alone: its first cycle is decided |
 | waiting for nodes | the end of the ranks; at first, of the launch | all nodes have met |
 | start-up | all nodes have met, in the first cycle | its first iteration on all ranks |
 | restart | the verdict or exit; all nodes have met | the ranks are gone; the first iteration |
@@ -196,7 +196,7 @@ class Ledger:
     def take(self, event: Timed[Record | None]) -> None:
         """Take the next record."""
         match event.record:
-            case Meeting():
+            case Meeting(how="coordinated"):
                 self._meeting_ns = earliest(self._meeting_ns, event.at_ns)
             case Paused():
                 self._paused.setdefault(event.host, event.at_ns)
@@ -222,7 +222,7 @@ class Ledger:
 
     def _goodput(self, cycles: Sequence[_Cycle], end_ns: int) -> Goodput:
         sums = _Sums(self._begin_ns, end_ns, [*self._pauses, *((at_ns, end_ns) for at_ns in self._paused.values())])
-        sums.take(TimeClass.LAUNCH, self._meeting_ns)
+        sums.take(TimeClass.LAUNCH, cycles[0].met_ns if self._meeting_ns is None else self._meeting_ns)
         again = None
         firsts: list[int | None] = []
         for cycle in reversed(cycles):

@@ -83,7 +83,7 @@ def last_event(cycle: int, at: float) -> At:
 
 
 RUN: list[At] = [
-    (0.0, Meeting()),
+    (0.0, Meeting(how="coordinated")),
     *begins(0, 4.0, 0, training=10.0),
     crash(0, 30.0),
     ends(0, 31.0, 20),
@@ -108,6 +108,11 @@ def test_a_crash_costs_its_redone_steps_the_restart_and_the_wait_for_nodes() -> 
     assert (found.iterations, found.redone) == (10 + 21, 10)
     assert found.total_s == pytest.approx(62.0)
     assert found.share == pytest.approx(found.seconds[TimeClass.PRODUCTIVE] / 62.0)
+
+
+def test_a_node_alone_waits_for_no_other_before_its_first_cycle() -> None:
+    found = seconds(goodput((0.0, Meeting(how="alone")), *RUN[1:]))
+    assert (found["launch"], found["waiting_for_nodes"]) == (4.0, 2.0)
 
 
 def test_time_from_a_hang_to_its_verdict_is_detection() -> None:
@@ -265,7 +270,7 @@ RECORDS: st.SearchStrategy[list[At]] = st.one_of(
     st.tuples(CYCLES, MOMENTS, MOMENTS).map(
         lambda a: [(a[1], SnapshotRestored(cycle=a[0], key=SnapshotKey(0, 0, 1), seconds=a[2]))]
     ),
-    MOMENTS.map(lambda at: [(at, Meeting())]),
+    MOMENTS.map(lambda at: [(at, Meeting(how="coordinated"))]),
     st.tuples(CYCLES, st.lists(MOMENTS, max_size=4), MOMENTS).map(
         lambda a: [minute(a[0], tuple(a[1][: len(a[1]) // 2 * 2]), (), a[2])]
     ),
