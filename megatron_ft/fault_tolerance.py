@@ -32,6 +32,7 @@ from megatron_ft.learning.rule import facts_of, reasons_against
 from megatron_ft.learning.state_file import write_state
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
+from megatron_ft.link.base.layout import FACT_LOADED
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -136,7 +137,7 @@ def setup(config: Any, global_state: Any) -> None:
             sections=SECTIONS,
         )
         if ft_state.is_persistent_chkpt_loaded:  # loaded before this call
-            run_facts.note_loaded(mine, is_persistent=True)
+            mine._ready().set_facts(FACT_LOADED)
     global_state.rank_monitor_client = client
     _remember_client(client)
     if mine is None:
@@ -174,8 +175,8 @@ def on_training_step_end(global_state: Any) -> None:
     if (had_begun or mine is None) and ft_state.seen_tr_iters_cnt >= _warmup_steps(global_state):
         safe_calls.end_section(client, STEP)
     ft_state.seen_tr_iters_cnt += 1
-    if mine is not None:
-        run_facts.note_step(mine, enough=_least_steps_to_learn(global_state))
+    if mine is not None and mine._recorder is not None:
+        mine._recorder.step_ended(_least_steps_to_learn(global_state))
 
 
 def on_eval_step_start(global_state: Any) -> None:
@@ -237,8 +238,9 @@ def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_persistent_chkpt_loaded = not is_local_chkpt
-    if (mine := run_facts.ours(getattr(global_state, "rank_monitor_client", None))) is not None:
-        run_facts.note_loaded(mine, is_persistent=not is_local_chkpt)
+    mine = run_facts.ours(getattr(global_state, "rank_monitor_client", None))
+    if mine is not None and mine._recorder is not None:
+        mine._recorder.set_facts(FACT_LOADED, not is_local_chkpt)
 
 
 def shutdown(global_state: Any) -> None:

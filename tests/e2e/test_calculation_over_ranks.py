@@ -31,7 +31,8 @@ if rank == 1:
 client.send_heartbeat(); time.sleep(0.1 * (3 - rank)); client.send_heartbeat()
 client.calculate_and_set_section_timeouts(['a', 'slow'])
 client.calculate_and_set_hb_timeouts()
-say('state', json.dumps([client.state_dict(), client._observed()]))
+observed = {name: ns / 1e9 for name, ns in client._recorder.observed().items() if ns >= 0}
+say('state', json.dumps([client.state_dict(), observed]))
 client.shutdown_workload_monitoring()
 dist.barrier()
 dist.destroy_process_group()

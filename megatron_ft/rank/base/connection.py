@@ -15,7 +15,7 @@ from megatron_ft.link.base.control import WorkloadControl, WorkloadControlReques
 from megatron_ft.link.base.rank_variables import is_the_rank
 from megatron_ft.link.board import Board
 from megatron_ft.link.messages.rank_messages import TO_RANK, RankHello, RankRefused
-from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, connect
+from megatron_ft.link.wire import ChannelClosedError, Received, close_fds, connect
 from megatron_ft.rank.base import agreement, say
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.user_code import user_code_began_ns
@@ -93,7 +93,7 @@ def say_hello(
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return _read_welcome(_exchange(path, hello, _ANSWER_S))
+            return _read_welcome(_exchange(path, hello))
         except (ChannelClosedError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise RankMonitorClientError(f"the rank monitor at {path} does not answer: {error}") from None
@@ -111,30 +111,27 @@ def ask_launcher(path: str, request: WorkloadControlRequest, rank: int) -> None:
     """
     message = WorkloadControl(action=request.action.name, description=request.description, rank=rank)
     try:
-        answer = _exchange(path, message, _ANSWER_S)
+        answer = _exchange(path, message)
     except (ChannelClosedError, OSError, ProtocolError) as error:
         raise RankMonitorClientError(f"the launcher at {path} did not take the request: {error}") from None
     close_fds(answer.fds)
 
 
-def _exchange(path: str, message: Message | Fact, timeout_s: float) -> Received:
-    channel = _connect(path, timeout_s)
-    try:
-        channel.send(message, timeout_s=timeout_s)
-        return channel.wait_message(timeout_s)
-    finally:
-        channel.close()
-
-
-def _connect(path: str, timeout_s: float) -> Channel:
+def _exchange(path: str, message: Message | Fact) -> Received:
     deadline = time.monotonic() + SOCKET_RETURNS_S
     while True:
         try:
-            return connect(path, timeout_s)
+            channel = connect(path, _ANSWER_S)
+            break
         except (FileNotFoundError, ConnectionRefusedError):  # no socket, or no process listens yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
+    try:
+        channel.send(message, timeout_s=_ANSWER_S)
+        return channel.wait_message(_ANSWER_S)
+    finally:
+        channel.close()
 
 
 def _read_welcome(answer: Received) -> MonitorWelcome:

@@ -135,6 +135,7 @@ class RankMonitorClient:
         self.rank_info, self.cfg = info, cfg
         if cfg.is_set("log_level"):
             RANK.set_level(cfg.log_level)
+            RANK.debug("rank", info.global_rank, "is monitored with", cfg.to_dict())
         self.hb_timeouts = HeartbeatTimeouts(cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout, False)
         self._section_timeouts = SectionTimeouts(
             dict(cfg.rank_section_timeouts), cfg.rank_out_of_section_timeout, set(), False
@@ -238,7 +239,7 @@ class RankMonitorClient:
             return self._not_ready("no rank has sent two heartbeats yet", skip_if_not_ready)
         self.hb_timeouts = HeartbeatTimeouts(result["initial"], result["subsequent"], True)
         recorder.restart_clocks()
-        self._write_heartbeat_timeouts()
+        self._write_timeouts()
         return True
 
     def calculate_and_set_section_timeouts(
@@ -286,7 +287,7 @@ class RankMonitorClient:
             return self._not_ready(f"no rank has seen the end of {missing} yet", skip_if_not_ready)
         self._section_timeouts = timeouts.with_calculated(result)
         recorder.restart_clocks()
-        self._write_section_timeouts()
+        self._write_timeouts()
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -353,12 +354,8 @@ class RankMonitorClient:
             recorder.add_section(name)
             self._section_timeouts.section = {**self._section_timeouts.section, name: None}
         if added:
-            self._write_section_timeouts()
+            self._write_timeouts()
         return added
-
-    def _observed(self) -> dict[str, float]:
-        """Return the longest observed intervals of this rank, in seconds, by section and out of section."""
-        return {name: ns / 1e9 for name, ns in self._ready().observed().items() if ns >= 0}
 
     @property
     def _given(self) -> FaultToleranceConfig:
@@ -379,19 +376,14 @@ class RankMonitorClient:
         self._section_timeouts = timeouts.with_calculated(
             {name: value for name, value in learned.calculated.items() if name in names}
         )
-        self._write_section_timeouts()
-        if heartbeats is not None:
-            self.hb_timeouts = heartbeats
-            self._write_heartbeat_timeouts()
+        self.hb_timeouts = heartbeats or self.hb_timeouts
+        self._write_timeouts()
 
-    def _write_section_timeouts(self) -> None:
+    def _write_timeouts(self) -> None:
         assert self._section_timeouts is not None
-        self._ready().write_timeouts(self._section_timeouts.enforced(self._given.learned_floor))
-        self._wake_monitor()
-
-    def _write_heartbeat_timeouts(self) -> None:
         assert self.hb_timeouts is not None
-        self._ready().write_heartbeat_timeouts(self.hb_timeouts.enforced(self._given.learned_floor))
+        floor_s = self._given.learned_floor
+        self._ready().write_timeouts(self._section_timeouts.enforced(floor_s), self.hb_timeouts.enforced(floor_s))
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:

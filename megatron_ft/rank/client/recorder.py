@@ -241,25 +241,20 @@ class Recorder:
         self._words[layout.W_SECTION_COUNT] = index + 1
         self._register(name, index)
 
-    def write_timeouts(self, timeouts: SectionTimeouts) -> None:
-        """Write the section timeouts in force to the board."""
+    def write_timeouts(self, timeouts: SectionTimeouts, heartbeats: HeartbeatTimeouts) -> None:
+        """Write the timeouts in force to the board."""
+        words = self._words
         # count before and after: timeouts that change without their version look like damage
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
         for name, timeout in timeouts.section.items():
             slot = self._slots[name]
-            self._words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
-            self._words[slot + layout.S_CALCULATED] = int(name in timeouts.calculated_sections)
-        self._words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
-        self._words[layout.W_OUT_OF_SECTION_CALCULATED] = int(timeouts.is_out_of_section_calculated)
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)
-
-    def write_heartbeat_timeouts(self, timeouts: HeartbeatTimeouts) -> None:
-        """Write the heartbeat timeouts in force to the board."""
-        words = self._words
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)  # before and after, as in write_timeouts
-        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial)
-        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.subsequent)
-        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if timeouts.were_calculated else 0
+            words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
+            words[slot + layout.S_CALCULATED] = int(name in timeouts.calculated_sections)
+        words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
+        words[layout.W_OUT_OF_SECTION_CALCULATED] = int(timeouts.is_out_of_section_calculated)
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(heartbeats.initial)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(heartbeats.subsequent)
+        words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if heartbeats.were_calculated else 0
         self._board.count_up(layout.W_TIMEOUTS_VERSION)
 
     def _register(self, name: str, index: int) -> None:

@@ -48,20 +48,6 @@ def connect(
     client._ready().set_facts(facts)
 
 
-def note_loaded(client: RankMonitorClient, *, is_persistent: bool) -> None:
-    """Note that a checkpoint was loaded. One that isn't persistent (from memory) clears the flag of an earlier one."""
-    recorder = client._recorder
-    if recorder is not None:
-        recorder.set_facts(layout.FACT_LOADED, is_persistent)
-
-
-def note_step(client: RankMonitorClient, *, enough: int) -> None:
-    """Note that a training step has ended; after ``enough`` steps their length is typical."""
-    recorder = client._recorder
-    if recorder is not None:
-        recorder.step_ended(enough)
-
-
 def note_save(client: RankMonitorClient) -> None:
     """Note that a persistent save has ended, and wake the monitor."""
     if client._recorder is not None:

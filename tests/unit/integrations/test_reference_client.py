@@ -105,7 +105,7 @@ def test_section_that_is_open_is_left_out_of_a_calculation_only_where_it_was_sel
     recorder.observed.return_value = {"setup": -1, "step": 2 * 10**9, "out_of_section": 10**9}
     recorder.open_ages.return_value = {"setup": 5 * 10**9}
     monkeypatch.setattr(client, "_ready", lambda: recorder)
-    monkeypatch.setattr(client, "_write_section_timeouts", lambda: None)
+    monkeypatch.setattr(client, "_write_timeouts", lambda: None)
     client.cfg = FaultToleranceConfig()
     with pytest.raises(RankMonitorClientError, match="setup"):
         client.calculate_and_set_section_timeouts()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.errors import RankMonitorClientError
-from megatron_ft.learning.timeouts import SectionTimeouts
+from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.layout import ArmedTimeout, BoardDamagedError, BoardSnapshot
 from megatron_ft.link.board import Board, BoardTimeouts, create_memory
@@ -280,7 +280,7 @@ def test_hooks_do_not_fail_on_a_board_that_was_written_over(board: Board, record
         lambda: recorder.start("step"),
         recorder.heartbeat,
         lambda: recorder.end("step"),
-        lambda: recorder.write_timeouts(SectionTimeouts(dict(SECTIONS), 0.25)),
+        lambda: recorder.write_timeouts(SectionTimeouts(dict(SECTIONS), 0.25), HeartbeatTimeouts()),
         lambda: recorder.add_section(f"more {next(numbers)}"),
     ]
     for fill in (2**64 - 1, 2**64 - 2, 2**63):

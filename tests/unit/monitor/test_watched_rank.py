@@ -117,11 +117,12 @@ def test_arming_is_news_of_timeouts_once(watched: WatchedRank) -> None:
 
 
 def test_doubled_timeout_gives_way_to_a_longer_one_that_the_client_calculates(watched: WatchedRank) -> None:
-    recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
+    sections = SectionTimeouts(section=TIMEOUTS, out_of_section=0.2)
+    recorder = Recorder(watched.board, sections)
     watched.arm(ARM)
     recorder.heartbeat()
     for own_s in (4.0, 12.0):
-        recorder.write_heartbeat_timeouts(HeartbeatTimeouts(own_s, own_s, were_calculated=True))
+        recorder.write_timeouts(sections, HeartbeatTimeouts(own_s, own_s, were_calculated=True))
         assert watched.read()[0].heartbeat_timeout_ns == max(6.0, own_s) * S
 
 
