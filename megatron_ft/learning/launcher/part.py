@@ -207,10 +207,6 @@ class LauncherLearning(LauncherPart):
                 told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
                 follows = "" if self._enforces else " (reported only)"
                 turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
-                if self._ranks.ranks and event.state.world_size not in (None, self._ranks.world_size):
-                    then, now = counted(event.state.world_size or 0, "rank"), counted(self._ranks.world_size, "rank")
-                    differs = f"they were learned with {then}, and this run has {now}: the longest may be others now"
-                    turn.say_for_all(f"timeouts loaded from {self._path}: {differs}")
         self._say_what_is_off(turn)
         self._arm(turn)
 
