@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,7 +13,6 @@ from megatron_ft.integrations.lightning import (
     FaultToleranceSectionsCallback,
     SimulatedFaultParams,
 )
-from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.faults import simulated
 from tests.support.training import clean_environment
 
@@ -69,31 +65,3 @@ def test_mistakes_are_one_line(given: SimulatedFaultParams, words: str) -> None:
 def test_parameters_of_another_form_are_one_line(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^simulated_fault_params: .*$"):
         FaultToleranceCallback(True, False, simulated_fault_params=given)
-
-
-def test_random_delay_of_a_fault_varies_within_its_bound() -> None:
-    params = SimulatedFaultParams("rank_hung", 10.0, 5.0, 0)
-    delays = [simulated.plan(params, world_size=1, seed=never).base_delay for _ in range(100)]
-    assert all(10.0 <= delay <= 15.0 for delay in delays)
-    assert max(delays) - min(delays) > 1.0
-
-
-def test_simulated_fault_is_injected_on_its_rank_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    injected: list[tuple[str, str]] = []
-    client = MagicMock()
-    monkeypatch.setattr(
-        simulated, "inject", lambda kind, **_more: injected.append((kind, threading.current_thread().name))
-    )
-    logged: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(simulated, "log_event", lambda *args: logged.append(args))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("FT_CYCLE", "3")
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        simulated.start(SimulatedFaultParams("rank_killed", 0.0, 0.0, 1), client=lambda: client)
-    for thread in threading.enumerate():
-        if thread.name == "ft-simulated-fault":
-            assert thread.daemon
-            thread.join(10)
-    assert injected == [("rank_killed", "ft-simulated-fault")]
-    assert logged == [(client, FaultInjected(type="rank_killed", rank=1, cycle=3))]

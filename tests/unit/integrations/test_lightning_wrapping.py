@@ -71,20 +71,6 @@ def test_method_wrapped_again_by_others_keeps_their_wrapper(client: FakeClient, 
     assert client.calls == []
 
 
-def test_leave_of_a_section_that_is_not_open_does_nothing(client: FakeClient, sections: Sections) -> None:
-    sections.leave("setup")
-    assert client.calls == []
-    sections.enter("setup")
-    sections.enter("step")
-    assert sections.is_open("setup")
-    sections.close_all()
-    assert client.open == []
-    assert not sections.is_open("setup")
-    sections.leave("step")
-    sections.enter("step")
-    assert client.open == ["step"]
-
-
 def test_a_client_that_refuses_does_not_end_the_training(
     client: FakeClient, sections: Sections, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,8 +271,5 @@ def test_facts_are_those_of_the_board() -> None:
     assert (found.facts, found.ended) == (said | FACT_SAVED | FACT_SETUP_OPEN, False)
     board = BOARD._replace(learning_facts=layout.FACT_RUN_ENDS, saves=0)
     assert BoardIntervals(board).observed(board, START).ended
-
-
-def test_rank_that_only_ends_its_monitoring_has_not_ended_its_run() -> None:
     board = BOARD._replace(closing=True)
-    assert not BoardIntervals(board).observed(board, START).ended
+    assert not BoardIntervals(board).observed(board, START).ended, "it has only ended its monitoring"

@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.link.base.fault_plan import PlannedFault
 from megatron_ft.rank.faults import injection
 from megatron_ft.rank.faults.injection import FaultInjector
-from tests.support.training import Bench, bench, clean_environment
+from tests.support.training import bench, clean_environment
 
 __all__ = ["bench", "clean_environment"]  # fixtures
 
@@ -57,19 +57,3 @@ def test_plan_file_is_read_and_its_fault_injected_with_a_line(
         capfd.readouterr().err
         == "FT: SIMULATED FAULT: rank 1 is slower from now on, by 7 s for each step, after iteration 2 of cycle 0\n"
     )
-
-
-def test_fault_is_logged_before_it_is_injected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = bench.start()
-    at_the_time: list[list[dict[str, object]]] = []
-    monkeypatch.setattr(injection, "inject", lambda kind, **more: at_the_time.append(bench.events("fault_injected", 0)))
-    injector = FaultInjector(FAULTS, rank=1, cycle=0, client=state.rank_monitor_client)
-    injector.on_iteration(25)
-    ((event,),) = at_the_time
-    assert {key: event[key] for key in ("type", "rank", "iteration", "cycle")} == {
-        "type": "exception",
-        "rank": 1,
-        "iteration": 25,
-        "cycle": 0,
-    }
-    state.rank_monitor_client.shutdown_workload_monitoring()
