@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import time
 
 import pytest
 
@@ -73,35 +72,6 @@ def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> 
     first = nodes[0]
     assert "on standby" not in first.err
     assert first.ends()[0] == (None, "membership", "restart", 1), "no restart used"
-
-
-def test_a_frozen_launcher_ends_nothing_while_the_ranks_of_all_other_nodes_begin_iterations(launcher: Launcher) -> None:
-    script = """
-from megatron_ft import RankMonitorClient
-client, iteration = RankMonitorClient(), 0
-client.init_workload_monitoring()
-while not os.path.exists(f"{sys.argv[1]}/finish"):
-    client.set_iteration(iteration)
-    iteration += 1
-    if iteration == 10:
-        say("cycle", CYCLE, "trains")
-    time.sleep(0.05)
-"""
-    place = meeting_place("--nnodes=3", "--max-restarts=0", "--ft-node-lost-timeout=5")
-    nodes = [
-        launcher.start(script, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(launcher.directory)])
-        for number in range(3)
-    ]
-    for node in nodes:
-        node.wait_for("^cycle 0 trains")
-    time.sleep(1.5)  # a beat of each has told it
-    nodes[2].signal(signal.SIGSTOP)
-    time.sleep(9.0)  # without progress, a silent node is lost after 5.5 s
-    nodes[2].signal(signal.SIGCONT)
-    time.sleep(1.0)
-    tell(launcher, "finish")
-    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0, 0]
-    assert {tuple(event["outcome"] for event in node.events("cycle_ended")) for node in nodes} == {("succeeded",)}
 
 
 def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -109,36 +108,3 @@ def test_sigterm_in_training_evaluation_or_a_save_leaves_a_last_checkpoint(launc
     assert last.code == 0
     assert f"loaded checkpoint of iteration {first + 3} " in last.out
     assert job.last_iteration == first + 5
-
-
-def test_sigterm_in_setup_or_a_restart_saves_nothing_new(launcher: Launcher, tmp_path: Path) -> None:
-    job = Job(launcher, tmp_path / "checkpoints")
-    setting_up = job.start(*ENDLESS)
-    setting_up.wait_for("cycle 0 started")
-    finished = asked_to_end(setting_up)
-    assert finished.code == 1  # the ranks died of it
-    assert finished.seconds < 30
-    assert "cycle 0 ended: stopped by SIGTERM, rank " in finished.lines[-1]
-    assert job.last_iteration is None
-
-    restarting = job.start(*ENDLESS, "--save-interval=5", options=("--max-restarts=3",))
-    restarting.wait_for(r"^  saved checkpoint at iteration +5 ")
-    (started,) = restarting.events("cycle_started")
-    os.kill(started["ranks"][1]["pid"], signal.SIGKILL)
-    restarting.wait_for("restarting as cycle 1")
-    finished = asked_to_end(restarting)
-    assert finished.code == 1
-    assert "received SIGTERM" in finished.err
-    assert not re.search(LAST, finished.out, re.MULTILINE)
-    kept = job.last_iteration
-    assert kept is not None
-
-    # whichever rank hears of it, all save and end together
-    one_hears = job.start(*ENDLESS)
-    one_hears.wait_for(r"^ iteration +\d+/")
-    (started,) = one_hears.events("cycle_started")
-    os.kill(started["ranks"][1]["pid"], signal.SIGTERM)
-    last = one_hears.wait()
-    assert (last.code, last.lines[-1]) == (0, "all ranks finished after 1 cycle")
-    assert f"loaded checkpoint of iteration {kept} " in last.out
-    assert [str(job.last_iteration)] == re.findall(LAST, last.out, re.MULTILINE)
