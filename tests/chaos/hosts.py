@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 from tests.chaos.check import Launch, Seen
-from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, launcher_records, next_order, signal_all, training
+from tests.chaos.one import LAUNCH_S, MEGATRON, TIMEOUTS, Run, next_order, signal_all, training
 from tests.chaos.plan import HOSTS, KILLING, Event, Plan
+from tests.support.campaigns import launcher_records
 from tests.support.launching import command_line, marked
 from tests.support.netns import Hosts
 

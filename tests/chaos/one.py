@@ -25,6 +25,7 @@ from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
 from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
+from tests.support.campaigns import launcher_records, read_records
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
 __all__ = [
@@ -34,9 +35,7 @@ __all__ = [
     "MEGATRON",
     "TIMEOUTS",
     "Run",
-    "launcher_records",
     "next_order",
-    "read_records",
     "signal_all",
     "training",
 ]
@@ -396,15 +395,3 @@ def next_order(orders: socket.socket) -> Iterator[dict[str, Any] | None]:
 
 def _base_environment() -> dict[str, str]:
     return {**clean_environment(), "PYTHONPATH": str(ROOT)}
-
-
-def launcher_records(logs: Path) -> list[dict[str, Any]]:
-    """Of the launchers that wrote their event logs there."""
-    return [record for path in logs.glob("launcher-*.jsonl") for record in read_records(path)]
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a file of JSON lines."""
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(ValueError):  # cut off, by a kill
-            yield json.loads(line)

@@ -18,7 +18,7 @@ from megatron_ft.monitor import process as monitor_process
 from megatron_ft.monitor.process import AttachedRank
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.endurance import endure
-from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
+from tests.fuzz.sockets import attack_launcher, attack_monitor
 from tests.fuzz.storm import exchange
 from tests.fuzz.watched import CYCLE, figures, watched
 from tests.support.launching import open_files, wait_until
@@ -39,10 +39,6 @@ def test_a_monitor_under_attack_watches_its_rank(tmp_path: Path, said: list[str]
 
 def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> None:
     attack_launcher(tmp_path, SEED, said.append, requests=3000, hellos=500)
-
-
-def test_decoder_survives_frames_in_any_pieces(said: list[str]) -> None:
-    attack_wire(SEED, said.append, messages=4000)
 
 
 def test_board_reader_survives_garbage(said: list[str]) -> None:

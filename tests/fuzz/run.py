@@ -2,7 +2,7 @@
 
     python tests/fuzz/run.py --messages 1000000 --boards 100000 --seed 1
 
-`--only monitor,launcher,wire,coordinator,boards` runs some of it.
+`--only monitor,launcher,coordinator,boards` runs some of it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if __name__ == "__main__":
 
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.sealed import attack_coordinator
-from tests.fuzz.sockets import attack_launcher, attack_monitor, attack_wire
+from tests.fuzz.sockets import attack_launcher, attack_monitor
 
-_PARTS = ("monitor", "launcher", "wire", "coordinator", "boards")
+_PARTS = ("monitor", "launcher", "coordinator", "boards")
 _LESS = 10
 """The monitor of a launcher is the same program as the one by itself: it gets a tenth."""
 
@@ -51,8 +51,6 @@ def main() -> None:
                 attack_monitor(directory / part, seed, say, hellos=count, orders=count, questions=count)
             elif part == "launcher":
                 attack_launcher(directory / part, seed, say, requests=count, hellos=count // _LESS)
-            elif part == "wire":
-                attack_wire(seed, say, messages=count)
             elif part == "coordinator":
                 attack_coordinator(seed, say, messages=count)
             else:

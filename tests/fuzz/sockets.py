@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.errors import ProtocolError
-from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds
+from megatron_ft.link.wire import Channel
 from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Hostile, is_harmless
 from tests.fuzz.storm import ANSWER_S, exchange, storm
 from tests.fuzz.watched import figures, watched
 from tests.support.launching import Launched
 
-__all__ = ["attack_launcher", "attack_monitor", "attack_wire"]
+__all__ = ["attack_launcher", "attack_monitor"]
 
 Say = Callable[[str], None]
 _MORE_KIB = 12_000
@@ -29,7 +28,6 @@ _MOST_LINES = 60
 _KINDS_OF_LINES = 6
 _MOST_QUESTION = 300
 _PARTS = 4
-_LONGEST_REASON = 300
 _READ_EVERY = 50
 _CALLERS = 2 * 16
 """Descriptors of connections that a monitor keeps open at most."""
@@ -119,45 +117,6 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
         say(f"the rank then hung, and was found; {len(finished.lines)} lines in all")
     finally:
         launched.destroy()
-
-
-def attack_wire(seed: int, say: Say, *, messages: int) -> None:
-    """The reader of frames, in this process, in pieces of any size, with descriptors.
-
-    Raises:
-        AssertionError: something else than its two errors, or descriptors were left open.
-    """
-    rng = random.Random(seed)
-    hostile = Hostile(rng, (*HELLOS, *REQUESTS, *ORDERS))
-    before = len(os.listdir("/proc/self/fd"))
-    sent = read = refused = longest = 0
-    while sent < messages:
-        left, right = socket.socketpair()
-        left.setblocking(False)
-        channel = Channel(right, takes_fds=rng.random() < 0.5)
-        data = bytearray()
-        count = rng.choice((1, 5, 100))
-        for _ in range(count):
-            data += hostile.framed() if rng.random() < 0.99 else hostile.frame()
-        sent += count
-        try:
-            while data:
-                size = rng.choice((3, 100, 10_000, 60_000))
-                fds = [0] * rng.randrange(1, 12) if rng.random() < 0.05 else []
-                with contextlib.suppress(BlockingIOError):
-                    del data[: socket.send_fds(left, [bytes(data[:size])], fds)]
-                for item in channel.receive(everything=rng.random() < 0.5):
-                    read += 1
-                    assert isinstance(item.message.name, str)
-                    close_fds(item.fds)
-        except (ProtocolError, ChannelClosedError) as error:
-            refused += 1
-            longest = max(longest, len(str(error)))
-        channel.close()
-        left.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert longest < _LONGEST_REASON
-    say(f"frames: {sent} written, {read} read as messages, {refused} connections refused")
 
 
 _SCRIPT = """

@@ -24,7 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from megatron_ft.link.linux.processes import carries, kill_matching
+from tests.support.campaigns import launcher_records
 
 ON_CPU = Path(__file__).with_name("on_cpu.py")
 LAUNCHER = (
@@ -194,12 +197,6 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def records(logs: Path, ev: str) -> Iterator[dict[str, Any]]:
-    """Those of that name which the launcher has written."""
-    lines = [line for path in logs.glob("launcher-*.jsonl") for line in path.read_text().splitlines()]
-    return (record for record in map(json.loads, lines) if record["ev"] == ev)
-
-
 def wrong_end(case: Case, ended: dict[str, Any]) -> Iterator[str]:
     """What is wrong with the record of the end of cycle 0."""
     cause = ended.get("cause") or {}
@@ -253,7 +250,9 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
     if "imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft" not in text:
         found.append("its client isn't ours")
     if case.ends is not None:
-        found += wrong_end(case, next(records(directory / "logs", "cycle_ended"), {}))
+        found += wrong_end(
+            case, next((each for each in launcher_records(directory / "logs") if each["ev"] == "cycle_ended"), {})
+        )
     if case.code == 0:
         found += unlearned(save)
     restored = {int(number) for number in re.findall(r"restored iteration (\d+) from memory", text)}

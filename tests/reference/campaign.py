@@ -11,15 +11,18 @@ iterations: there one, and three, of the tests of when timeouts are updated fail
 too.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # this file is run as a script
+from tests.support.campaigns import run_pytest
 
 FOLDER = "tests/ptl_resiliency/unit"
 SECTIONS, INVALID = f"{FOLDER}/test_ft_callback_sections.py", "test_invalid_config"
@@ -69,30 +72,14 @@ def main() -> int:
 def run(checkout: Path, group: tuple[str, ...]) -> dict[str, str]:
     """By test: how it failed, empty if it passed."""
     with tempfile.TemporaryDirectory(prefix="ft_reference") as directory:
-        report = Path(directory, "report.xml")
         paths = [str(checkout / "src"), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, "TMPDIR": directory, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {"TMPDIR": directory, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        python = [sys.executable]
-        if OUR_LAUNCHER not in group:
-            python += ["-m", "megatron_ft", "launch", f"--ft-log-dir={directory}/logs", "--max-restarts=0"]
-            python += [f"--nproc-per-node={2 if LOCAL in group else 1}"]
-        command = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *group]
-        try:
-            ended = subprocess.run(
-                command, cwd=checkout, env=env, capture_output=True, text=True, timeout=LONGEST_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {" ".join(group): f"took longer than {LONGEST_S:g} s"}
-        if not report.exists():
-            sys.stderr.write(ended.stdout[-3000:] + ended.stderr[-3000:])
-            return {}
-        problems = {}
-        for case in ElementTree.parse(report).iter("testcase"):
-            found = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-            name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-            problems[name] = "" if found is None else f"{found.tag}: {found.get('message', '')[:300]}"
-        return problems
+        launch = ["-m", "megatron_ft", "launch", f"--ft-log-dir={directory}/logs", "--max-restarts=0"]
+        launch += [f"--nproc-per-node={2 if LOCAL in group else 1}"]
+        prefix = launch if OUR_LAUNCHER not in group else []
+        report = Path(directory, "report.xml")
+        return run_pytest(group, report, cwd=checkout, env=env, timeout_s=LONGEST_S, prefix=prefix)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,19 @@ run from a copy in which ``launch.main`` is our launcher's; nothing else is chan
 installed here: a file of another version may ask for what this one doesn't have.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # this file is run as a script
+from tests.support.campaigns import run_pytest
 
 TORCHRUN, OURS = "import torch.distributed.run as launch", "from megatron_ft.launcher.main import main as ft_main"
 LEFT_OUT = {
@@ -34,7 +36,7 @@ def main() -> int:
     for test_run in given.test_run:
         results = run(test_run.resolve(), given.k)
         for name, problem in results.items():
-            reason = LEFT_OUT.get(name)
+            reason = LEFT_OUT.get(name.rpartition("::")[2])
             print(f"{name}: {f'left out: {reason}' if problem and reason else problem or 'passed'}", flush=True)
             failed += bool(problem) and reason is None and not problem.startswith("skipped")
         passed = sum(not problem for problem in results.values())
@@ -60,31 +62,9 @@ def run(test_run: Path, expression: str) -> dict[str, str]:
         copy, report = Path(directory, "launcher", "test_run.py"), Path(directory, "report.xml")
         shutil.copytree(test_run.parent, copy.parent)
         copy.write_text(adapted(test_run.read_text()))
-        env = {**os.environ, "TMPDIR": directory, "PYTHONDONTWRITEBYTECODE": "1", "XDG_STATE_HOME": directory}
-        command = [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", directory),
-            *(f"--junitxml={report}", "--timeout=240", "-k", expression, str(copy)),
-        ]
-        try:
-            ended = subprocess.run(
-                command, cwd=directory, env=env, capture_output=True, text=True, timeout=LONGEST_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"all": f"took longer than {LONGEST_S:g} s"}
-        if not report.exists():
-            sys.stderr.write(ended.stdout[-3000:] + ended.stderr[-3000:])
-            return {}
-        return problems_in(report)
-
-
-def problems_in(report: Path) -> dict[str, str]:
-    """By test of a report in JUnit's format: the problem, empty if there was none."""
-    problems = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        found = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-        message = "" if found is None else " ".join(found.get("message", "").partition("To execute")[0].split())
-        problems[case.get("name", "")] = "" if found is None else f"{found.tag}: {message[:300]}"
-    return problems
+        words = ["--rootdir", directory, "--timeout=240", "-k", expression, str(copy)]
+        env = {"TMPDIR": directory, "PYTHONDONTWRITEBYTECODE": "1", "XDG_STATE_HOME": directory}
+        return run_pytest(words, report, cwd=Path(directory), env=env, timeout_s=LONGEST_S)
 
 
 if __name__ == "__main__":

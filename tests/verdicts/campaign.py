@@ -13,16 +13,16 @@ import json
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # this file is run as a script
+from tests.support.campaigns import launcher_records, run_job
 from tests.verdicts.job import ITERATIONS
 
 HANGS = ("stopped", "sleep", "spin", "gil", "collective", "pipe")
@@ -92,25 +92,15 @@ def run(faults: Sequence[Fault], directory: Path) -> list[Verdict]:
     Raises:
         RuntimeError: it didn't end well after the last of them.
     """
-    command = [sys.executable, "-m", "megatron_ft.launcher", "--standalone", "--ft-log-dir", str(directory / "logs")]
-    ended = subprocess.run(
-        command + arguments(faults, directory),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_JOB_S + _CYCLE_S * len(faults),
-        check=False,
-    )
-    if ended.returncode != 0:
-        raise RuntimeError(f"the job ended with code {ended.returncode}:\n{ended.stdout}")
+    code, output = run_job(arguments(faults, directory), directory / "logs", _JOB_S + _CYCLE_S * len(faults))
+    if code != 0:
+        raise RuntimeError(f"the job ended with code {code}:\n{output}")
     return read_verdicts(faults, directory / "logs")
 
 
 def read_verdicts(faults: Sequence[Fault], logs: Path) -> list[Verdict]:
     """What the event logs of such a job say of each of them."""
-    records = list(_records(logs))
+    records = launcher_records(logs)
     return [_verdict(fault, [r for r in records if r.get("cycle") == cycle]) for cycle, fault in enumerate(faults)]
 
 
@@ -134,11 +124,6 @@ def _kill_after_s(records: Sequence[dict[str, Any]]) -> float | None:
         (r["at_ns"] - verdicts[r["pid"]]) / 1e9 for r in records if r["ev"] == "signalled" and r["pid"] in verdicts
     ]
     return max(delays, default=None)
-
-
-def _records(logs: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(logs.glob("*.jsonl")):
-        yield from map(json.loads, path.read_text().splitlines())
 
 
 def print_table(verdicts: Sequence[Verdict]) -> None:

@@ -6,22 +6,24 @@ Each seed is one job of 3 ranks under ``--ft-watch-collectives end`` whose cycle
 and iteration; in the last cycle all compute for longer than the threshold, and it has to run to its end.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
 import json
 import random
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # this file is run as a script
+from tests.support.campaigns import launcher_records, run_job
+
 KINDS = ("skip", "sleep", "stopped", "loader")
 RANKS = 3
 TIMEOUT_S = 3.0
@@ -80,12 +82,7 @@ def read(faults: Sequence[Fault], logs: Path, output: str, *, timeout_s: float =
         KeyError: of one it says nothing.
     """
     at_s = {int(cycle): float(at_s) for cycle, at_s in re.findall(r"fault (\d+) ([\d.]+)", output)}
-    records: dict[int, dict[str, Any]] = {}
-    for path in logs.glob("launcher-*.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["ev"] == "no_collective":
-                records[record["cycle"]] = record
+    records = {each["cycle"]: each for each in launcher_records(logs) if each["ev"] == "no_collective"}
     return [
         Named(
             fault=fault,
@@ -101,19 +98,9 @@ def run(seed: int) -> tuple[list[Named], str]:
     """Of one seed: what was named, and how the last cycle ended, "" if well."""
     faults = draw(seed)
     with tempfile.TemporaryDirectory(prefix="unhooked-") as directory:
-        command = [sys.executable, "-m", "megatron_ft.launcher", "--standalone", f"--ft-log-dir={directory}"]
-        ended = subprocess.run(
-            [*command, *arguments(faults)],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_JOB_S,
-            check=False,
-        )
-        named = read(faults[:-1], Path(directory), ended.stdout)
-    return named, "" if ended.returncode == 0 else ended.stdout
+        code, output = run_job(arguments(faults), Path(directory), _JOB_S)
+        named = read(faults[:-1], Path(directory), output)
+    return named, "" if code == 0 else output
 
 
 def main() -> int:

@@ -5,12 +5,13 @@
 Ranks sleep instead of computing, so that many jobs fit on one machine.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # this file is run as a script
+from tests.support.campaigns import launcher_records, run_job
+
 BOUND_S = 60.0
 """From the first step to the line."""
 _SECONDS = 75.0
@@ -75,30 +78,19 @@ def run(pace: Pace) -> Named:
     """Run one job."""
     script = str(Path(__file__).with_name("paced.py"))
     with tempfile.TemporaryDirectory(prefix="paced-") as directory:
-        command = [sys.executable, "-m", "megatron_ft.launcher", "--standalone", f"--ft-log-dir={directory}"]
-        ended = subprocess.run(
-            [*command, f"--nproc-per-node={pace.ranks}", "--max-restarts=0", script, json.dumps(asdict(pace))],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_JOB_S,
-            check=False,
-        )
-        return read(pace, Path(directory), "" if ended.returncode == 0 else ended.stdout)
+        words = [f"--nproc-per-node={pace.ranks}", "--max-restarts=0", script, json.dumps(asdict(pace))]
+        code, output = run_job(words, Path(directory), _JOB_S)
+        return read(pace, Path(directory), "" if code == 0 else output)
 
 
 def read(pace: Pace, logs: Path, failed: str = "") -> Named:
     """Return what the event log of a job says."""
     began_ns, named = 0, dict[int, float]()
-    for path in logs.glob("launcher-*.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["ev"] == "cycle_started":
-                began_ns = record["t"]
-            elif record["ev"] == "slow_rank" and not record["is_over"]:
-                named.setdefault(record["rank"], (record["t"] - began_ns) / 1e9)
+    for record in launcher_records(logs):
+        if record["ev"] == "cycle_started":
+            began_ns = record["t"]
+        elif record["ev"] == "slow_rank" and not record["is_over"]:
+            named.setdefault(record["rank"], (record["t"] - began_ns) / 1e9)
     return Named(pace=pace, ranks=frozenset(named), after_s=named.get(pace.slow), failed=failed)
 
 
