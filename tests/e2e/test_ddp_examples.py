@@ -94,18 +94,6 @@ def test_killed_then_hung_then_finished_with_the_same_weights(name: str, launche
     assert verdict["timeout_s"] < CONFIGURED_S[name]
 
 
-def test_a_broken_fault_plan_ends_the_job_with_one_line_and_no_restart(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("faults:\n  - {rank: 2, iteration: 5, type: rank_killed}\n")
-    finished = start(launcher, EXAMPLES[0], tmp_path / "save", "--fault-plan", str(tmp_path / "plan.yaml")).wait(100)
-    assert finished.code == 1
-    problem = "fault 1: rank must be below the number of ranks, 2, not 2"
-    # the launcher's line, and rank 0's own, if it came to it before the other one's request ended it
-    assert len(re.findall(rf"^FT: ERROR: .*{problem}$", finished.err, re.MULTILINE)) <= 1
-    assert "Traceback" not in finished.err
-    assert len(finished.lines) == 2, "a cycle starts, and ends"
-    assert re.search(rf"rank \d asked for ShutdownWorkload: .*{problem}; not restarting$", finished.lines[-1])
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_can_be_read_at_one_sitting(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 120

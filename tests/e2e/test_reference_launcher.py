@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from tests.support.launching import Launcher, launcher
-from tests.support.nodes import meeting_place
 
 __all__ = ["launcher"]
 
@@ -52,10 +51,3 @@ def test_progress_of_ranks_that_report_none_is_what_a_file_says(launcher: Launch
     finished = launcher.run(script, *options)
     assert finished.code == 93
     assert len([line for line in finished.lines if " ended: " in line]) == 6
-
-
-def test_the_published_batch_line_without_a_backend(launcher: Launcher) -> None:
-    _, *where = meeting_place("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0.2")
-    options = [*where, "--ft-restart_policy=min-healthy", "--max-restarts=1", "--ft-use-infra-group-rank=true"]
-    finished = launcher.run(FAILS_ONCE, *options)
-    assert finished.code == 0

@@ -44,9 +44,6 @@ if how is not None:
 """
 
 
-TWO = ("--nproc-per-node=2", "--max-restarts=500")
-
-
 def result(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "result.json").read_text())
     return found
@@ -102,12 +99,3 @@ def test_failure_after_a_run_and_a_crash_before_the_others_have_ended_theirs_res
     ]
     assert causes[2]["detail"].endswith("before the others had ended theirs")
     assert job.code == 0
-
-
-def test_a_start_that_fails_in_the_same_way_twice_is_not_tried_again(launcher: Launcher) -> None:
-    launched = launcher.start("import not_there", *TWO)
-    finished = launched.wait()
-    assert finished.code == 93
-    assert [end[1:3] for end in launched.ends()] == [("crash", "restart"), ("crash", "give_up")]
-    assert "ModuleNotFoundError: No module named 'not_there'" in finished.lines[-1]
-    assert "2 starts in a row" in finished.lines[-1]

@@ -28,12 +28,12 @@ assert begun.wait(30)
 
 
 def test_deadlock_is_named_by_rank_and_frame_and_a_computing_rank_is_left_alone(launcher: Launcher) -> None:
-    """The short form of tests/verdicts/collectives.py: its last cycle computes for longer than the threshold."""
+    """Its last cycle computes for longer than the threshold."""
     faults = draw(SEED)
     launched = launcher.start(arguments(faults, timeout_s=TIMEOUT_S))
     finished = launched.wait(110)
     assert finished.code == 0, finished.err
-    named = read(faults[:-1], launched.log_dir, finished.out, timeout_s=TIMEOUT_S)
+    named = read(faults[:-1], launched.log_dir)
     assert [each for each in named if not each.is_right] == []
     causes = [event["cause"] for event in launched.events("cycle_ended")]
     assert [cause and cause["rank"] for cause in causes] == [*(fault.rank for fault in faults[:-1]), None]

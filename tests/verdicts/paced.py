@@ -1,4 +1,7 @@
-"""A script under gloo whose ranks compute for a while, and then reduce: the argument is JSON, as `slow_ranks.Pace`."""
+"""A script under gloo whose ranks compute for a while, and then reduce: the argument is JSON.
+
+Rank `slow` takes `factor` times as long as the others; `jitter` is the standard deviation of a step, as a share of it.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,6 @@ from megatron_ft.config.config import FIELDS
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import ConfigError
 from megatron_ft.launcher import arguments
-from megatron_ft.learning.state import StateFile
-from megatron_ft.learning.state_file import carry_out
 from tests import ROOT
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 
@@ -57,11 +55,6 @@ ARGUMENTS = (
     "🙂",
     "--",
 )
-STATE = {
-    "version": 1,
-    "timeouts": {"step": {"value_s": 5.0, "was_s": 600.0, "rank": 3}},
-    "configured": {"rank_section_timeouts": {"step": 600.0}},
-}
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -139,17 +132,6 @@ def test_command_line_of_any_words_is_read_or_refused_in_one_line(words: list[st
         assert {"-h", "--help"} & set(words)
     else:
         assert line.min_nodes <= line.max_nodes
-
-
-@settings(max_examples=MANY)
-@given(damaged([json.dumps(STATE, indent=1).encode()]) | JSONS.map(lambda value: json.dumps(value).encode()))
-def test_state_file_of_any_content_is_read_or_set_aside_with_one_line(content: bytes) -> None:
-    with file_with(content, "ft_state.json") as path:
-        found = carry_out(StateFile(path, sets_aside=True))
-        one_line(found.problem or "as written")
-        if found.may_write and found.state is None:
-            assert Path(f"{path}.corrupt-1").read_bytes() == content
-            assert carry_out(StateFile(path)).problem == ""
 
 
 class TestLogs:

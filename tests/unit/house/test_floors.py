@@ -304,7 +304,7 @@ def loaded_by(*folders: str) -> set[str]:
     ("folders", "heavy"),
     [
         (
-            ["core", "ipc", "monitor", "job", "memory/rules", "memory/leader", "memory/keeper"],
+            ["link", "monitor", "job", "memory/rules", "memory/leader", "memory/keeper"],
             {"torch", "numpy"},
         ),
         (["cli"], {"torch", "matplotlib", "rich"}),  # before it draws
