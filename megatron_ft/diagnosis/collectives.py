@@ -46,10 +46,10 @@ def _spaced(ranks: Sequence[int]) -> range | None:
 
 
 class Collective(Message, frozen=True, kw_only=True):
-    """A collective that a rank has entered and not left.
+    """A collective that a rank has entered and not left, in torch's words.
 
     Args:
-        group: torch's name of its process group, the same on all its ranks.
+        group: torch's name of its process group, the same on all its ranks; ``description`` is the user's.
         seq: its number in that group, from 1; for a point-to-point operation among those of the pair.
         op: "all_reduce"; for a point-to-point operation "recv 0<-1", with ranks of the group.
         ranks: global ranks of the group, as a ``range`` if evenly spaced, else a tuple.
@@ -83,27 +83,8 @@ class Collective(Message, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Name for people: "all_reduce #412 of group tp"."""
-        group = self.description or self.group
+        group = (self.description or self.group).lower()
         return f"{self.op} #{self.seq}" + ("" if group in ("", "0", "default_pg") else f" of group {group}")
-
-
-class CollectiveInFlight(Fact, frozen=True, kw_only=True):
-    """An unfinished collective, in torch's words.
-
-    Args:
-        group: torch's name of its process group; ``description`` is the user's.
-        seq: its number in that group; for a point-to-point operation among those of the pair.
-        p2p: True for a point-to-point operation.
-        sizes: sizes of its tensors, cut off.
-    """
-
-    group: str
-    description: str
-    seq: Count
-    op: str
-    backend: str
-    p2p: bool
-    sizes: str
 
 
 class Collectives(Fact, frozen=True, kw_only=True):
@@ -113,30 +94,10 @@ class Collectives(Fact, frozen=True, kw_only=True):
         in_flight: unfinished ones, the earliest first.
         enqueued: "backend/group" -> number of the last collective that this rank has entered.
         completed: "backend/group" -> number of the last finished one (on a GPU, once NCCL's watchdog has seen its end).
-        ranks: group -> its global ranks, for groups in flight.
         error: reason for missing collectives; empty if there is none.
     """
 
-    in_flight: tuple[CollectiveInFlight, ...] = ()
+    in_flight: tuple[Collective, ...] = ()
     enqueued: Mapping[str, Count] = {}
     completed: Mapping[str, Count] = {}
-    ranks: Mapping[str, RankGroup] = {}
     error: str = ""
-
-
-def collectives_of(reported: Collectives) -> tuple[Collective, ...]:
-    """Return the collectives in flight, for a snapshot."""
-    if reported.error:
-        return ()
-    return tuple(
-        Collective(
-            group=each.group,
-            seq=each.seq,
-            op=each.op,
-            ranks=reported.ranks.get(each.group, ()),
-            p2p=each.p2p,
-            description=each.description.lower(),
-            backend=each.backend,
-        )
-        for each in reported.in_flight
-    )

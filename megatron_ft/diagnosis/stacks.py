@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from megatron_ft.link.base.codec import Fact, Int
 
 REPORTER_THREAD = "megatron_ft_crash_reporter"
 """Name of the thread with which a rank answers its monitor, and of that thread's function: faulthandler knows no names
@@ -34,49 +36,41 @@ class Frame(NamedTuple):
         return f"{name}:{self.line} {self.function}"
 
 
-class ThreadStack(NamedTuple):
-    """One thread, innermost call first. ``ident`` is its ``threading.get_ident()``."""
+class ThreadStack(Fact, frozen=True):
+    """One thread, innermost call first.
 
-    ident: int
+    Args:
+        ident: its ``threading.get_ident()``; by py-spy the kernel's number, which for the main thread is the PID.
+    """
+
+    ident: Int
     frames: tuple[Frame, ...]
     name: str = ""
+    main: bool = False
 
 
 def parse_faulthandler(text: str) -> list[ThreadStack]:
     """Return the threads of one dump, ignoring other lines and calls of stand-ins."""
-    stacks: list[ThreadStack] = []
-    ident, frames = None, list[Frame]()
+    found: list[tuple[int, list[Frame]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
-            if ident is not None:
-                stacks.append(ThreadStack(ident, tuple(frames)))
-            ident, frames = int(head[1], 16), []
-        elif ident is not None and (found := _FRAME.match(line)) and found[3] != STAND_IN:
-            number = int(found[2]) if found[2].isdigit() else 0
-            frames.append(Frame(found[1], number, found[3]))
-    if ident is not None:
-        stacks.append(ThreadStack(ident, tuple(frames)))
-    return stacks
+            found.append((int(head[1], 16), []))
+        elif found and (call := _FRAME.match(line)) and call[3] != STAND_IN:
+            found[-1][1].append(Frame(call[1], int(call[2]) if call[2].isdigit() else 0, call[3]))
+    return [ThreadStack(ident, tuple(frames)) for ident, frames in found]
 
 
 def parse_py_spy(document: Any) -> list[ThreadStack]:
-    """Return the threads printed by ``py-spy dump --json``; empty for anything else.
-
-    Their ``ident`` is the kernel's number; the main thread's is the PID.
-    """
-    stacks = []
-    for thread in document if isinstance(document, list) else ():
-        if not isinstance(thread, Mapping):
-            continue
-        told = thread.get("frames")
-        frames = [
-            Frame(str(frame.get("filename", "")), _number(frame.get("line")), str(frame.get("name", "")))
-            for frame in (told if isinstance(told, list) else ())
-            if isinstance(frame, Mapping) and frame.get("name") != STAND_IN
-        ]
-        name = str(thread.get("thread_name") or "")
-        stacks.append(ThreadStack(_number(thread.get("os_thread_id")), tuple(frames), name))
-    return stacks
+    """Return the threads printed by ``py-spy dump --json``; empty for anything else."""
+    found = []
+    try:
+        for thread in document:
+            frames = [Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in thread["frames"]]
+            told = tuple(frame for frame in frames if frame.function != STAND_IN)
+            found.append(ThreadStack(int(thread["os_thread_id"] or 0), told, str(thread["thread_name"] or "")))
+    except (KeyError, TypeError, ValueError):
+        return []
+    return found
 
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:
@@ -108,7 +102,3 @@ def shortened(frames: Sequence[Frame], *, library: Iterable[str], most: int) -> 
     places = tuple(library)
     outer = [frame for frame in frames[_INNERMOST:-1] if not is_library(frame.file, places)]
     return (*frames[:_INNERMOST], *outer[: most - _INNERMOST - 1], *frames[_INNERMOST:][-1:])
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0

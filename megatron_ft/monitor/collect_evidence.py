@@ -15,8 +15,10 @@ import socket
 import time
 from collections.abc import Callable
 
-from megatron_ft.diagnosis.collectives import Collectives, collectives_of
-from megatron_ft.diagnosis.evidence import HangEvidence, Stacks, Thread, board_facts, with_board
+from msgspec.structs import replace
+
+from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.evidence import RankEvidence, open_sections, with_board
 from megatron_ft.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
 from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
@@ -25,6 +27,7 @@ from megatron_ft.diagnosis.rank_snapshot import (
     is_past_its_script,
     is_waiting_for_process,
     lost_process,
+    place,
     stack_wait,
 )
 from megatron_ft.diagnosis.stacks import (
@@ -40,13 +43,13 @@ from megatron_ft.link.base.codec import decode, encode
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.base.wording import begins
 from megatron_ft.link.board import Board
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.files.evidence_files import LIBRARIES
 from megatron_ft.link.linux import proc
 from megatron_ft.link.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.link.messages.rank_messages import Answer, Question
 from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.process import AttachedRank
-from megatron_ft.monitor.rules.hang_detector import Overdue
 
 STACK_MEMORY = "megatron_ft_stacks"
 """Name of the memory file in which a rank writes its stacks."""
@@ -64,12 +67,12 @@ def collect(
     attached: AttachedRank,
     board: Board,
     snapshot: BoardSnapshot | None,
-    verdict: Overdue | None,
+    verdict: RankHung | None,
     *,
     local_rank: int,
     passive: bool,
     deadline_ns: int,
-) -> HangEvidence:
+) -> RankEvidence:
     """Collect the evidence on one rank, until ``deadline_ns`` (monotonic) at the latest."""
     began_ns = time.monotonic_ns()
     missing: list[str] = []
@@ -99,7 +102,7 @@ def collect(
         is_saving=is_in_checkpoint_write(frames),
         is_in_library=is_in_library(frames),
         has_collectives=collectives.error in ("", *_HARMLESS),
-        in_flight=collectives_of(collectives),
+        in_flight=collectives.in_flight,
         enqueued=collectives.enqueued,
         gone=is_gone(attached.pidfd),
         handling="" if words.error else answer.handling,
@@ -109,15 +112,17 @@ def collect(
         waits_for_process=is_waiting_for_process(frames),
         own_rank=None if answer.own_rank == attached.rank else answer.own_rank,
     )
-    threads = (Thread(ident=s.ident, name=s.name, main=s.frames is frames, frames=s.frames) for s in stacks)
-    return HangEvidence(
-        note=with_board(note, snapshot, began_ns),
+    note = with_board(note, snapshot, began_ns)
+    return RankEvidence(
+        summary=f"rank {note.rank}: {place(note)}",
+        note=note,
         cycle=attached.cycle,
         verdict=verdict,
-        board=board_facts(snapshot, began_ns),
+        open_sections=open_sections(snapshot, began_ns),
         last_events=_last_events(board, snapshot, began_ns),
         process=facts,
-        stacks=Stacks(source=source, threads=tuple(threads)),
+        stacks_by=source,
+        threads=tuple(replace(each, main=each.frames is frames) for each in stacks),
         collectives=collectives,
         missing=tuple(missing),
         took_s=round((time.monotonic_ns() - began_ns) / 1e9, 4),

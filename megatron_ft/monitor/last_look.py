@@ -14,6 +14,7 @@ from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.progress import ProgressSample, is_file_wait
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.base.times import earliest
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.link.linux.processes import read_stat
@@ -21,7 +22,6 @@ from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, Ext
 from megatron_ft.monitor.collect_evidence import Probe
 from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.monitor.reports import Reports
-from megatron_ft.monitor.rules.hang_detector import Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
@@ -43,7 +43,7 @@ class LastLook:
         self._asks_first = asks_first
         self._reports = reports
         self._has_launcher = has_launcher
-        self._verdict: Overdue | None = None
+        self._verdict: RankHung | None = None
         self._answer_by_ns: int | None = None
         """Time until which the launcher is waited for; None if the verdict is confirmed, or there is none."""
         self.first: tuple[Collect, ProgressSample] | None = None  # being examined: the order, and what it did then
@@ -54,7 +54,7 @@ class LastLook:
         times = [] if self.first is None else [self.first[0].again_ns or 0]
         return earliest(*times, self._answer_by_ns)
 
-    def ask_launcher_first(self, watched: WatchedRank, verdict: Overdue) -> bool:
+    def ask_launcher_first(self, watched: WatchedRank, verdict: RankHung) -> bool:
         """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
         hung now."""
         mine = self._verdict
@@ -62,14 +62,14 @@ class LastLook:
         if not self._has_launcher and not verdict.enforced:
             watched.put_off(verdict)
             return True
-        asks = self._has_launcher and (verdict.is_learned or self._asks_first)
+        asks = self._has_launcher and (verdict.learned or self._asks_first)
         if not asks or (is_same and self._answer_by_ns is None):
             self.clear()
             return False
         if not is_same:
             now_ns = time.monotonic_ns()
             self._verdict, self._answer_by_ns = verdict, now_ns + _ANSWER_NS
-            self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict, now_ns)))
+            self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict)))
         return True
 
     def clear(self) -> None:

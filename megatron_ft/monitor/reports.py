@@ -10,7 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from megatron_ft.diagnosis.evidence import HangEvidence
+from msgspec.structs import replace
+
+from megatron_ft.diagnosis.evidence import RankEvidence
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.errors import ProtocolError
 from megatron_ft.learning.messages import Intervals
@@ -19,7 +21,7 @@ from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.facts import monitor as records
 from megatron_ft.link.facts import shared
-from megatron_ft.link.facts.shared import Warning_
+from megatron_ft.link.facts.shared import RankHung, Warning_
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.files.evidence_files import write_evidence
 from megatron_ft.link.linux.processes import read_stat
@@ -28,7 +30,6 @@ from megatron_ft.link.messages.monitor_messages import Observation
 from megatron_ft.link.messages.rank_messages import RankHello
 from megatron_ft.link.wire import Channel, ChannelClosedError, Received
 from megatron_ft.monitor.process import AttachedRank
-from megatron_ft.monitor.rules.hang_detector import Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.records.event_log import EventLog
 
@@ -110,7 +111,7 @@ class Reports:
         if self._launcher is None and not greeting.watch_only:
             self.record(report)
 
-    def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: HangEvidence) -> None:
+    def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: RankEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
         self.observed(watched.attached, evidence.note)
         if log_dir is not None:
@@ -129,8 +130,8 @@ class Reports:
         if self._log is not None:
             self._log.close(max(0.0, until_s - time.monotonic()))
 
-    def _write_evidence(self, log_dir: str, evidence: HangEvidence) -> None:
-        rank, cycle = evidence.rank, evidence.cycle
+    def _write_evidence(self, log_dir: str, evidence: RankEvidence) -> None:
+        rank, cycle = evidence.note.rank, evidence.cycle
         try:
             path = write_evidence(log_dir, evidence)
         except OSError as error:
@@ -173,26 +174,10 @@ class Reports:
         )
         self.record(record)
 
-    def rank_hung(
-        self, attached: AttachedRank, verdict: Overdue, at_ns: int, *, observed_only: bool = False
-    ) -> shared.RankHung:
+    def rank_hung(self, attached: AttachedRank, verdict: RankHung, *, observed_only: bool = False) -> RankHung:
         """Return the record of a rank that hangs; ``observed_only``: it won't be signalled."""
         stat = read_stat(attached.pid)
-        return shared.RankHung(
-            rank=attached.rank,
-            local_rank=self._local_rank,
-            cycle=attached.cycle,
-            pid=attached.pid,
-            kind=verdict.kind.value,
-            section=verdict.section,
-            since_ns=verdict.since_ns,
-            elapsed_s=verdict.elapsed_ns / 1e9,
-            timeout_s=verdict.timeout_ns / 1e9,
-            iteration=verdict.iteration,
-            open_sections=verdict.open_sections,
-            state=None if stat is None else stat.state,
-            observed_only=observed_only,
-            at_ns=at_ns,
-            learned=verdict.is_learned,
-            enforced=verdict.enforced,
+        state = None if stat is None else stat.state
+        return replace(
+            verdict, rank=attached.rank, local_rank=self._local_rank, state=state, observed_only=observed_only
         )

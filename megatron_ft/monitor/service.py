@@ -20,6 +20,7 @@ from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.base.layout import BoardDamagedError
 from megatron_ft.link.facts.monitor import Detached, LauncherGone, Signalled
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.link.log import MONITOR
 from megatron_ft.link.messages.monitor_messages import (
@@ -44,7 +45,6 @@ from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.process import MonitorSettings
 from megatron_ft.monitor.reports import Reports
-from megatron_ft.monitor.rules.hang_detector import CheckAction, Overdue
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _LAUNCHER_ENDS_S = 3.0
@@ -311,20 +311,19 @@ class MonitorService:
                 f"the progress board of {rank} was written over by the training process ({error}): {until}"
             )
             return
-        if outcome.action is CheckAction.END_RANK and watched.note_new_program():
+        verdict = outcome.verdict
+        if verdict is not None and watched.note_new_program():
             self._judge(watched)
             return
         self._reports.news(watched, snapshot)
         self._reports.minute(watched)
         self._next_look_ns = outcome.next_look_ns
-        if outcome.action is CheckAction.END_RANK:
-            assert outcome.verdict is not None
-            if not self._last_look.ask_launcher_first(watched, outcome.verdict):
-                self._end_hung(watched, outcome.verdict)
-        else:
+        if verdict is None:
             self._last_look.clear()
+        elif not self._last_look.ask_launcher_first(watched, verdict):
+            self._end_hung(watched, verdict)
 
-    def _end_hung(self, watched: WatchedRank, verdict: Overdue) -> None:
+    def _end_hung(self, watched: WatchedRank, verdict: RankHung) -> None:
         """Terminate a hung rank, whatever evidence there is; in observe-only mode, or if the timeout isn't enforced,
         report it."""
         only_reports = self._settings.observe_only or not verdict.enforced
@@ -335,7 +334,7 @@ class MonitorService:
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
-        self._reports.record(self._reports.rank_hung(attached, verdict, now_ns, observed_only=only_reports))
+        self._reports.record(self._reports.rank_hung(attached, verdict, observed_only=only_reports))
         self._reports.minute(watched, at_once=not only_reports, is_last=not only_reports)
         try:
             self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)
@@ -348,7 +347,7 @@ class MonitorService:
     def _examine(
         self,
         watched: WatchedRank,
-        verdict: Overdue | None,
+        verdict: RankHung | None,
         *,
         passive: bool,
         deadline_ns: int,

@@ -18,6 +18,7 @@ from megatron_ft.link.board import NO_TIMEOUTS, Board, BoardTimeouts, create_mem
 from megatron_ft.link.facts import monitor as records
 from megatron_ft.link.facts.minutes import MINUTE_NS
 from megatron_ft.link.facts.monitor import Minute
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.polling import has_hung_up
 from megatron_ft.link.linux.proc import has_mapped
@@ -26,7 +27,7 @@ from megatron_ft.link.wire import close_fds
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.monitor.rules.consistency import contradiction
-from megatron_ft.monitor.rules.hang_detector import Check, CheckAction, HangDetector, Overdue
+from megatron_ft.monitor.rules.hang_detector import Check, HangDetector
 
 _FIRST_STEP_LOOK_NS = 20_000_000
 _FIRST_STEP_SHARE = 8
@@ -139,8 +140,7 @@ class WatchedRank:
         self.last_good = snapshot
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
-        resting = outcome.action in (CheckAction.REST, CheckAction.END_RANK)
-        words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if resting else outcome.next_look_ns or now
+        words[layout.W_NEXT_LOOK] = layout.NO_TIMEOUT if outcome.next_look_ns is None else outcome.next_look_ns
         self._feed(snapshot, now)
         return snapshot, outcome
 
@@ -188,9 +188,9 @@ class WatchedRank:
         """Exclude the time in which this monitor, and maybe the whole node, was stopped."""
         self._was_stopped = True
 
-    def put_off(self, verdict: Overdue) -> None:
+    def put_off(self, verdict: RankHung) -> None:
         """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
-        self.detector.extend_timeout(verdict, verdict.elapsed_ns + verdict.timeout_ns)
+        self.detector.extend_timeout(verdict, round((verdict.elapsed_s + verdict.timeout_s) * 1e9))
 
     def arm(self, order: Arm) -> None:
         """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""

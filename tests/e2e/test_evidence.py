@@ -24,16 +24,16 @@ import pytest
 from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.link.base.intervals import HangKind
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
 from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.files.evidence_files import write_evidence
 from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
 from megatron_ft.monitor.process import AttachedRank
-from megatron_ft.monitor.rules.hang_detector import Overdue
+from tests.support.agents import hung
 from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 
@@ -68,7 +68,7 @@ class Subject:
     board: Board
 
     def collect(
-        self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: Overdue | None = None
+        self, *, passive: bool = False, bound_s: float = BOUND_S, verdict: RankHung | None = None
     ) -> tuple[RankSnapshot, dict[str, Any]]:
         deadline_ns = time.monotonic_ns() + round(bound_s * 1e9)
         evidence = collect(
@@ -136,7 +136,7 @@ def subjects() -> Iterator[Subjects]:
 
 def functions(document: dict[str, Any]) -> list[str]:
     """Of the main thread, innermost first."""
-    return [frame[2] for thread in document["stacks"]["threads"] if thread["main"] for frame in thread["frames"]]
+    return [frame[2] for thread in document["threads"] if thread["main"] for frame in thread["frames"]]
 
 
 @pytest.mark.parametrize("what", ["sleeping", "spinning"])
@@ -170,8 +170,7 @@ def test_a_stopped_rank_is_read_where_it_was_stopped_and_stays_so(subjects: Subj
 def test_a_hung_rank_that_the_signal_wakes_gets_no_further(subjects: Subjects) -> None:
     """It would train on, and so would those that wait for it, while they are looked at."""
     subject = subjects.start("begin(); signal.pause(); spinning()")
-    verdict = Overdue(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
-    _, document = subject.collect(verdict=verdict)
+    _, document = subject.collect(verdict=hung())
     assert functions(document) == ["<module>"]
     wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
 
@@ -189,8 +188,7 @@ handler_in_c = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
 ctypes.CDLL(None).signal(board.words[25], handler_in_c)
 sleeping()
 """)
-    verdict = Overdue(HangKind.SECTION, "step", 1, 2, 3, None, ("step",))
-    _, document = subject.collect(verdict=verdict)
+    _, document = subject.collect(verdict=hung())
     assert functions(document) == ["inner", "<module>"]
 
 
@@ -200,7 +198,7 @@ def test_a_rank_without_a_handler_gets_no_signal(subjects: Subjects) -> None:
     for number in (0, 1, signal.SIGRTMIN + 5, 2**63):
         subject.board.words[25] = number
         note, document = subject.collect(bound_s=0.2)
-        assert document["stacks"]["threads"] == [] or document["stacks"]["source"] == "py-spy"
+        assert document["threads"] == [] or document["stacks_by"] == "py-spy"
         assert any("no handler" in text for text in document["missing"])
         assert not note.gone
     assert subject.process.poll() is None
@@ -235,7 +233,7 @@ def test_py_spy_reads_what_the_rank_can_t_write(
     install_py_spy(text.format(pid=subject.attached.pid))
     note, document = subject.collect(passive=passive)
     assert note.frame == "loader.py:88 next_batch"
-    assert document["stacks"]["source"] == "py-spy"
+    assert document["stacks_by"] == "py-spy"
 
 
 @pytest.mark.parametrize("body", ["exit 3", "exec sleep 60", "echo no json", "echo '{}'"])
@@ -465,7 +463,7 @@ ready()
 sleeping()
 """
     _, document = subjects.start(body).collect()
-    assert document["stacks"]["source"] == "faulthandler"
+    assert document["stacks_by"] == "faulthandler"
     assert "sleeping" in functions(document)
 
 
@@ -516,7 +514,7 @@ def test_a_script_s_own_faulthandler_stays_its_own(subjects: Subjects) -> None:
 def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     evidence = exit_evidence()
     path = write_evidence(str(tmp_path), evidence)
-    assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == {**evidence.packed(), "missing": []}
+    assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == json.loads(json.dumps(evidence.packed()))
     assert (tmp_path / path).read_text() == evidence_text(evidence)
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
     assert len(os.listdir((tmp_path / path).parent)) == 2
@@ -533,7 +531,7 @@ def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(t
     os.mkfifo(other)  # to open it would wait for a reader, for ever
     write_evidence(str(tmp_path), evidence)
     assert text.read_text() == evidence_text(evidence)
-    assert json.loads(other.read_text())["rank"] == evidence.rank
+    assert json.loads(other.read_text())["rank"] == evidence.note.rank
     text.unlink()
     text.mkdir()
     with pytest.raises(OSError, match="directory"):

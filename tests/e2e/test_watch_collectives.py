@@ -54,8 +54,8 @@ def test_stalled_collective_is_only_reported_by_default(launcher: Launcher) -> N
     record, *_ = launched.events("no_collective")  # on a slow machine the end takes long enough to be told of, too
     assert (record["rank"], record["ends"]) == (2, False)
     # nobody has sent the ranks a signal for it
-    stacks = [json.loads(path.read_text())["stacks"] for path in (launched.log_dir / "evidence").glob("*/*.json")]
-    assert {stack["source"] for stack in stacks} == {"a thread of its own"}
+    written = [json.loads(path.read_text()) for path in (launched.log_dir / "evidence").glob("*/*.json")]
+    assert {evidence["stacks_by"] for evidence in written} == {"a thread of its own"}
 
 
 def test_look_at_the_collectives_that_has_begun_is_over_before_the_interpreter_exits(launcher: Launcher) -> None:

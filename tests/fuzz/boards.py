@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.diagnosis.evidence import board_facts, with_board
+from megatron_ft.diagnosis.evidence import open_sections, with_board
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.link.base import layout as layout
@@ -22,7 +22,7 @@ from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.layout import BoardDamagedError, BoardSnapshot
 from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.monitor import collect_evidence, watched_rank
-from megatron_ft.monitor.rules.hang_detector import CheckAction, HangDetector
+from megatron_ft.monitor.rules.hang_detector import HangDetector
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts
@@ -55,7 +55,7 @@ def fuzz_boards(seed: int, count: int, say: Callable[[str], None]) -> None:
     rng = random.Random(seed)
     random_boards = Counter(_read_all(_random_board(rng), rng) for _ in range(count))
     say(f"random boards: {dict(random_boards)}")
-    assert random_boards.keys() <= {"damaged", *(step.value for step in CheckAction)}
+    assert random_boards.keys() <= {"damaged", "ended", "suspected", "not late"}
     healthy = _Healthy(rng)
     try:
         strayed = Counter(healthy.suffer() for _ in range(count))
@@ -117,12 +117,13 @@ def _judge(snapshot: BoardSnapshot, now: int, rng: random.Random) -> str:
     for later in (0, 20_000_000):
         found = state.check(snapshot, now + later)
         assert found.next_look_ns is None or found.next_look_ns > now
-    facts, note = board_facts(snapshot, now), with_board(RankSnapshot(rank=0), snapshot, now)
-    json.dumps(to_builtins([facts, note]), allow_nan=False)
+    sections, note = open_sections(snapshot, now), with_board(RankSnapshot(rank=0), snapshot, now)
+    json.dumps(to_builtins([sections, note]), allow_nan=False)
     if found.verdict is not None:
-        assert found.verdict.elapsed_ns >= found.verdict.timeout_ns
+        assert found.verdict.elapsed_s >= found.verdict.timeout_s
         assert not snapshot.closing
-    return found.action.value
+        return "ended"
+    return "not late" if state.suspect is None else "suspected"
 
 
 class _Healthy:
@@ -154,7 +155,7 @@ class _Healthy:
     def suffer(self) -> str:
         """Write over the board once; return what the monitor makes of it."""
         before, check = self._watched.read()
-        assert check.action is CheckAction.WATCH
+        assert check.verdict is self._watched.detector.suspect is None
         honest = list(running_intervals(before))
         told = self._write_over()
         try:
@@ -165,7 +166,7 @@ class _Healthy:
             snapshot = before
         else:  # a word that is nobody's, or not one that is judged
             outcome = "not judged"
-            assert check.action is CheckAction.WATCH, (told, check, snapshot)
+            assert check.verdict is self._watched.detector.suspect is None, (told, check, snapshot)
             assert list(running_intervals(snapshot)) == honest, (told, honest, snapshot)
         for record in (
             collect_evidence._last_events(self._watched.board, snapshot, time.monotonic_ns()),
@@ -175,7 +176,7 @@ class _Healthy:
         self._go_on()  # no hook fails
         if not self._watched.is_damaged:
             try:
-                assert self._watched.read()[1].action is CheckAction.WATCH, told
+                assert self._watched.read()[1].verdict is self._watched.detector.suspect is None, told
             except BoardDamagedError:
                 outcome = "damaged, as the rank's next words show"
         if self._watched.is_damaged:

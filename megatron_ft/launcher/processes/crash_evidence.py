@@ -8,8 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from megatron_ft.diagnosis.attribution import telling_kernel_lines
-from megatron_ft.diagnosis.evidence import ExitEvidence, board_facts
+from megatron_ft.diagnosis.evidence import RankEvidence, open_sections, with_board
 from megatron_ft.diagnosis.exceptions import (
     CrashOutput,
     is_peer_loss,
@@ -17,7 +19,8 @@ from megatron_ft.diagnosis.exceptions import (
     terminated_by,
     words_of_error_file,
 )
-from megatron_ft.diagnosis.exits import describe_exit, is_secondary_failure
+from megatron_ft.diagnosis.exits import describe_exit
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.launcher import RankExited
 from megatron_ft.link.facts.shared import Evidence
@@ -84,19 +87,20 @@ def keep_evidence(
         stderr: file of its standard error; empty if that is the launcher's.
     """
     now_ns = time.monotonic_ns()
-    evidence = ExitEvidence(
-        summary=describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+    note = RankSnapshot(
         rank=rank_exit.rank,
         local_rank=rank_exit.local_rank,
         host=socket.gethostname(),
         pid=rank_exit.pid or 0,
-        cycle=rank_exit.cycle,
-        iteration=rank_exit.iteration,
-        exit=f"code {rank_exit.exitcode}" if rank_exit.exitcode >= 0 else f"signal {-rank_exit.exitcode}",
+        gone=True,
         exitcode=rank_exit.exitcode,
-        error=rank_exit.error,
-        follows_from_another=is_secondary_failure(rank_exit),
-        board=board_facts(board, rank_exit.at_ns),
+        raised=rank_exit.error or "",
+    )
+    evidence = RankEvidence(
+        summary=describe_exit(rank_exit) + (f", in {rank_exit.where}" if rank_exit.where else ""),
+        note=replace(with_board(note, board, rank_exit.at_ns), iteration=rank_exit.iteration),
+        cycle=rank_exit.cycle,
+        open_sections=open_sections(board, rank_exit.at_ns),
         exception="" if rank_exit.error is None else words.exception,
         fatal_error=words.fatal_error,
         stderr=bounded_call(lambda: _last_lines(stderr), ""),
@@ -108,9 +112,9 @@ def keep_evidence(
         try:
             path = write_evidence(log_dir, evidence, suffix="-end")
         except OSError as error:
-            say(f"could not write the evidence on rank {evidence.rank}: {error.strerror}")
+            say(f"could not write the evidence on rank {evidence.note.rank}: {error.strerror}")
         else:
-            log.write(Evidence(rank=evidence.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
+            log.write(Evidence(rank=evidence.note.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
 
     if log_dir is not None:
         log.do(functools.partial(write, log_dir))

@@ -46,12 +46,8 @@ class HangKind(enum.Enum):
     HEARTBEAT = "heartbeat"
 
 
-class IntervalKey(NamedTuple):
-    """Identity of an interval, independent of its timeout."""
-
-    kind: HangKind
-    section: str | None
-    since_ns: int
+IntervalKey = tuple[str, str | None, int]
+"""Kind, section and start: the identity of an interval, independent of its timeout."""
 
 
 class Interval(NamedTuple):
@@ -68,7 +64,7 @@ class Interval(NamedTuple):
 
     @property
     def key(self) -> IntervalKey:
-        return IntervalKey(self.kind, self.section, self.since_ns)
+        return self.kind.value, self.section, self.since_ns
 
 
 class _Bound(NamedTuple):

@@ -110,6 +110,11 @@ class RankHung(Fact, frozen=True, kw_only=True):
         return self.learned and self.elapsed_s > 1.2 * self.timeout_s
 
     @property
+    def key(self) -> tuple[str, str | None, int]:
+        """Identity of the interval, as in `link.base.intervals`."""
+        return self.kind, self.section, self.since_ns
+
+    @property
     def timed(self) -> str:
         """Kind of interval that was overdue."""
         return self.section or self.kind

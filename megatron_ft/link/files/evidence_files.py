@@ -6,7 +6,7 @@ import json
 import os
 import socket
 
-from megatron_ft.diagnosis.evidence import Evidence, evidence_text
+from megatron_ft.diagnosis.evidence import RankEvidence, evidence_text
 from megatron_ft.link.files.own_files import open_own_folder, replace_in_own_folder
 
 DIRECTORY = "evidence"
@@ -14,7 +14,7 @@ LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.pa
 """Directories of Python's and this package's frames, which are shown last because they rarely are the cause."""
 
 
-def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str:
+def write_evidence(log_dir: str, evidence: RankEvidence, *, suffix: str = "") -> str:
     """Write both files, readable for their owner only, replacing those of the same rank, cycle and process.
 
     Args:
@@ -27,7 +27,7 @@ def write_evidence(log_dir: str, evidence: Evidence, *, suffix: str = "") -> str
         OSError: the files can't be written.
     """
     host = socket.gethostname()
-    stem = f"rank{evidence.rank}-cycle{evidence.cycle}-{host}-{evidence.pid}{suffix}"
+    stem = f"rank{evidence.note.rank}-cycle{evidence.cycle}-{host}-{evidence.note.pid}{suffix}"
     name = f"cycle{evidence.cycle}"
     outer = open_own_folder(os.path.join(log_dir, DIRECTORY))
     try:

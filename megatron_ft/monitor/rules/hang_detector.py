@@ -16,14 +16,14 @@ Rules
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from megatron_ft.link.base.intervals import HangKind, Interval, IntervalKey, running_intervals, smallest_timeout
+from megatron_ft.link.base.intervals import Interval, IntervalKey, running_intervals, smallest_timeout
 from megatron_ft.link.base.layout import BoardSnapshot
+from megatron_ft.link.facts.shared import RankHung
 
 CONFIRM_AFTER_NS = 10_000_000
 """Time from the first overdue reading to the second, which makes the verdict."""
@@ -38,45 +38,13 @@ _MIN_TOLERANCE_NS = 20_000_000
 _MAX_GAPS = 64
 
 
-class Overdue(NamedTuple):
-    """An interval of a rank that has exceeded its timeout."""
-
-    kind: HangKind
-    section: str | None
-    since_ns: int
-    """Start of the overdue interval."""
-    elapsed_ns: int
-    """Duration, without the time in which the node was stopped."""
-    timeout_ns: int
-    iteration: int | None
-    open_sections: tuple[str, ...]
-    """All open sections, outermost first."""
-    is_learned: bool = False
-    """True if the timeout was calculated from observed intervals."""
-    enforced: bool = True
-    """False: the rank is only reported, never terminated."""
-
-    @property
-    def key(self) -> IntervalKey:
-        return IntervalKey(self.kind, self.section, self.since_ns)
-
-
-class CheckAction(enum.Enum):
-    """Next act of the monitor after a check of the board."""
-
-    WATCH = "watch"
-    CONFIRM = "confirm"
-    END_RANK = "end_rank"
-    REST = "rest"
-
-
 class Check(NamedTuple):
     """Outcome of one check of the board."""
 
-    action: CheckAction
-    next_look_ns: int | None
-    """Latest time of the next look; None: when something else wakes the monitor."""
-    verdict: Overdue | None
+    next_look_ns: int | None = None
+    """Latest time of the next look; None: something else wakes the monitor."""
+    verdict: RankHung | None = None
+    """An interval that was overdue in two readings."""
 
 
 class _Suspect(NamedTuple):
@@ -128,7 +96,7 @@ class HangDetector:
         self.last_look_ns = now_ns
         if board.closing:
             self.suspect = self.asked_ns = None
-            return Check(CheckAction.REST, None, None)
+            return Check()
 
         running = {interval.key: interval for interval in running_intervals(board)}
         self.dismissed &= running.keys()
@@ -152,14 +120,14 @@ class HangDetector:
         if smallest is not None:
             bounds.append(now_ns + max(smallest, MIN_SLEEP_NS))
         self.asked_ns = min(bounds)
-        return Check(CheckAction.WATCH, self.asked_ns, None)
+        return Check(self.asked_ns)
 
-    def dismiss(self, verdict: Overdue) -> None:
+    def dismiss(self, verdict: RankHung) -> None:
         """Don't report this hang again: its rank isn't terminated."""
         self.dismissed.add(verdict.key)
         self.suspect = None
 
-    def extend_timeout(self, verdict: Overdue, timeout_ns: int) -> None:
+    def extend_timeout(self, verdict: RankHung, timeout_ns: int) -> None:
         """Let the interval of a verdict last ``timeout_ns`` in all before it is overdue again."""
         self.given[verdict.key] = timeout_ns
         self.suspect = None
@@ -172,24 +140,28 @@ class HangDetector:
         self.last_look_ns = max(self.last_look_ns, now_ns)
 
     def _judge_overdue(self, board: BoardSnapshot, interval: Interval, now_ns: int) -> Check:
-        verdict = Overdue(
-            kind=interval.kind,
-            section=interval.section,
-            since_ns=interval.since_ns,
-            elapsed_ns=now_ns - interval.since_ns - self._stood_still(interval),
-            timeout_ns=interval.timeout_ns,
-            iteration=board.iteration,
-            open_sections=tuple(s.name for s in board.open_sections),
-            is_learned=interval.is_learned,
-            enforced=interval.enforced,
-        )
         if self.suspect is None or self.suspect.key != interval.key:
             self.suspect = _Suspect(interval.key, now_ns + CONFIRM_AFTER_NS)
-        if now_ns >= self.suspect.confirm_at_ns:
-            self.asked_ns = None  # a check after this one isn't late
-            return Check(CheckAction.END_RANK, None, verdict)
-        self.asked_ns = self.suspect.confirm_at_ns
-        return Check(CheckAction.CONFIRM, self.asked_ns, verdict)
+        if now_ns < self.suspect.confirm_at_ns:
+            self.asked_ns = self.suspect.confirm_at_ns
+            return Check(self.asked_ns)
+        self.asked_ns = None  # a check after this one isn't late
+        verdict = RankHung(
+            rank=board.rank,
+            cycle=board.cycle,
+            pid=board.pid,
+            kind=interval.kind.value,
+            section=interval.section,
+            at_ns=now_ns,
+            since_ns=interval.since_ns,
+            elapsed_s=(now_ns - interval.since_ns - self._stood_still(interval)) / 1e9,
+            timeout_s=interval.timeout_ns / 1e9,
+            iteration=board.iteration,
+            open_sections=tuple(s.name for s in board.open_sections),
+            learned=interval.is_learned,
+            enforced=interval.enforced,
+        )
+        return Check(verdict=verdict)
 
     def _note_gap(self, smallest: int | None, now_ns: int, *, was_stopped: bool) -> None:
         """Record the time since the last check as lost if the node may have been stopped in it."""

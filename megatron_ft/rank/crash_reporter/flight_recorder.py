@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.collectives import CollectiveInFlight, Collectives
+from megatron_ft.diagnosis.collectives import Collective, Collectives
 
 
 class GroupCounts(NamedTuple):
@@ -50,7 +50,10 @@ def collectives() -> Collectives:
             return Collectives(error="this torch has no flight recorder")
         traces = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps]
         found = digest([entry for trace in traces for entry in trace.get("entries") or []])
-        return replace(found, ranks=_groups({each.group for each in found.in_flight}))
+        groups = _groups({each.group for each in found.in_flight})
+        return replace(
+            found, in_flight=tuple(replace(each, ranks=groups.get(each.group, ())) for each in found.in_flight)
+        )
     except Exception as error:  # noqa: BLE001 - private parts of torch: whatever they raise, the rest of the evidence counts
         return Collectives(error=f"{type(error).__name__}: {error}")
 
@@ -134,7 +137,7 @@ def digest(entries: list[dict[str, Any]]) -> Collectives:
         is_part = short.p2p and short.backend == "nccl"
         if not _is_done(entry) and not (is_part and index < last_done.get((short.backend, short.group), -1)):
             active.append(short)
-    return Collectives(in_flight=tuple(active[-_MAX_IN_FLIGHT:]), enqueued=enqueued, completed=completed, ranks={})
+    return Collectives(in_flight=tuple(active[-_MAX_IN_FLIGHT:]), enqueued=enqueued, completed=completed)
 
 
 def _is_done(entry: dict[str, Any]) -> bool:
@@ -151,17 +154,16 @@ def _groups(wanted: Collection[str]) -> dict[str, Sequence[int]]:
     return {name: sorted(map(int, world.pg_group_ranks.get(group, {}))) for group, name in named if name in wanted}
 
 
-def _short(entry: dict[str, Any]) -> CollectiveInFlight:
+def _short(entry: dict[str, Any]) -> Collective:
     """Return the part of a dump entry that other ranks need."""
     name, description = entry["process_group"][:2]
     is_p2p = bool(entry.get("is_p2p"))
     backend, _, op = str(entry.get("profiling_name", "")).rpartition(":")
-    return CollectiveInFlight(
+    return Collective(
         group=str(name),
         description="" if description == "undefined" else str(description),
         seq=int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
         op=op or "a collective",
         backend=backend,
         p2p=is_p2p,
-        sizes=str(entry.get("input_sizes", ""))[:60],
     )

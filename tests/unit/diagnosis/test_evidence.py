@@ -7,115 +7,55 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.collectives import CollectiveInFlight, Collectives, collectives_of
-from megatron_ft.diagnosis.evidence import BoardFacts, Evidence, SectionEvidence, Stacks, Thread, evidence_text
+from megatron_ft.diagnosis.collectives import Collective, Collectives
+from megatron_ft.diagnosis.evidence import RankEvidence, SectionEvidence, evidence_text
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame
-from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame, ThreadStack
 from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
-from megatron_ft.monitor.rules.hang_detector import Overdue
+from tests.support.agents import hung
 from tests.support.evidence import exit_evidence, hang_evidence
 
-BOARD = BoardFacts(
-    iteration=9,
-    iterations_seen=10,
-    heartbeats=0,
-    quiet_s=2.5,
+ENTERED = Collective(group="0", description="TP", seq=4, op="all_reduce", backend="gloo", ranks=tuple(range(0, 100, 2)))
+OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, REPORTER_THREAD)
+HANG = hang_evidence(
+    summary="rank 3: in job.py:7 train, holding the GIL",
+    note=RankSnapshot(rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True),
+    verdict=hung(rank=3, elapsed_s=2.5, timeout_s=2.0, open_sections=("step", "inner")),
     open_sections=(
         SectionEvidence(name="step", open_for_s=2.5, timeout_s=2.0),
         SectionEvidence(name="inner", open_for_s=1.0, timeout_s=None),
     ),
-)
-FLYING = CollectiveInFlight(
-    group="0", description="TP", seq=4, op="all_reduce", backend="gloo", p2p=False, sizes="[[4]]"
-)
-TOLD = Collectives(in_flight=(FLYING,), enqueued={"gloo/0": 4}, completed={"gloo/0": 3}, ranks={"0": range(0, 100, 2)})
-OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, REPORTER_THREAD)
-HANG = hang_evidence(
-    note=RankSnapshot(rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True),
-    verdict=Overdue(HangKind.SECTION, "step", 5, 2_500_000_000, 2_000_000_000, 9, ("step",)),
-    board=BOARD,
     last_events=((2.5, "step begins"),),
     process=ProcessFacts(
         state="S", comm="python", wchan="futex", threads=(ThreadFacts(tid=12, comm="python", state="S", wchan=""),)
     ),
-    stacks=Stacks(
-        source="faulthandler",
-        threads=(
-            Thread(ident=255, name="", main=False, frames=(Frame("b.py", 2, "run"),)),
-            Thread(ident=254, name="", main=False, frames=(OURS,)),
-            Thread(ident=1, name="", main=True, frames=(Frame("job.py", 7, "train"), Frame("job.py", 9, "<module>"))),
-        ),
+    stacks_by="faulthandler",
+    threads=(
+        ThreadStack(255, (Frame("b.py", 2, "run"),)),
+        ThreadStack(254, (OURS,)),
+        ThreadStack(1, (Frame("job.py", 7, "train"), Frame("job.py", 9, "<module>")), main=True),
     ),
-    collectives=TOLD,
+    collectives=Collectives(in_flight=(ENTERED,), enqueued={"gloo/0": 4}, completed={"gloo/0": 3}),
     missing=("the moon",),
 )
 
 
-def written(evidence: Evidence) -> dict[str, Any]:
+def written(evidence: RankEvidence) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(evidence.packed()))
     return found
 
 
 def test_evidence_file_on_a_hung_rank_has_all_fields() -> None:
-    assert written(HANG) == {
-        "schema": 1,
-        "summary": "rank 3: in job.py:7 train, holding the GIL",
-        "rank": 3,
-        "local_rank": 1,
-        "host": "a",
-        "pid": 12,
-        "iteration": 9,
-        "has_stack": True,
-        "frame": "job.py:7 train",
-        "cycle": 0,
-        "verdict": {"kind": "section", "section": "step", "elapsed_s": 2.5, "timeout_s": 2.0, "since_ns": 5},
-        "board": {
-            "iteration": 9,
-            "iterations_seen": 10,
-            "heartbeats": 0,
-            "quiet_s": 2.5,
-            "open_sections": [
-                {"name": "step", "open_for_s": 2.5, "timeout_s": 2.0},
-                {"name": "inner", "open_for_s": 1.0, "timeout_s": None},
-            ],
-            "last_events": [[2.5, "step begins"]],
-        },
-        "process": {
-            "pid": None,
-            "state": "S",
-            "comm": "python",
-            "wchan": "futex",
-            "threads": [{"tid": 12, "comm": "python", "state": "S", "wchan": ""}],
-        },
-        "stacks": {
-            "source": "faulthandler",
-            "threads": [
-                {"ident": 255, "name": "", "main": False, "frames": [["b.py", 2, "run"]]},
-                {"ident": 254, "name": "", "main": False, "frames": [list(OURS)]},
-                {"ident": 1, "name": "", "main": True, "frames": [["job.py", 7, "train"], ["job.py", 9, "<module>"]]},
-            ],
-        },
-        "collectives": {
-            "in_flight": [
-                {
-                    "group": "0",
-                    "description": "TP",
-                    "seq": 4,
-                    "op": "all_reduce",
-                    "backend": "gloo",
-                    "p2p": False,
-                    "sizes": "[[4]]",
-                }
-            ],
-            "enqueued": {"gloo/0": 4},
-            "completed": {"gloo/0": 3},
-            "ranks": {"0": {"range": [0, 100, 2]}},
-            "error": "",
-        },
-        "missing": ["the moon"],
-        "took_s": 0.1,
-    }
+    found = written(HANG)
+    assert (found["schema"], found["summary"], found["rank"], found["local_rank"]) == (2, HANG.summary, 3, 1)
+    assert (found["verdict"]["section"], found["verdict"]["elapsed_s"]) == ("step", 2.5)
+    assert found["open_sections"][1] == {"name": "inner", "open_for_s": 1.0, "timeout_s": None}
+    assert found["last_events"] == [[2.5, "step begins"]]
+    assert found["process"]["threads"] == [{"tid": 12, "comm": "python", "state": "S", "wchan": ""}]
+    assert found["threads"][0] == {"ident": 255, "name": "", "main": False, "frames": [["b.py", 2, "run"]]}
+    (entered,) = found["collectives"]["in_flight"]
+    assert (entered["op"], entered["ranks"]) == ("all_reduce", {"range": [0, 99, 2]})
+    assert found.keys() == {*written(hang_evidence()), "local_rank", "iteration", "has_stack", "frame"}
 
 
 def test_evidence_page_on_a_hung_rank_is_readable_text() -> None:
@@ -161,15 +101,12 @@ def test_the_processes_that_a_rank_has_lost_are_on_the_page() -> None:
     assert f"lost:         {lost[0]}\nlost:         {lost[1]}\n" in page
 
 
-def test_unknown_facts_are_empty_in_the_evidence_file_and_left_out_of_its_page() -> None:
-    hang = hang_evidence(collectives=Collectives(error="there is no process group"))
-    assert written(hang)["board"] == {"last_events": []}
-    assert not any((*written(hang)["process"].values(), written(hang)["verdict"]))
-    assert written(hang)["collectives"]["error"] == "there is no process group"
-    assert not {"collectives", "section", "process"} & {
-        line.partition(":")[0] for line in evidence_text(hang).splitlines()
-    }
-    assert written(exit_evidence())["board"] == {}
+def test_page_on_an_exit_tells_it_and_leaves_unknown_facts_out() -> None:
+    page = evidence_text(exit_evidence(error="ValueError: no", stderr="last line"))
+    assert "exit:         code 1\nerror:        ValueError: no\n" in page
+    assert "stderr:\n  last line\n" in page
+    assert not any(name in page for name in ("section", "process", "collectives", "iteration"))
+    assert "collectives" not in evidence_text(hang_evidence(collectives=Collectives(error="no process group")))
 
 
 def test_a_page_gives_a_terminal_no_orders() -> None:
@@ -182,9 +119,3 @@ def test_a_page_gives_a_terminal_no_orders() -> None:
     assert r"boom \x1b]0;pwned\x07" in page
     # what it wrote in a line of its own doesn't look like one of ours
     assert not any(line.startswith("[ft_launcher]") for line in page.splitlines())
-
-
-def test_the_collectives_of_a_note_know_their_ranks() -> None:
-    (found,) = collectives_of(TOLD)
-    assert (found.name, found.ranks) == ("all_reduce #4 of group tp", range(0, 100, 2))
-    assert collectives_of(Collectives(error="no")) == ()

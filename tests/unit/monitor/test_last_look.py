@@ -5,15 +5,16 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
-from megatron_ft.link.base.intervals import HangKind
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import ConfirmHang
 from megatron_ft.monitor import last_look
-from megatron_ft.monitor.rules.hang_detector import Overdue
+from tests.support.agents import hung
 
 S = 1_000_000_000
-OVERDUE = Overdue(HangKind.SECTION, "step", 1, 10 * S, 10 * S, None, ("step",), is_learned=True)
+OVERDUE = hung(section="step", since_ns=1, elapsed_s=10.0, timeout_s=10.0, learned=True)
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def now_ns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now
 
 
-def asked(verdict: Overdue) -> tuple[last_look.LastLook, mock.Mock]:
+def asked(verdict: RankHung) -> tuple[last_look.LastLook, mock.Mock]:
     watched = mock.Mock()
     mine = last_look.LastLook(mock.Mock(), has_launcher=True)
     assert mine.ask_launcher_first(watched, verdict)
@@ -40,7 +41,7 @@ def test_rank_past_its_learned_timeout_is_ended_if_the_launcher_is_silent(now_ns
     watched.put_off.assert_not_called()
 
 
-REPORT_ONLY = OVERDUE._replace(enforced=False)
+REPORT_ONLY = replace(OVERDUE, enforced=False)
 
 
 def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent(now_ns: list[int]) -> None:
@@ -69,10 +70,10 @@ def test_a_confirmed_hang_is_reported_once_the_board_shows_it_again(now_ns: list
 
 @pytest.mark.parametrize(
     "other",
-    [OVERDUE._replace(section="outer"), OVERDUE._replace(since_ns=2), OVERDUE],
+    [replace(OVERDUE, section="outer"), replace(OVERDUE, since_ns=2), OVERDUE],
     ids=["other section", "other interval", "enforced since"],
 )
-def test_the_confirmation_of_a_report_counts_for_no_other_interval(now_ns: list[int], other: Overdue) -> None:
+def test_the_confirmation_of_a_report_counts_for_no_other_interval(now_ns: list[int], other: RankHung) -> None:
     mine, watched = asked(REPORT_ONLY)
     assert mine.obey(watched, ConfirmHang(0))
     assert mine.ask_launcher_first(watched, other), "the launcher is asked about it"
@@ -83,5 +84,5 @@ def test_rearming_does_not_ask_the_launcher_twice(now_ns: list[int]) -> None:
     reports = mock.Mock()
     mine = last_look.LastLook(reports, has_launcher=True)
     mine.ask_launcher_first(mock.Mock(), OVERDUE)
-    mine.ask_launcher_first(mock.Mock(), OVERDUE._replace(timeout_ns=9 * S))
+    mine.ask_launcher_first(mock.Mock(), replace(OVERDUE, timeout_s=9.0))
     assert reports.tell.call_count == 1

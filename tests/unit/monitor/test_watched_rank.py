@@ -14,7 +14,6 @@ from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.layout import BoardDamagedError
 from megatron_ft.link.facts.monitor import Timeouts
-from megatron_ft.monitor.rules.hang_detector import CheckAction
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.clock import Clock, clock
@@ -73,7 +72,7 @@ def test_board_that_is_torn_for_a_moment_is_not_damaged(clock: Clock, watched: W
     torn = watched.board.raw().replace(layout.MAGIC.to_bytes(8, "little"), bytes(8))
     raws = [torn, watched.board.raw()]
     watched.board.raw = lambda: raws.pop(0)  # type: ignore[method-assign]
-    assert watched.read()[1].action is CheckAction.WATCH
+    assert watched.read()[1].verdict is watched.detector.suspect is None
     assert not watched.is_damaged
 
 
@@ -133,7 +132,8 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
     for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED_FLAGS, 0)):
         watched.board.words[step + word] = value
     clock.pass_s(0.5)
-    assert watched.read()[1].action is CheckAction.CONFIRM
+    watched.read()
+    assert watched.detector.suspect is not None
     assert watched.board.words[step + layout.S_ARMED] == 0
 
 
@@ -144,17 +144,13 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     watched.arm(Arm(0, {"step": 0.3}))
     for put_off in (True, False):
         recorder.start("step")
-        outcome = watched.read()[1]
-        while outcome.action is not CheckAction.END_RANK:
+        while (verdict := watched.read()[1].verdict) is None:
             clock.pass_s(0.011)
-            outcome = watched.read()[1]
-        verdict = outcome.verdict
-        assert verdict is not None
         if put_off:
             watched.put_off(verdict)
         else:
             watched.detector.extend_timeout(verdict, 5 * S)
-        assert watched.read()[1].action is CheckAction.WATCH
+        assert watched.read()[1].verdict is watched.detector.suspect is None
         recorder.end("step")
         recorder.saved()
         (news,) = (each for each in watched.take_news(watched.read()[0]) if isinstance(each, Intervals))

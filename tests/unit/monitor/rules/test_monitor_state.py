@@ -8,9 +8,9 @@ import pytest
 
 from megatron_ft.diagnosis.evidence import with_board
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.link.base.intervals import HangKind
 from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, CollectiveCounts, SectionView
-from megatron_ft.monitor.rules.hang_detector import CONFIRM_AFTER_NS, Check, CheckAction, HangDetector, Overdue
+from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.monitor.rules.hang_detector import CONFIRM_AFTER_NS, HangDetector
 from tests.fuzz.healthy import BOARD, live
 
 S = 1_000_000_000
@@ -29,34 +29,39 @@ def state(check_interval: float = 5.0, at: int = START) -> HangDetector:
     return HangDetector(check_interval_ns=round(check_interval * S), last_look_ns=at)
 
 
-def verdict_of(found: Check) -> Overdue:
-    assert found.verdict is not None
-    return found.verdict
+def is_late(watching: HangDetector, shown: BoardSnapshot, at_ns: int) -> bool:
+    """Whether an interval is overdue in one reading."""
+    watching.check(shown, at_ns)
+    return watching.suspect is not None
+
+
+def judged(watching: HangDetector, shown: BoardSnapshot, at_ns: int) -> RankHung:
+    """The verdict at the second of two readings."""
+    assert watching.check(shown, at_ns).verdict is None
+    verdict = watching.check(shown, at_ns + CONFIRM_AFTER_NS).verdict
+    assert verdict is not None
+    return verdict
 
 
 def test_an_overdue_section_is_a_verdict_only_at_the_second_reading() -> None:
     snapshot = board(sections=(section(opened_at=START),))
     watching = state()
-    first = watching.check(snapshot, START + 10 * S)
-    assert first.action is CheckAction.CONFIRM
-    assert first.next_look_ns == START + 10 * S + CONFIRM_AFTER_NS
-    too_soon = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS - 1)
-    assert too_soon.action is CheckAction.CONFIRM
-    second = watching.check(snapshot, START + 10 * S + CONFIRM_AFTER_NS)
-    assert second.action is CheckAction.END_RANK
-    assert second.verdict is not None
-    assert second.verdict.kind is HangKind.SECTION
-    assert second.verdict.section == "step"
-    assert second.verdict.since_ns == START
-    assert second.verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+    confirm_ns = START + 10 * S + CONFIRM_AFTER_NS
+    assert watching.check(snapshot, START + 10 * S) == (confirm_ns, None)
+    assert watching.check(snapshot, confirm_ns - 1) == (confirm_ns, None)
+    found = watching.check(snapshot, confirm_ns)
+    assert found.next_look_ns is None
+    assert found.verdict is not None
+    assert (found.verdict.kind, found.verdict.section, found.verdict.since_ns) == ("section", "step", START)
+    assert found.verdict.elapsed_s == 10.01
 
 
 def test_time_out_of_section_is_judged_only_while_no_section_is_open() -> None:
     now = START + 20 * S
     idle = board(own_out_of_section_timeout_ns=5 * S, sections=(section(),), last_transition_ns=START)
-    assert state(at=now).check(idle, now).action is CheckAction.CONFIRM
+    assert is_late(state(at=now), idle, now)
     busy = board(own_out_of_section_timeout_ns=5 * S, sections=(section(opened_at=START, timeout=None),))
-    assert state(at=now).check(busy, now).action is CheckAction.WATCH
+    assert not is_late(state(at=now), busy, now)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +84,13 @@ def test_time_out_of_section_may_last_as_setup_until_the_first_step_is_over(
         first_step_at_ns=first_step_at,
     )
     watching = state()
-    assert watching.check(shown, START + bound * S - 1).action is CheckAction.WATCH
-    assert watching.check(shown, START + bound * S).action is CheckAction.CONFIRM
+    assert not is_late(watching, shown, START + bound * S - 1)
+    assert is_late(watching, shown, START + bound * S)
 
 
 def test_null_timeouts_are_infinite() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=None),))
-    outcome = state(at=START + 10**9 * S).check(snapshot, START + 10**9 * S)
-    assert outcome.action is CheckAction.WATCH
+    assert not is_late(state(at=START + 10**9 * S), snapshot, START + 10**9 * S)
 
 
 def test_the_next_look_is_the_nearest_deadline_the_smallest_timeout_or_the_check_interval() -> None:
@@ -107,18 +111,18 @@ def test_the_two_mechanisms_are_independent() -> None:
         own_heartbeat_timeout_ns=100 * S,
         sections=(section(opened_at=START, timeout=7.0),),
     )
-    assert verdict_of(state(at=now).check(beating_but_stuck, now)).kind is HangKind.SECTION
+    assert judged(state(at=now), beating_but_stuck, now).kind == "section"
     moving_but_silent = board(
         heartbeats=1,
         last_heartbeat_ns=START,
         own_heartbeat_timeout_ns=7 * S,
         sections=(section(opened_at=now - 1, timeout=7.0),),
     )
-    assert verdict_of(state(at=now).check(moving_but_silent, now)).kind is HangKind.HEARTBEAT
+    assert judged(state(at=now), moving_but_silent, now).kind == "heartbeat"
 
 
 @pytest.mark.parametrize(
-    ("warmup", "seen", "steps_opened", "has_step", "judged"),
+    ("warmup", "seen", "steps_opened", "has_step", "expected"),
     [
         (0, 0, 0, True, True),
         (3, 0, 0, True, False),
@@ -133,7 +137,7 @@ def test_the_two_mechanisms_are_independent() -> None:
     ],
 )
 def test_time_out_of_section_is_not_judged_during_the_warm_up(
-    warmup: int, seen: int, steps_opened: int, has_step: bool, judged: bool
+    warmup: int, seen: int, steps_opened: int, has_step: bool, expected: bool
 ) -> None:
     now = START + 8 * S
     name = "step" if has_step else "other"
@@ -143,7 +147,7 @@ def test_time_out_of_section_is_not_judged_during_the_warm_up(
         own_out_of_section_timeout_ns=7 * S,
         sections=(section(name, count=steps_opened),),
     )
-    assert (state(at=now).check(snapshot, now).action is CheckAction.CONFIRM) == judged
+    assert is_late(state(at=now), snapshot, now) == expected
 
 
 @pytest.mark.parametrize("opened_at", [0, START])
@@ -161,8 +165,7 @@ def test_a_hang_in_the_warm_up_is_noticed_after_the_timeout_of_the_start(
     )
     for seconds in (9, 59, 3600):
         at = START + seconds * S
-        is_late = state(at=at).check(snapshot, at).action is CheckAction.CONFIRM
-        assert is_late == (bound is not None and seconds >= bound)
+        assert is_late(state(at=at), snapshot, at) == (bound is not None and seconds >= bound)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_a_section_warmup_has_the_timeout_of_a_step_in_the_first_iterations(warm
     )
     for seconds in (9, 11, 99, 101):
         at = START + seconds * S
-        assert (state(at=at).check(snapshot, at).action is CheckAction.CONFIRM) == (seconds > bound)
+        assert is_late(state(at=at), snapshot, at) == (seconds > bound)
 
 
 def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
@@ -186,12 +189,8 @@ def test_a_late_wake_up_of_the_whole_node_is_not_the_ranks_time() -> None:
     assert watching.check(snapshot, START + 4 * S).next_look_ns == START + 10 * S
     # the node stood still; the monitor can't know since when, at most since its last look
     outcome = watching.check(snapshot, START + 3600 * S)
-    assert outcome.action is CheckAction.WATCH
-    assert outcome.next_look_ns == START + 3600 * S + 6 * S
-    overdue = watching.check(snapshot, START + 3606 * S)
-    assert overdue.action is CheckAction.CONFIRM
-    verdict = verdict_of(watching.check(snapshot, START + 3606 * S + CONFIRM_AFTER_NS))
-    assert verdict.elapsed_ns == 10 * S + CONFIRM_AFTER_NS
+    assert outcome == (START + 3600 * S + 6 * S, None)
+    assert judged(watching, snapshot, START + 3606 * S).elapsed_s == 10.01
 
 
 def found_after(watching: HangDetector, snapshot: BoardSnapshot, since: int, *, late_ns: int, every: int) -> float:
@@ -199,7 +198,7 @@ def found_after(watching: HangDetector, snapshot: BoardSnapshot, since: int, *, 
     now, number = since, 0
     while now < since + 100_000 * S:
         outcome = watching.check(snapshot, now)
-        if outcome.action is CheckAction.END_RANK:
+        if outcome.verdict is not None:
             return (now - since) / S
         assert outcome.next_look_ns is not None
         number += 1
@@ -240,9 +239,8 @@ def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
         now += S // 2 + 3 * S
         watching.check(snapshot, now, was_stopped=True)
     assert len(watching.gaps) <= 64
-    outcome = watching.check(snapshot, now)
+    assert not is_late(watching, snapshot, now)
     assert sum(gap.lost_ns for gap in watching.gaps) == 600 * S
-    assert outcome.action is CheckAction.WATCH
     assert found_after(watching, snapshot, now, late_ns=0, every=1) == pytest.approx(900, abs=0.1)
 
 
@@ -256,23 +254,20 @@ def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
     watching, slow = state(), section(opened_at=START)._replace(is_calculated=True)
     shown = board(sections=(slow,))
 
-    def found(at_s: float) -> CheckAction:
-        watching.check(shown, START + round(at_s * S))
-        return watching.check(shown, START + round(at_s * S) + CONFIRM_AFTER_NS).action
+    def at(seconds: float) -> int:
+        return START + round(seconds * S)
 
-    assert found(10.0) is CheckAction.END_RANK
-    verdict = verdict_of(watching.check(shown, START + 10 * S + 2 * CONFIRM_AFTER_NS))
-    assert verdict.is_learned
-    # whoever was asked takes his time: that is no stand-still of the node
+    verdict = judged(watching, shown, at(10.0))
+    assert verdict.learned
+    # the launcher's answer takes time: that is no stand-still of the node
     watching.extend_timeout(verdict, 13 * S)
-    assert found(12.9) is CheckAction.WATCH
-    assert found(13.0) is CheckAction.END_RANK
-    again = verdict_of(watching.check(shown, START + 13 * S + 2 * CONFIRM_AFTER_NS))
-    assert (again.timeout_ns, again.elapsed_ns // S) == (10 * S, 13)
+    assert not is_late(watching, shown, at(12.9))
+    again = judged(watching, shown, at(13.0))
+    assert (again.timeout_s, again.elapsed_s) == (10.0, 13.01)
     # the next one of the same section has its own time
     watching.extend_timeout(again, 16 * S)
-    shown = board(sections=(slow._replace(opened_at_ns=START + 14 * S, open_count=2),))
-    assert found(24.0) is CheckAction.END_RANK
+    shown = board(sections=(slow._replace(opened_at_ns=at(14.0), open_count=2),))
+    assert judged(watching, shown, at(24.0)).elapsed_s == 10.01
 
 
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
@@ -280,9 +275,7 @@ def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     stuck = board(sections=(section(opened_at=START),))
     watching.check(stuck, START + 4 * S)
     watching.excuse(START + 5 * S, START + 505 * S)
-    outcome = watching.check(stuck, START + 505 * S)
-    assert outcome.action is CheckAction.WATCH
-    assert outcome.next_look_ns == START + 510 * S
+    assert watching.check(stuck, START + 505 * S) == (START + 510 * S, None)
 
 
 STEP = section("step", opened_at=START, timeout=3.0)
@@ -323,25 +316,18 @@ def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look(
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_verdict_says_whether_its_timeout_was_learned(learned: bool) -> None:
     mine = section(opened_at=START)._replace(is_calculated=learned)
-    found = verdict_of(state().check(board(sections=(mine,)), START + 10 * S))
-    assert found.is_learned is learned
+    assert judged(state(), board(sections=(mine,)), START + 10 * S).learned is learned
     idle = board(own_out_of_section_timeout_ns=10 * S, is_out_of_section_calculated=learned)
-    found = verdict_of(state().check(idle, START + 10 * S))
-    assert found.is_learned is learned
-    watching = state()
-    watching.check(board(sections=(mine,)), START + 10 * S)
-    verdict = verdict_of(watching.check(board(sections=(mine,)), START + 10 * S + CONFIRM_AFTER_NS))
-    watching.dismiss(verdict)
-    assert watching.check(board(sections=(mine,)), START + 11 * S).action is CheckAction.WATCH
+    assert judged(state(), idle, START + 10 * S).learned is learned
+
+
+def test_dismissed_verdict_is_not_found_again() -> None:
+    watching, shown = state(), board(sections=(section(opened_at=START),))
+    watching.dismiss(judged(watching, shown, START + 10 * S))
+    assert not is_late(watching, shown, START + 11 * S)
 
 
 # -- armed timeouts -----------------------------------------------------------------------------------------------
-
-
-def judged(watching: HangDetector, shown: BoardSnapshot, at_ns: int) -> Check:
-    """The second of two readings."""
-    watching.check(shown, at_ns)
-    return watching.check(shown, at_ns + CONFIRM_AFTER_NS)
 
 
 def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, **more: Any) -> SectionView:
@@ -352,9 +338,9 @@ def armed(opened_at: int = START, *, count: int = 9, own: float | None = None, *
 def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() -> None:
     shown = board(sections=(armed(own=3.0, enforced=False),))
     watching = state(check_interval=100.0)
-    assert watching.check(shown, START + 10 * S - 1).action is CheckAction.WATCH
-    verdict = verdict_of(judged(watching, shown, START + 10 * S))
-    assert (verdict.timeout_ns, verdict.enforced, verdict.is_learned) == (10 * S, False, True)
+    assert not is_late(watching, shown, START + 10 * S - 1)
+    verdict = judged(watching, shown, START + 10 * S)
+    assert (verdict.timeout_s, verdict.enforced, verdict.learned) == (10.0, False, True)
 
 
 def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() -> None:
@@ -364,27 +350,23 @@ def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() ->
         own_initial_heartbeat_timeout_ns=60 * S,
         sections=(armed(count=0),),
     )
-    assert state().check(shown, START + 60 * S - 1).action is CheckAction.WATCH
-    verdict = verdict_of(judged(state(at=START + 59 * S), shown, START + 60 * S))
-    assert verdict.timeout_ns == 60 * S
+    assert not is_late(state(), shown, START + 60 * S - 1)
+    verdict = judged(state(at=START + 59 * S), shown, START + 60 * S)
+    assert verdict.timeout_s == 60.0
 
 
 def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
     watching = state(check_interval=100.0)
-    verdict = verdict_of(judged(watching, board(sections=(armed(),)), START + 10 * S))
+    verdict = judged(watching, board(sections=(armed(),)), START + 10 * S)
     watching.extend_timeout(verdict, 15 * S)
-    for timeout_s, at_s, action in (
-        (5, 14.9, CheckAction.WATCH),
-        (18, 16.9, CheckAction.WATCH),
-        (5, 17.0, CheckAction.END_RANK),
-    ):
+    for timeout_s, at_s, is_over in ((5, 14.9, False), (18, 16.9, False), (5, 17.0, True)):
         watching.asked_ns = None  # no look is late
         shown = board(sections=(armed(timeout_ns=timeout_s * S),))
-        assert judged(watching, shown, START + round(at_s * S)).action is action
+        assert is_late(watching, shown, START + round(at_s * S)) is is_over
 
 
 def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
     """The check of a report takes seconds, and must not delay a verdict on a configured timeout."""
     shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
-    verdict = verdict_of(judged(state(at=START + 14 * S), shown, START + 15 * S))
+    verdict = judged(state(at=START + 14 * S), shown, START + 15 * S)
     assert (verdict.section, verdict.enforced) == ("save", True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.diagnosis.collectives import Collectives
-from megatron_ft.diagnosis.evidence import Stacks, Thread, evidence_text
+from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import lost_threads
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
 from megatron_ft.link.base.codec import decode
@@ -87,8 +87,7 @@ def test_the_page_of_evidence_leaves_the_thread_out(tmp_path: Path) -> None:
     thread.join(10)
     stacks = parse_faulthandler((tmp_path / "stacks").read_text())
     assert any(REPORTER_THREAD in [frame.function for frame in stack.frames] for stack in stacks)
-    threads = tuple(Thread(ident=stack.ident, name="", main=False, frames=tuple(stack.frames)) for stack in stacks)
-    page = evidence_text(hang_evidence(stacks=Stacks(source="faulthandler", threads=threads)))
+    page = evidence_text(hang_evidence(stacks_by="faulthandler", threads=tuple(stacks)))
     assert "in of_the_script" in page
     assert REPORTER_THREAD not in page
 
