@@ -3,15 +3,16 @@
 Ranks that train together take the same time for a step. What one of them needs longer for its own work, the others
 spend in collectives, waiting for it. So the rank that is in collectives less than the others holds them back, by that
 difference. Where all are equally slow, all wait equally little. What is measured are looks at random moments, so
-differences are also a matter of chance: a rank is named once it lagged in `_WINDOWS` windows one after another, by
-`LEAST_LAG` in all of them together, and by more than chance gives in a job of that size.
+differences are also a matter of chance: a rank is named if it lagged in each of the last three windows, and in all of
+them together by `LEAST_LAG` and by more than chance gives in a job of that size.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 
@@ -20,53 +21,32 @@ LEAST_LAG = 0.1
 _WINDOWS = 3
 _LONGEST_S = 600.0
 _LEAST_LOOKS = 30
-_LEAST_WAITS = 3
+_LEAST_WAITS = 6
 """Waits in a window: in a shorter one each rank may have been waited for once, or not at all, by chance."""
 _ONE_IN = 1e5
-"""A rank that doesn't lag seems to in about one of so many times."""
+"""Inverse of the probability of naming a rank that does not lag."""
 WORST = 8
-"""Ranks that are told of."""
+"""Number of ranks in a result."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Streak:
-    """A rank's windows one after another in which it lagged, weighted by looks."""
+class Comparison(NamedTuple):
+    """A rank beside the median of the others. ``chance``: standard deviation of ``lag``; ``waits``: of the others."""
 
-    windows: int = 0
-    looks: int = 0
-    lag: float = 0.0
-    """Sum of lag x looks."""
-    variance: float = 0.0
-    """Sum of variance x looks^2."""
-
-    def plus(self, looks: int, lag: float, variance: float) -> _Streak:
-        return _Streak(
-            self.windows + 1, self.looks + looks, self.lag + lag * looks, self.variance + variance * looks * looks
-        )
-
-    def is_slow(self, ranks: int) -> bool:
-        """Return True if this isn't chance, in a job of so many ranks."""
-        needed = math.sqrt(2 * math.log(_ONE_IN * ranks))
-        return (
-            self.windows >= _WINDOWS
-            and self.lag >= LEAST_LAG * self.looks
-            and self.lag >= needed * math.sqrt(self.variance)
-        )
+    lag: float
+    chance: float
+    waits: float
 
 
 class SlowRanks:
-    """The slow ranks of one cycle with so many ``nodes``. Times are seconds of the coordinator's own clock."""
+    """The slow ranks of one cycle of ``nodes`` nodes. Times are seconds of the coordinator's own clock."""
 
     def __init__(self, cycle: int, nodes: int) -> None:
         self._cycle = cycle
         self._window_s = window_s(nodes)
         self._seen: dict[int, RankWaits] = {}
         self._nodes: dict[int, str] = {}
-        self._streaks: dict[int, _Streak] = {}
+        self._windows: deque[tuple[dict[int, RankWaits], dict[int, Comparison]]] = deque(maxlen=_WINDOWS)
         self._slow: set[int] = set()
-        self._doubted: set[int] = set()
-        """Ranks that didn't lag in the last window: a named one is cleared after two."""
-        self._windows = 0
         self._began_s: float | None = None
         self.alarm_s: float | None = None
         """When to call ``take``, at the latest."""
@@ -78,90 +58,71 @@ class SlowRanks:
         if self._began_s is None:
             self._begin(now_s)
         for each in waits.ranks:
-            known = self._seen.get(each.rank)
-            self._seen[each.rank] = each if known is None else known.plus(each)
+            self._seen[each.rank] = each.plus(self._seen.get(each.rank))
             self._nodes[each.rank] = node
 
     def _begin(self, now_s: float) -> None:
-        self._seen.clear()
+        self._seen = {}
         self._began_s, self.alarm_s = now_s, now_s + self._window_s
 
     def take(self, now_s: float) -> Lags | None:
-        """Return what a window has shown, once it is over."""
+        """Return what a window has shown, once it is over; None until three are."""
         if self._began_s is None or self.alarm_s is None or now_s < self.alarm_s:
             return None
         over_s = now_s - self._began_s
         seen = {rank: each for rank, each in self._seen.items() if each.looks >= _LEAST_LOOKS}
-        if len(seen) < 2:
-            self._begin(now_s)
+        found = compare(seen)
+        if over_s < _LONGEST_S and any(each.lag >= LEAST_LAG and each.waits < _LEAST_WAITS for each in found.values()):
+            self.alarm_s = now_s + self._window_s
             return None
-        compared = compare(seen)
-        if any(each.lag >= LEAST_LAG and each.waits < _LEAST_WAITS for each in compared.values()):
-            if over_s < _LONGEST_S:
-                self.alarm_s = now_s + self._window_s
-                return None
-        self._judge(seen, compared)
-        self._windows += 1
         self._begin(now_s)
-        worst = sorted((rank for rank in compared if compared[rank].lag > 0), key=lambda rank: -compared[rank].lag)
-        shown = [rank for rank in worst if rank in self._slow][:WORST]
-        shown = [*shown, *(rank for rank in worst if rank not in self._slow)][:WORST]
-        lags = [RankLag(rank, self._nodes[rank], compared[rank].lag, seen[rank].share) for rank in shown]
-        lags.sort(key=lambda each: -each.lag)
-        slow = tuple(each.rank for each in lags if each.rank in self._slow)
-        return Lags(self._cycle, over_s, tuple(lags), slow if self._windows >= _WINDOWS else None)
+        if not found:
+            return None
+        self._windows.append((seen, found))
+        if len(self._windows) < _WINDOWS:
+            return None
+        self._judge()
+        worst = sorted((rank for rank in found if found[rank].lag > 0), key=lambda rank: -found[rank].lag)
+        shown = sorted(worst, key=lambda rank: rank not in self._slow)[:WORST]
+        lags = [RankLag(rank, self._nodes[rank], found[rank].lag, seen[rank].share) for rank in worst if rank in shown]
+        return Lags(self._cycle, over_s, tuple(lags), tuple(each.rank for each in lags if each.rank in self._slow))
 
-    def _judge(self, seen: Mapping[int, RankWaits], compared: Mapping[int, Comparison]) -> None:
-        for rank, each in compared.items():
-            if each.lag < LEAST_LAG / 2:
-                self._streaks.pop(rank, None)
-                if rank in self._doubted:
-                    self._slow.discard(rank)
-                self._doubted.add(rank)
-                continue
-            self._doubted.discard(rank)
-            streak = self._streaks.get(rank, _Streak()).plus(seen[rank].looks, each.lag, each.variance)
-            self._streaks[rank] = streak
-            if streak.is_slow(len(seen)):
-                self._slow.add(rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A rank beside the others. ``variance``: of ``lag``, by chance; ``waits``: of the others, by their median."""
-
-    lag: float
-    variance: float
-    waits: float
+    def _judge(self) -> None:
+        """Name ranks that lagged in all windows, and clear those that lagged in neither of the last two."""
+        lagging = [{r for r, each in found.items() if each.lag >= LEAST_LAG / 2} for _, found in self._windows]
+        total: dict[int, RankWaits] = {}
+        for seen, _ in self._windows:
+            total |= {rank: each.plus(total.get(rank)) for rank, each in seen.items()}
+        needed = math.sqrt(2 * math.log(_ONE_IN * len(total)))
+        compared = compare(total)
+        named = {rank for rank, each in compared.items() if each.lag >= max(LEAST_LAG, needed * each.chance)}
+        self._slow = self._slow & (lagging[-1] | lagging[-2]) | named.intersection(*lagging)
 
 
 def compare(seen: Mapping[int, RankWaits]) -> dict[int, Comparison]:
-    """Compare each rank with the median of the others. There are two ranks at least."""
+    """Compare each rank with the median of the others; empty if there are none.
+
+    Looks that meet the same wait count once for chance: there are no more independent ones than waits.
+    """
+    if len(seen) < 2:
+        return {}
     shares = sorted((each.share, rank) for rank, each in seen.items())
     waits = sorted((each.waits, rank) for rank, each in seen.items())
     at_share = {rank: at for at, (_, rank) in enumerate(shares)}
     at_waits = {rank: at for at, (_, rank) in enumerate(waits)}
-    sorted_shares, sorted_waits = [share for share, _ in shares], [count for count, _ in waits]
     found = {}
-    for rank, each in seen.items():
-        typical = _median_without(sorted_shares, at_share[rank])
-        seen_waits = _median_without(sorted_waits, at_waits[rank])
-        found[rank] = Comparison(typical - each.share, _variance(typical, seen_waits, each), seen_waits)
+    for rank, own in seen.items():
+        typical = _median_without(shares, at_share[rank])
+        waited = _median_without(waits, at_waits[rank])
+        of_others, of_own = typical * (1 - typical), own.share * (1 - own.share)
+        independent = min(own.looks, waited / of_others) if of_others else own.looks
+        chance = math.sqrt((of_others + of_own + 1 / own.looks) / max(independent, 1e-9))
+        found[rank] = Comparison(typical - own.share, chance, waited)
     return found
 
 
-def _variance(typical: float, waits: float, own: RankWaits) -> float:
-    """Return the variance of the difference between a typical rank's share and that of ``own``.
-
-    Looks that meet the same wait count once: there are no more independent ones than waits.
-    """
-    of_others, of_own = typical * (1 - typical), own.share * (1 - own.share)
-    independent = min(own.looks, waits / of_others) if of_others else own.looks
-    return (of_others + of_own + 1 / own.looks) / max(independent, 1e-9)
-
-
-def _median_without(values: Sequence[float], at: int) -> float:
+def _median_without(values: Sequence[tuple[float, int]], at: int) -> float:
     """Return the median of sorted values without one of them."""
     left = len(values) - 1
     low, high = (left - 1) // 2, left // 2
-    return (values[low + (low >= at)] + values[high + (high >= at)]) / 2
+    return (values[low + (low >= at)][0] + values[high + (high >= at)][0]) / 2

@@ -31,8 +31,10 @@ class RankWaits(Message, frozen=True):
         """Share of its time that the rank spends in collectives."""
         return self.waiting / self.looks
 
-    def plus(self, more: RankWaits) -> RankWaits:
+    def plus(self, more: RankWaits | None) -> RankWaits:
         """Return all looks of both."""
+        if more is None:
+            return self
         return RankWaits(self.rank, self.looks + more.looks, self.waiting + more.waiting, self.waits + more.waits)
 
 
@@ -69,14 +71,14 @@ class Lags(PartMessage, frozen=True):
     Args:
         over_s: seconds that these looks cover.
         worst: ranks that lag, the worst first.
-        slow: those of them that are named to the user; None: too little is known yet.
+        slow: those of them that are named to the user.
     """
 
     cycle: Cycle
     over_s: Finite
     worst: tuple[RankLag, ...] = ()
-    slow: tuple[Rank, ...] | None = None
+    slow: tuple[Rank, ...] = ()
 
     @property
     def named(self) -> tuple[RankLag, ...]:
-        return tuple(each for each in self.worst if each.rank in (self.slow or ()))
+        return tuple(each for each in self.worst if each.rank in self.slow)

@@ -74,8 +74,6 @@ class SlowRanksOnNode(LauncherPart):
         if event.cycle != turn.runs or not self._cycle.is_started:
             return
         self.lags = event
-        if event.slow is None:
-            return
         lagging = {each.rank: each for each in event.named}
         news = [each for rank, each in lagging.items() if rank not in self._slow]
         over = [each for rank, each in self._slow.items() if rank not in lagging]
