@@ -75,3 +75,5 @@ def live(events: int, *, says_sigcont: bool) -> None:
         node.run(moment)
         outcome = watching.check(node.snapshot(), node.now, was_stopped=stopped and says_sigcont)
         assert outcome.verdict is None, (node.steps, outcome.verdict)
+        assert outcome.next_look_ns is not None
+        wake = outcome.next_look_ns

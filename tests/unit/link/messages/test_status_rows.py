@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.messages.control_messages import ANSWERS
 from megatron_ft.link.messages.job_facts import RankReading, RankRow, RankState, TimeoutUse, most_urgent
-from megatron_ft.monitor.rules.hang_detector import CheckAction, HangDetector
+from megatron_ft.monitor.rules.hang_detector import HangDetector
 from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
@@ -54,8 +54,9 @@ def test_the_share_is_one_when_the_monitor_finds_it_hung(elapsed_s: int) -> None
     board = snapshot(sections=(SectionView("step", NOW - elapsed_s * S, 3, 10 * S),))
     row = row_of(board)
     assert row.timeout is not None
-    judged = HangDetector(check_interval_ns=S, last_look_ns=NOW).check(board, NOW)
-    assert (row.timeout.share >= 1) == (judged.action is CheckAction.CONFIRM)
+    watching = HangDetector(check_interval_ns=S, last_look_ns=NOW)
+    watching.check(board, NOW)
+    assert (row.timeout.share >= 1) == (watching.suspect is not None)
 
 
 def test_pauses_count_for_nobody() -> None:
