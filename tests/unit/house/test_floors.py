@@ -55,7 +55,7 @@ FLOORS = {
         outside_in_functions=("opentelemetry",),
     ),
     # pure; their parts at the leader know its rules, those on a launcher its machine
-    "diagnosis": Floor(inside=(*_VALUES, "job/rules", "monitor/rules"), pure=True),
+    "diagnosis": Floor(inside=(*_VALUES, "job/rules"), pure=True),
     "diagnosis/launcher": Floor(inside=(*_VALUES, "diagnosis", "learning", "launcher/rules", "job/rules"), pure=True),
     "learning": Floor(inside=(*_VALUES, "job/rules", "launcher/rules", "monitor/rules"), pure=True),
     "learning/state_file": Floor(inside=("errors", "link", "link/base", "learning")),
@@ -72,7 +72,7 @@ FLOORS = {
         ),
         outside_in_functions=("torch",),
     ),
-    "monitor/rules": Floor(inside=("link/base",), pure=True),
+    "monitor/rules": Floor(inside=("link/base", "link/facts"), pure=True),
     "monitor/process": Floor(inside=(*_VALUES, "config", "link")),
     "monitor": Floor(
         inside=(
