@@ -82,7 +82,6 @@ class LauncherNode:
             options,
             run_id=line.run_id,
             node=socket.gethostname(),
-            infra_rank=self.infra_rank,
             reactor=self.reactor,
             setpriv=find_setpriv() if options.on_event else (),
             say=say,
@@ -285,7 +284,7 @@ class LauncherNode:
 
     def _recorded(self, record: Record, at_ns: int) -> None:
         self.status.hear(record, at_ns)
-        self.telemetry.hear(record, at_ns, is_spokesman=self.status.is_spokesman)
+        self.telemetry.hear(record, is_spokesman=self.status.is_spokesman)
 
     def _each_second(self) -> None:
         self.orphan_watch.check()

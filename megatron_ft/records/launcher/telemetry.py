@@ -1,8 +1,7 @@
-"""What this launcher tells the world outside the job: metrics, traces, and the user's command for events."""
+"""What this launcher tells the world outside the job: metrics, and the user's command for events."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher.event_command import EventCommand
 from megatron_ft.records.launcher.metrics_output import MetricsOutput, NodeReader
-from megatron_ft.records.launcher.traces import Traces, are_wanted, resource_attributes, why_not
 from megatron_ft.records.rules.notifications import job_ended, notification
 
 
@@ -26,29 +24,20 @@ class Telemetry:
         *,
         run_id: str,
         node: str,
-        infra_rank: int | None,
         reactor: Reactor,
         setpriv: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        """Open them. ``node``: name of this node; ``infra_rank``: the scheduler's number of it.
+        """Open them. ``node``: name of this node.
 
         Raises:
             ConfigError: one can't be had.
         """
         self._about = {"run_id": run_id, "by": node}
         self._metrics: MetricsOutput | None = None
-        self._traces: Traces | None = None
         self._command: EventCommand | None = None
         if options.metrics_port is not None or options.metrics_textfile is not None:
             self._metrics = MetricsOutput(options, node=node, say=say)
-        if are_wanted(os.environ):
-            problem = why_not(os.environ)
-            if problem:
-                say(f"warning: no traces are sent: {problem}")
-            else:
-                resource = resource_attributes(os.environ, run_id=run_id, node=node, infra_rank=infra_rank)
-                self._traces = Traces(resource, node=node, say=say)
         if options.on_event is not None:
             self._command = EventCommand(options.on_event, reactor=reactor, say=say, setpriv=setpriv)
 
@@ -56,12 +45,10 @@ class Telemetry:
         """Return the PIDs of processes started here."""
         return set() if self._command is None else self._command.pids()
 
-    def hear(self, record: Record, at_ns: int, *, is_spokesman: bool) -> None:
+    def hear(self, record: Record, *, is_spokesman: bool) -> None:
         """Take what the launcher writes to its event log. ``is_spokesman``: this launcher speaks for the job."""
         if self._metrics is not None:
             self._metrics.hear(record)
-        if self._traces is not None:
-            self._traces.hear(record, at_ns)
         if self._command is None:
             return
         told = notification(record)
@@ -80,7 +67,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Bring out what is left, with bounds."""
-        for each in (self._command, self._metrics, self._traces):
+        for each in (self._command, self._metrics):
             if each is not None:
                 each.close()
 

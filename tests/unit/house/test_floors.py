@@ -52,7 +52,6 @@ FLOORS = {
     ),
     "records/launcher": Floor(
         inside=("errors", "config", "link", *_VALUES, "job/rules", "records", "records/rules", "launcher/base"),
-        outside_in_functions=("opentelemetry",),
     ),
     # pure; their parts at the leader know its rules, those on a launcher its machine
     "diagnosis": Floor(inside=(*_VALUES, "job/rules"), pure=True),
