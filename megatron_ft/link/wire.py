@@ -23,7 +23,7 @@ from megatron_ft.link.base import codec
 from megatron_ft.link.base.codec import Count, Fact, Message, Raw, encode_as, name_of
 from megatron_ft.link.linux.polling import wait_ready
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_MESSAGE_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size

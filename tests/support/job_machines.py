@@ -14,6 +14,7 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Decision, DecisionKind
 from megatron_ft.job.rules.member import Member
+from megatron_ft.link.base.codec import NO_PARTS, Parts
 from megatron_ft.memory.rules.snapshots import Kept
 
 __all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
@@ -68,6 +69,6 @@ def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> C
     rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
         machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, name, session=1, owns=link == 0)), 0.0)
-        machine.handle(actions.Heard(link, m.Ready(stock[link] if stock else Kept(), f"{name}:1")), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(Parts(stock[link]) if stock else NO_PARTS, f"{name}:1")), 0.0)
     assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

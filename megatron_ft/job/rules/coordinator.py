@@ -266,10 +266,10 @@ class Coordinator:
                 self._out.append(Send([link], m.Beat()))
                 if age_s is not None and cycle is not None:
                     cycle.progressed(node, self._clock.now_s - age_s)
-            case m.Ready(kept, store):
-                node.ready(kept, store)
-            case m.StockTaken(kept):
-                node.ready(kept)
+            case m.Ready(parts, store):
+                node.ready(parts, store)
+            case m.StatusChanged(parts):
+                node.ready(parts)
             case m.NodeUnfit():
                 node.enter(m.NodePhase.ASIDE)
                 self._not_ready(node)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 
 from megatron_ft.job.rules.restart_policy import JobProgress
-from megatron_ft.link.base.codec import Finite, Int, Message
-from megatron_ft.memory.rules.snapshots import Restore
+from megatron_ft.link.base.codec import NO_PARTS, Finite, Int, Message, Parts
 
 
 class DecisionKind(enum.Enum):
@@ -36,7 +35,7 @@ class Decision(Message, frozen=True):
         back: names of nodes that were lost once, and are ready for this cycle.
         shift: places by which the ranks of each node are rotated: the process with LOCAL_RANK i runs the rank that
             the one with i + shift would run otherwise.
-        restore: the snapshot in memory that the ranks of ``cycle`` go on from; None: none.
+        attachments: what parts of the leader tell the same parts of launchers about ``cycle``.
     """
 
     number: Int
@@ -52,7 +51,7 @@ class Decision(Message, frozen=True):
     founding: str = ""
     back: tuple[str, ...] = ()
     shift: Int = 0
-    restore: Restore | None = None
+    attachments: Parts = NO_PARTS
 
     def __hash__(self) -> int:
         return hash(self.id)

@@ -104,6 +104,8 @@ class JobCycle:
         """How the reports of its nodes have ended it, and the place of the last of these."""
         self.found: PartVerdict | None = None
         self.joining = 0
+        self.has_restored = False
+        """Its ranks go on from a snapshot in memory."""
         self.has_snapshot = False
         """All its ranks have kept their state, so that they were through their start."""
         self.gone: set[int] = set()
@@ -387,8 +389,7 @@ class JobCycle:
         blamed = self.decided_by if self.verdict is None else self.verdict.node
         if self.outcome is not Outcome.FAILED or blamed is None:
             return before
-        restored = self.decision.restore is not None
-        return before.after(self.how_far, restored=restored, has_snapshot=self.has_snapshot)
+        return before.after(self.how_far, restored=self.has_restored, has_snapshot=self.has_snapshot)
 
     @property
     def restarts_used(self) -> int:
@@ -448,7 +449,7 @@ def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdic
         nodes_left=nodes_left if any(seat.state is NodeState.EXCLUDED for seat in seats) else None,
         advance=cycle.advance,
         rerun=rerun,
-        restored=cycle.decision.restore is not None,
+        restored=cycle.has_restored,
     )
     rotation = Rotation.NONE
     if report is not None and rerun in WANTS_ANOTHER_GPU:

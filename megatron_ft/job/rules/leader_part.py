@@ -6,13 +6,13 @@ how one of its nodes stands, hold the conclusion on the cycle, or end it. Times 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.link.base.codec import PartMessage
+from megatron_ft.link.base.codec import PartMessage, PartState
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class LeaderPart:
         """Return what this part knows of the end of the running cycle."""
         return None
 
-    def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Mapping[str, Any]:
-        """Return the fields of the next decision that this part fills; ``chosen``: its nodes, by place."""
-        return {}
+    def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Sequence[PartState]:
+        """Return what the next decision says to this part of its nodes; ``chosen``: these, by place."""
+        return ()
 
     def tick(self, now_s: float) -> Answers:
         """Return what is due."""

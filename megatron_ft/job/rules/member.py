@@ -19,9 +19,8 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
-from megatron_ft.link.base.codec import PartMessage
+from megatron_ft.link.base.codec import PartMessage, Parts
 from megatron_ft.link.facts.launcher import Cause, NodeLost
-from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 CUT_OFF_S = 30.0
 """Time since the leader's last message after which a node counts as cut off, where its ranks tell of no progress."""
@@ -72,7 +71,7 @@ class Member:
         """When that count was seen to rise last; None: it never did."""
         self._leaving: m.Goodbye | None = None
         self._leave_s: float | None = None
-        self._opening: Kept | None = None
+        self._opening: Parts | None = None
         """The node is ready, and its store is being opened."""
         self._is_over = False
         self._is_cut_off = self._has_said_unreached = False
@@ -302,7 +301,7 @@ class Member:
 
     def _note(self, message: PartMessage) -> None:
         """Keep what the next leader is to be told."""
-        self.standing = replace(self.standing, snapshots=self.standing.snapshots.after(message))
+        self.standing = replace(self.standing, parts=message.noted(self.standing.parts, self.standing.cycle))
 
     def _decided(self, held: Assignment) -> None:
         decision, last = held.decision, self.decided
@@ -316,8 +315,7 @@ class Member:
         elif self._leaving is not None:
             pass  # the decision crossed the goodbye
         elif held.place is not None:
-            snapshots, self._opening = SnapshotStatus(decision.cycle), None
-            self.standing = m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=decision.cycle, snapshots=snapshots)
+            self._opening, self.standing = None, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
             self._progress, self._progress_s = 0, None
             self._out.append(actions.Begin(held))
         else:
@@ -348,17 +346,17 @@ class Member:
         match message:
             case m.Report():
                 self.standing = replace(self.standing, report=message)
-            case m.Ready(kept) if verdict is None or verdict.decision.action is Action.RESTART:
-                self._opening = kept
+            case m.Ready(parts) if verdict is None or verdict.decision.action is Action.RESTART:
+                self._opening = parts
                 self._out.append(actions.OpenStore())
                 return self._take()
-            case m.Ready(kept):  # no cycle follows
-                self._ready(kept, "")
-            case m.StockTaken(kept) if self._opening is not None:
-                self._opening = kept
+            case m.Ready(parts):  # no cycle follows
+                self._ready(parts, "")
+            case m.StatusChanged(parts) if self._opening is not None:
+                self._opening = parts
                 return self._take()
-            case m.StockTaken(kept) if self.standing.phase is m.NodePhase.READY:
-                self._ready(kept, self.standing.store)
+            case m.StatusChanged(parts) if self.standing.phase is m.NodePhase.READY:
+                self._ready(parts, self.standing.store)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
             case m.NodeUnfit():
@@ -376,15 +374,15 @@ class Member:
     def store_opened(self, address: str, now_s: float) -> list[actions.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
-        kept, self._opening = self._opening, None
-        if kept is not None:
-            self._ready(kept, address)
-            self._out += [actions.Transmit(m.Ready(kept, address))] if self._is_open else []
+        parts, self._opening = self._opening, None
+        if parts is not None:
+            self._ready(parts, address)
+            self._out += [actions.Transmit(m.Ready(parts, address))] if self._is_open else []
         return self._take()
 
-    def _ready(self, kept: Kept, store: str) -> None:
-        snapshots = replace(self.standing.snapshots, kept=kept)
-        self.standing = replace(self.standing, phase=m.NodePhase.READY, snapshots=snapshots, store=store)
+    def _ready(self, parts: Parts, store: str) -> None:
+        parts = self.standing.parts.updated(*parts)
+        self.standing = replace(self.standing, phase=m.NodePhase.READY, parts=parts, store=store)
 
     @property
     def _nodes(self) -> int:

@@ -21,9 +21,8 @@ from megatron_ft.job.rules.restart_policy import (
     Rules,
 )
 from megatron_ft.job.rules.rotation import Rotation
-from megatron_ft.link.base.codec import Finite, Int, Message, PartMessage
+from megatron_ft.link.base.codec import NO_PARTS, Finite, Int, Message, PartMessage, Parts
 from megatron_ft.link.facts.launcher import Cause, NodeLost
-from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 
 _GOODBYE_S = 1.0
 """Seconds to wait until the others have received why this node leaves."""
@@ -117,7 +116,7 @@ class NodeStatus(Message, frozen=True):
     verdict: Verdict | None = None
     shutdown: str = ""
     """A rank of this node has asked for the end of the job, in these words."""
-    snapshots: SnapshotStatus = SnapshotStatus()
+    parts: Parts = NO_PARTS
     store: str = ""
     """Address of the store that this node has opened for the ranks of the next cycle, once the node is ready."""
 
@@ -239,20 +238,20 @@ class Identity(NewLauncher, frozen=True, kw_only=True):
 class Ready(Message, frozen=True):
     """This node would take part in the next cycle; none of its ranks is left.
 
-    ``kept``: what it can restore; ``store``: where the ranks of the cycle meet, if it gets place 0.
+    ``parts``: their status; ``store``: where the ranks of the cycle meet, if it gets place 0.
     """
 
-    kept: Kept = Kept()
+    parts: Parts = NO_PARTS
     store: str = ""
 
 
-class StockTaken(Message, frozen=True):
-    """Changed stock of a node that is ready: its keeper was slow to verify it, or was replaced.
+class StatusChanged(Message, frozen=True):
+    """Changed status of parts of a node that is ready.
 
     A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
     """
 
-    kept: Kept
+    parts: Parts
 
 
 class NodeUnfit(Message, frozen=True):
@@ -356,7 +355,7 @@ class Dismiss(Message, frozen=True):
     text: str = ""
 
 
-OfNode = Report | Ready | StockTaken | NodeUnfit | Shutdown | Goodbye
+OfNode = Report | Ready | StatusChanged | NodeUnfit | Shutdown | Goodbye
 NodeMessage = OfNode | PartMessage
 """Messages of a launcher about its node and its ranks."""
 TO_LEADER = Hello | OfNode | Beat

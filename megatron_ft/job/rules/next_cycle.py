@@ -18,6 +18,7 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, choose_segments, rotated_slots, usable
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
 from megatron_ft.job.rules.rotation import Rotation, rotated_within
+from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.times import earliest
 
 _FIRST_CALL_S = 30.0
@@ -215,7 +216,7 @@ class NextCycle:
             self._next_slots = rotated_slots(self._next_slots, chosen)
         takes_part = set(chosen)
         spares = [node for node in ready if node not in takes_part]
-        attachments = {name: value for part in self._parts for name, value in part.attachment(chosen, spares).items()}
+        attachments = Parts(*(each for part in self._parts for each in part.attachment(chosen, spares)))
         last = None if cycle is None else cycle.decision
         decision = Decision(
             -1,
@@ -227,7 +228,7 @@ class NextCycle:
             advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
             shift=(0 if last is None else last.shift) + (rotation is Rotation.RANKS),
-            **attachments,
+            attachments=attachments,
         )
         return Plan(decision, chosen)
 

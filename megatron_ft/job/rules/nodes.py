@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus
 from megatron_ft.job.rules.restart_policy import JobProgress
-from megatron_ft.memory.rules.snapshots import Kept
+from megatron_ft.link.base.codec import Parts
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -90,12 +90,12 @@ class Node:
     def enter(self, phase: NodePhase) -> None:
         self.phase = phase
 
-    def ready(self, kept: Kept, store: str | None = None) -> None:
-        """Note what its keeper can restore and, if the node has become ready, where its store is."""
+    def ready(self, parts: Parts, store: str | None = None) -> None:
+        """Note the status of its parts and, if the node has become ready, where its store is."""
         if store is not None:
             self.phase, self.standing = NodePhase.READY, replace(self.standing, store=store)
         if self.phase is NodePhase.READY:  # else the message has crossed a decision
-            self.standing = replace(self.standing, snapshots=replace(self.standing.snapshots, kept=kept))
+            self.standing = replace(self.standing, parts=self.standing.parts.updated(*parts))
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None

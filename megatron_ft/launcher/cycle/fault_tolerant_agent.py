@@ -22,7 +22,7 @@ from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import Say
-from megatron_ft.job.rules.messages import Goodbye, NodeMessage, StockTaken
+from megatron_ft.job.rules.messages import Goodbye, NodeMessage
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -56,7 +56,7 @@ from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import Release
 from megatron_ft.link.reactor import Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
-from megatron_ft.memory.rules.snapshots import Kept
+from megatron_ft.memory.rules.snapshots import Kept, Restore, StockTaken
 
 T = TypeVar("T")
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
@@ -389,7 +389,9 @@ class FaultTolerantAgent(TorchAgent):
         ranks = [worker.global_rank for worker in group.workers]
         nodes, size = group.group_world_size or 1, group.workers[0].world_size
         self._hear(events.RanksMet(ranks, group.group_rank or 0, nodes, size))
-        self._launcher.keeper.prepare(self._machine.cycle.cycle, ranks, size, self._starting.decision.restore)
+        self._launcher.keeper.prepare(
+            self._machine.cycle.cycle, ranks, size, self._starting.decision.attachments.get(Restore)
+        )
 
     def _check_wanted(self) -> None:
         self._take_signals()

@@ -19,6 +19,7 @@ from megatron_ft.launcher.rules.events import Effect, Exit, LauncherExit, Write
 from megatron_ft.launcher.rules.node_cycle import Downtime, NodeCycle
 from megatron_ft.launcher.rules.turn import JobLinePrinter, Options, Turn
 from megatron_ft.link.base import state_table
+from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.times import earliest
@@ -412,7 +413,7 @@ class Agent:
             self._tell_ready()
 
     def _tell_ready(self) -> None:
-        self._do(Ready(**{name: value for part in self._parts for name, value in part.status().items()}))
+        self._do(Ready(Parts(*(state for part in self._parts for state in part.status()))))
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules.decisions import Decision
-from megatron_ft.job.rules.messages import NodeMessage, OfCycle, StockTaken, Verdict
+from megatron_ft.job.rules.messages import NodeMessage, OfCycle, Verdict
 from megatron_ft.link.base.codec import Fact
 from megatron_ft.link.base.control import WorkloadControl
 from megatron_ft.link.base.launcher_part import PartEffect, PartEvent
@@ -102,7 +102,7 @@ class MonitorReport(NamedTuple):
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | WorkloadControl
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | MonitorReport
 FromCoordinator = job.Begin | job.StandBy | OfCycle | job.PrintsJobLines | job.LeftOut | job.Leave
-OfParts = PartEvent | StockTaken | Fact
+OfParts = PartEvent | Fact
 Event = FromLauncher | FromRanks | FromCoordinator | OfParts
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -41,9 +41,58 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of what processes send each other: fields at their default aren't written."""
 
 
+class PartState(Message, frozen=True):
+    """Base of what a part of the launcher and the same part of the leader tell each other within other messages."""
+
+
+_State = TypeVar("_State", bound=PartState)
+
+
+class Parts:
+    """States of parts, one of each class, in a message that knows none of them by name. Never changed."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self, *states: PartState) -> None:
+        self._states = {type(state): state for state in states}
+
+    def get(self, kind: type[_State]) -> _State | None:
+        return self._states.get(kind)  # type: ignore[return-value]
+
+    def updated(self, *states: PartState) -> Parts:
+        return Parts(*self, *states)
+
+    def __iter__(self) -> Iterator[PartState]:
+        return iter(self._states.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parts) and self._states == other._states
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self))
+
+    def __repr__(self) -> str:
+        return f"Parts{tuple(self)}"
+
+    @staticmethod
+    def from_json(document: Any) -> Parts:
+        """Skip parts that this process doesn't have."""
+        if type(document) is not dict:
+            raise ProtocolError(f"states of parts: {shown(document)}")
+        kinds = {name_of(kind): kind for kind in PartState.__subclasses__()}
+        return Parts(*(convert(kinds[name], value) for name, value in document.items() if name in kinds))
+
+
+NO_PARTS = Parts()
+
+
 class PartMessage(Message, frozen=True):
     """Base of messages between a part of the launcher and the same part of the leader. Those who carry them know no
     more."""
+
+    def noted(self, parts: Parts, cycle: int) -> Parts:
+        """Return what a launcher of this cycle tells the next leader now, from what it would have told before."""
+        return parts
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -134,6 +183,8 @@ _decoder: Any = functools.cache(functools.partial(msgspec.json.Decoder, dec_hook
 def _write_hooked(value: Any) -> Any:
     if type(value) is range:
         return {"range": [value.start, value.stop, value.step]}
+    if type(value) is Parts:
+        return {name_of(type(state)): state for state in value}
     raise TypeError(f"no JSON for a {type(value).__name__}")
 
 

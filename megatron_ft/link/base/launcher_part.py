@@ -7,8 +7,10 @@ known of the ranks of a cycle on this node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
+
+from megatron_ft.link.base.codec import PartState
 
 
 class PartEvent:
@@ -34,9 +36,9 @@ class LauncherPart:
         """True while the state of this node isn't reported, because this part finds out why ranks fail."""
         return False
 
-    def status(self) -> Mapping[str, Any]:
-        """Return the fields of the node's next `Ready` that this part fills."""
-        return {}
+    def status(self) -> Sequence[PartState]:
+        """Return what the node's next `Ready` says of this part."""
+        return ()
 
     def begin(self, cycle: Any, turn: Any) -> None:
         """Serve the ranks of this cycle from now on; their numbers are known once the nodes have met."""

@@ -20,7 +20,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link import tcp
 from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
@@ -55,6 +54,7 @@ from megatron_ft.memory.rules.snapshots import (
     Restored,
     Saved,
     Settled,
+    StockTaken,
 )
 
 _QUICK_S = 10.0

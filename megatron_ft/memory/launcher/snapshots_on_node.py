@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.messages import StockTaken
+from megatron_ft.job.rules.messages import StatusChanged
 from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
+from megatron_ft.link.base.codec import Parts, PartState
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
 from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.memory.rules.lines import restore_failed
-from megatron_ft.memory.rules.snapshots import CopyTo, KeeperPort, Kept, OfSnapshots, Restored, Saved, Settled
+from megatron_ft.memory.rules.snapshots import (
+    CopyTo,
+    KeeperPort,
+    Kept,
+    OfSnapshots,
+    Restore,
+    Restored,
+    Saved,
+    Settled,
+    StockTaken,
+)
 
 FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
 
@@ -36,8 +46,8 @@ class SnapshotsOnNode(LauncherPart):
         self._found = self._kept = found
         self._cycle: NodeCycle
 
-    def status(self) -> Mapping[str, Any]:
-        return {"kept": self._kept}
+    def status(self) -> Sequence[PartState]:
+        return [self._kept]
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._cycle = cycle
@@ -51,7 +61,7 @@ class SnapshotsOnNode(LauncherPart):
                 local_ranks = ran if kept.snapshots else found.local_ranks
                 self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
                 if turn.is_ready:
-                    turn.do(StockTaken(self._kept))
+                    turn.do(StatusChanged(Parts(self._kept)))
             case Settled(key) if key.cycle == turn.runs:
                 turn.do(ToKeeper(event))
             case CopyTo(number) if number == turn.runs:
@@ -61,7 +71,7 @@ class SnapshotsOnNode(LauncherPart):
             case KeeperPort(number) | Restored(number) if number == turn.runs:
                 turn.do(event)
             case SnapshotRestored() if event.cycle == turn.runs and cycle.mixed is None:
-                restore = None if cycle.decision is None else cycle.decision.restore
+                restore = None if cycle.decision is None else cycle.decision.attachments.get(Restore)
                 redone = None if restore is None else restore.redone
                 turn.do(
                     Write(replace(event, ranks=tuple(cycle.ranks), redone=redone)),

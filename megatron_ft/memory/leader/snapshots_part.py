@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.link.base.codec import PartState
 from megatron_ft.link.facts.launcher import CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
@@ -18,10 +18,13 @@ from megatron_ft.memory.rules import lines
 from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, choose_files, next_restore
 from megatron_ft.memory.rules.snapshots import (
     KeeperPort,
+    Kept,
     OfSnapshots,
+    Restore,
     Restored,
     Saved,
     Settled,
+    SnapshotStatus,
 )
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -45,21 +48,25 @@ class SnapshotsAtLeader(LeaderPart):
     def begin(self, cycle: JobCycle) -> Answers:
         decision, reason = cycle.decision, self._without
         self._cycle, self._without = cycle, ""
-        restored = None if decision.restore is None else decision.restore.key
+        restore = decision.attachments.get(Restore)
+        restored = None if restore is None else restore.key
+        cycle.has_restored = restore is not None
         self._snapshots = CompleteSnapshots(decision.cycle, decision.world, restored)
         self._copies = SnapshotCopies(decision.cycle, decision.world, cycle.rules.segment)
         return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
 
     def joined(self, node: Node, place: int) -> Answers:
-        status, cycle = node.standing.snapshots, self._cycle
+        status, cycle = node.standing.parts.get(SnapshotStatus), self._cycle
         assert cycle is not None
+        if status is None or status.cycle != cycle.decision.cycle:
+            return []
         answers = []
         if status.complete is not None:
             answers += self._told(cycle, self._snapshots.was_complete(place, status.complete))
         for key in status.saved:
             answers += self._told(cycle, self._snapshots.saved(place, key))
-        if status.restored and status.cycle == cycle.decision.cycle:
-            self._snapshots.restored(place, None, cycle.decision.restore)
+        if status.restored:
+            self._snapshots.restored(place, None, cycle.decision.attachments.get(Restore))
         if status.port:
             answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
         cycle.has_snapshot = self._snapshots.has_complete
@@ -75,10 +82,10 @@ class SnapshotsAtLeader(LeaderPart):
             answers = self._told(cycle, self._snapshots.saved(place, message.key))
             cycle.has_snapshot = self._snapshots.has_complete
             return answers
-        have_all = self._snapshots.restored(place, message, cycle.decision.restore)
+        restore = cycle.decision.attachments.get(Restore)
+        have_all = self._snapshots.restored(place, message, restore)
         if (mixed := self._snapshots.take_mixed()) is not None:
             cycle.changed(*mixed)
-        restore = cycle.decision.restore
         return [Line(lines.restored(restore, message.newer_than))] if have_all and restore is not None else []
 
     def _told(self, cycle: JobCycle, settled: Settled | None) -> list[ToNodes]:
@@ -91,7 +98,7 @@ class SnapshotsAtLeader(LeaderPart):
             return []
         return [ToNodes(each, [at]) for at, each in self._copies.serves(place, address)]
 
-    def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Mapping[str, Any]:
+    def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Sequence[PartState]:
         """Choose the snapshot for the next cycle, and keep the reason if there is none.
 
         ``spares`` may have copies. As long as no later snapshot was restored, a cycle may go on from the files that an
@@ -113,10 +120,10 @@ class SnapshotsAtLeader(LeaderPart):
             ):
                 newest = choose_files(kept[: len(chosen)], files)
             restore, self._without = next_restore(newest, last)
-        return {"restore": restore}
+        return [] if restore is None else [restore]
 
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
-        verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.restore
+        verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.attachments.get(Restore)
         assert verdict is not None
         return CycleEnd(
             cycle.decision.cycle,
@@ -132,7 +139,7 @@ class SnapshotsAtLeader(LeaderPart):
 
 
 def _holder(node: Node) -> Holder:
-    kept = node.standing.snapshots.kept
+    kept = node.standing.parts.get(Kept) or Kept()
     return Holder(kept, node.name, node.address_of(kept.port) if kept.port else "")
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from megatron_ft.link.base.codec import Count, Cycle, Fact, Int, Message, PartMessage, Rank, Seconds, WorldSize
+from megatron_ft.link.base.codec import (
+    Count,
+    Cycle,
+    Fact,
+    Int,
+    Message,
+    PartMessage,
+    Parts,
+    PartState,
+    Rank,
+    Seconds,
+    WorldSize,
+)
+from megatron_ft.link.base.launcher_part import PartEvent
 
 EARLIER_LIFE = -1
 """In place of a cycle: the snapshot was written by an earlier life of the job, and is in files."""
@@ -48,7 +62,7 @@ class KeptSnapshot(Message, frozen=True):
     ranks: tuple[Rank, ...]
 
 
-class Kept(Message, frozen=True):
+class Kept(PartState, frozen=True):
     """Everything that a node's keeper can restore, copies of other nodes' snapshots included. Without a keeper: empty.
 
     Args:
@@ -65,6 +79,20 @@ class Kept(Message, frozen=True):
     port: Count = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StockTaken(PartEvent):
+    """The keeper has another stock than before."""
+
+    kept: Kept
+
+
+class SnapshotMessage(PartMessage, frozen=True):
+    """Base of messages of which a new leader is told."""
+
+    def noted(self, parts: Parts, cycle: int) -> Parts:
+        return parts.updated((parts.get(SnapshotStatus) or SnapshotStatus(cycle)).after(self))
+
+
 class CopySource(Message, frozen=True):
     """Keeper that has the segments of ranks whose own node hasn't. ``address``: host:port; ``node``: its name."""
 
@@ -73,7 +101,7 @@ class CopySource(Message, frozen=True):
     ranks: tuple[Rank, ...]
 
 
-class Restore(Message, frozen=True):
+class Restore(PartState, frozen=True):
     """Choice for a cycle.
 
     Args:
@@ -100,7 +128,7 @@ class Restore(Message, frozen=True):
         return None if self.reached is None else max(0, self.reached - self.key.iteration)
 
 
-class Saved(PartMessage, frozen=True):
+class Saved(SnapshotMessage, frozen=True):
     """All ranks of this node have a verified snapshot, and so has the node that keeps copies of them, if one does.
 
     It is kept until it is `Settled`.
@@ -109,7 +137,7 @@ class Saved(PartMessage, frozen=True):
     key: SnapshotKey
 
 
-class Settled(PartMessage, frozen=True):
+class Settled(SnapshotMessage, frozen=True):
     """Every node of the cycle has `Saved` this snapshot or a later one: of those up to it only ``complete`` is kept.
 
     That is the newest one that all nodes have, None if there is none yet. Without this nodes would wait for ever for a
@@ -120,7 +148,7 @@ class Settled(PartMessage, frozen=True):
     complete: SnapshotKey | None
 
 
-class KeeperPort(PartMessage, frozen=True):
+class KeeperPort(SnapshotMessage, frozen=True):
     """The keeper of this node takes copies of other nodes' snapshots at this port."""
 
     cycle: Cycle
@@ -134,7 +162,7 @@ class CopyTo(PartMessage, frozen=True):
     address: str
 
 
-class Restored(PartMessage, frozen=True):
+class Restored(SnapshotMessage, frozen=True):
     """Ranks of this node have restored their state from memory, and compared it; or one trains without.
 
     Args:
@@ -155,11 +183,10 @@ _MOST_SAVED = 8
 """Snapshots of which a new leader is told; a node has no memory for as many."""
 
 
-class SnapshotStatus(Message, frozen=True):
+class SnapshotStatus(PartState, frozen=True):
     """Memory checkpoints of a node, for a leader that has just taken over.
 
     Args:
-        kept: stock of the node's keeper, once the node is ready.
         complete: the last snapshot of the cycle that all nodes have, as far as this one has been told.
         saved: those that this node has `Saved` and that aren't `Settled`.
         restored: all ranks of this node have `Restored`.
@@ -167,7 +194,6 @@ class SnapshotStatus(Message, frozen=True):
     """
 
     cycle: Int = -1
-    kept: Kept = Kept()
     complete: SnapshotKey | None = None
     saved: tuple[SnapshotKey, ...] = ()
     restored: bool = False

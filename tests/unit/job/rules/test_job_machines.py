@@ -22,7 +22,7 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
 from megatron_ft.launcher.rules.cycle_lines import cycle_ended
-from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.base.codec import Parts, Vocabulary
 from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.rules.snapshots import (
     Kept,
@@ -360,17 +360,18 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     assert machine.heard(Settled(seven, seven), 1.0) == [Settled(seven, seven)]
     machine.heard(Settled(eight, seven), 1.0)
     machine.heard(Settled(SnapshotKey(1, 0, 9), None), 1.0)
-    status = machine.standing.snapshots
+    status = machine.standing.parts.get(SnapshotStatus)
+    assert status is not None
     assert (status.complete, status.saved, status.restored) == (seven, (nine,), True)
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
-    machine.tell(m.StockTaken(stock), 1.0)
-    assert machine.standing.snapshots.kept == Kept(), "while its ranks run"
+    machine.tell(m.StatusChanged(Parts(stock)), 1.0)
+    assert machine.standing.parts.get(Kept) is None, "while its ranks run"
     assert machine.tell(m.Ready(), 1.0) == [actions.OpenStore()]
-    machine.tell(m.StockTaken(stock), 1.0)
-    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(stock, "here:1"))]
-    assert (machine.standing.snapshots.kept, machine.standing.store) == (stock, "here:1")
+    machine.tell(m.StatusChanged(Parts(stock)), 1.0)
+    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(Parts(stock), "here:1"))]
+    assert (machine.standing.parts.get(Kept), machine.standing.store) == (stock, "here:1")
     machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
-    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1, snapshots=SnapshotStatus(1))
+    assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)
 
 
 def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() -> None:
@@ -379,8 +380,8 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     machine = Coordinator("d", m.JobDefinition("job", RULES), record=record, parts=LEADER_PARTS)
     seven, eight = SnapshotKey(0, 0, 7), SnapshotKey(0, 0, 8)
     standings = {
-        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, complete=seven, saved=(eight,))),
-        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, snapshots=SnapshotStatus(0, saved=(seven,))),
+        "a": m.NodeStatus(m.NodePhase.RUNNING, 0, parts=Parts(SnapshotStatus(0, complete=seven, saved=(eight,)))),
+        "b": m.NodeStatus(m.NodePhase.RUNNING, 0, parts=Parts(SnapshotStatus(0, saved=(seven,)))),
     }
     effects = []
     for link, (name, standing) in enumerate(standings.items()):

@@ -16,13 +16,16 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import AgentPhase
 from megatron_ft.launcher.rules.events import Exit, TerminationMode
 from megatron_ft.learning.messages import Killed
+from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.process_facts import ProcessFacts
 from megatron_ft.link.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
 from megatron_ft.link.messages.monitor_messages import Collect, Release
 from megatron_ft.link.wire import MAX_MESSAGE_BYTES, encode
+from megatron_ft.memory.rules.snapshots import Kept
 from tests.support.agents import HANG, Driven, attached, found_hung, held, observed, signalled, verdict
 
+READY = m.Ready(Parts(Kept()))
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
 ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
 SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload.name, description="enough", rank=0, pid=100)
@@ -77,7 +80,7 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     driven.hear(replace(ILL, last_line="no disk"))
     assert driven.wait(4.1) == [events.CheckHealth()]
     driven.hear(replace(ILL, good=True, text="", exit_code=0))
-    assert driven.told[1:] == [m.Ready()]
+    assert driven.told[1:] == [READY]
     assert driven.said == [
         "node health check failed: exited with code 3 (no disk); retrying in 2 s",
         "node health check failed: exited with code 3 (no disk); retrying in 4 s",
@@ -189,7 +192,7 @@ def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
     assert driven.hear(events.RanksEnded()) == []  # until it is known why
     driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
     assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-2:] == [events.CycleRetrying(), m.Ready()]
+    assert driven.done[-2:] == [events.CycleRetrying(), READY]
     assert driven.agent.ended is not None
     driven.run(2, 1, nodes=2, restarts=1)
     assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
@@ -204,7 +207,7 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     text, reason = "rank 0 exited with code 7", "no restarts left, giving up"
     driven.hear(events.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
     assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
-    assert driven.told[-1] == m.Ready()
+    assert driven.told[-1] == READY
     driven.hear(job.Leave(93))
     assert over(driven) == (Exit.FAILED, 93)
     assert driven.all_of(events.LauncherExit)[0].cause is not None

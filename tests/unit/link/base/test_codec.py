@@ -10,10 +10,12 @@ import pytest
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import (
+    NO_PARTS,
     Count,
     Finite,
     Int,
     Message,
+    Parts,
     Raw,
     Seconds,
     Vocabulary,
@@ -29,6 +31,7 @@ from megatron_ft.link.facts.all_kinds import RECORDS
 from megatron_ft.link.facts.launcher import Cause
 from megatron_ft.link.facts.shared import RankHung, Warning_
 from megatron_ft.memory.base import keeper_messages
+from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 from tests.support.arrived import logged
 
 
@@ -40,6 +43,21 @@ def test_damaged_record_is_refused_and_an_unknown_one_is_none(damaged: dict[str,
     with pytest.raises(ProtocolError):
         RECORDS.read(logged(damaged))
     assert RECORDS.read(logged({"ev": "of_a_newer_version", "cycle": []})) is None
+
+
+class Told(Message, frozen=True):
+    parts: Parts = NO_PARTS
+
+
+def test_parts_travel_in_a_message_that_knows_none_of_them_and_are_checked() -> None:
+    told = Told(Parts(Kept(local_ranks=3), SnapshotStatus(2)))
+    assert decode(Told, encode(told)) == told
+    assert decode(Told, b'{"parts":{"of_a_newer_version":{},"kept":{"local_ranks":3}}}') == Told(
+        Parts(Kept(local_ranks=3))
+    )
+    for wrong in (b'{"parts":{"kept":{"local_ranks":-1}}}', b'{"parts":{"kept":3}}', b'{"parts":[1]}', b'{"parts":7}'):
+        with pytest.raises(ProtocolError):
+            decode(Told, wrong)
 
 
 class Held(Message, frozen=True):

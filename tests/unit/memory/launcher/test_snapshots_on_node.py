@@ -9,6 +9,7 @@ from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.launcher.rules import events
+from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
@@ -19,6 +20,7 @@ from megatron_ft.memory.rules.snapshots import (
     Saved,
     Settled,
     SnapshotKey,
+    StockTaken,
 )
 from tests.support.agents import Driven, held, verdict
 
@@ -29,7 +31,7 @@ STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
 def restoring(driven: Driven, restore: Restore | None) -> list[events.Effect]:
     """Cycle 1 begins, and goes on from a snapshot."""
     begun = held(1, nodes=2)
-    decision = replace(begun.decision, restore=restore)
+    decision = replace(begun.decision, attachments=Parts() if restore is None else Parts(restore))
     asked = driven.hear(events.Tick(), job.Begin(replace(begun, decision=decision)), events.RanksMet([0, 10], 0, 2, 4))
     driven.hear(events.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
     driven.hear(events.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
@@ -43,7 +45,7 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.ends()
     driven.exits(1, -15, sent=(15,))
     driven.wait(60.0)
-    driven.hear(m.StockTaken(kept), events.RanksEnded(), verdict(node=0))
+    driven.hear(StockTaken(kept), events.RanksEnded(), verdict(node=0))
 
 
 def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
@@ -53,17 +55,17 @@ def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_nu
     begun = held(1, nodes=2)
     driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
     driven.wait(60.0)
-    driven.hear(m.StockTaken(STOCK), events.RanksEnded(), replace(verdict(node=1), cycle=1))
+    driven.hear(StockTaken(STOCK), events.RanksEnded(), replace(verdict(node=1), cycle=1))
     assert driven.agent.cycle.cycle == 1
-    assert driven.done[-1] == m.Ready(replace(STOCK, local_ranks=2))
+    assert driven.done[-1] == m.Ready(Parts(replace(STOCK, local_ranks=2)))
 
 
 def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
     driven = Driven(max_nodes=2)
     failed(driven, Kept())
-    assert driven.hear(m.StockTaken(STOCK)) == [m.StockTaken(replace(STOCK, local_ranks=2))]
+    assert driven.hear(StockTaken(STOCK)) == [m.StatusChanged(Parts(replace(STOCK, local_ranks=2)))]
     restoring(driven, None)
-    assert driven.hear(m.StockTaken(Kept())) == []
+    assert driven.hear(StockTaken(Kept())) == []
 
 
 def test_restore_of_the_node_is_logged_and_told() -> None:

@@ -14,6 +14,7 @@ from megatron_ft.job.rules.job_cycle import Seat
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
+from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.leader.snapshots_part import failure_signature
@@ -139,10 +140,14 @@ def fails_and_meets(
     )
     machine.settle(0.0)
     for link, each in enumerate(stock):
-        machine.handle(actions.Heard(link, m.Ready(each)), 0.0)
+        machine.handle(actions.Heard(link, m.Ready(Parts(each))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
     return decided, lines(effects)
+
+
+def restored(decision: Decision) -> Restore | None:
+    return decision.attachments.get(Restore)
 
 
 def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
@@ -153,7 +158,7 @@ def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
 def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restored() -> None:
     machine = begun(RULES, "ab")
     decision, said = fails_and_meets(machine, 0, kept(0, key(7), key(8)), kept(1, key(7)))
-    assert (decision.cycle, decision.restore, said) == (
+    assert (decision.cycle, restored(decision), said) == (
         1,
         Restore(key(7), failure="crash: rank # raised NaN", reached=9),
         [],
@@ -175,21 +180,23 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
         said = lines(machine.handle(actions.Heard(link, Restored(0, EARLIER)), 0.0))
     assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
     decision, _ = fails_and_meets(machine, 0, found, other)
-    assert decision.restore is not None
-    assert (decision.restore.key, decision.restore.files) == (EARLIER, FILES.name)
+    restore = restored(decision)
+    assert restore is not None
+    assert (restore.key, restore.files) == (EARLIER, FILES.name)
     newer = kept(0, key(9, 1)), kept(1, key(9, 1))
     decision, _ = fails_and_meets(machine, 1, replace(newer[0], files=FILES), newer[1], text="killed")
-    assert decision.restore is not None
-    assert (decision.restore.key, decision.restore.files) == (key(9, 1), "")
+    restore = restored(decision)
+    assert restore is not None
+    assert (restore.key, restore.files) == (key(9, 1), "")
     decision, said = fails_and_meets(machine, 2, found, other, text="killed again")
-    assert decision.restore is None  # the job has left the files behind
+    assert restored(decision) is None  # the job has left the files behind
     assert said == ["cycle 3 restores nothing from memory: no keeper says that it has a snapshot"]
 
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
     machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)), parts=LEADER_PARTS)
     machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", "a", session=1, owns=True)), 0.0)
-    machine.handle(actions.Heard(0, m.Ready(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
+    machine.handle(actions.Heard(0, m.Ready(Parts(Kept(local_ranks=4, files=FILES, reads_files=True)))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     assert lines(effects) == [
         "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"
@@ -199,14 +206,14 @@ def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why
 def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
     machine = begun(RULES, "ab")
     cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
-    machine.handle(actions.Heard(1, m.StockTaken(kept(1, key(7)))), 0.0)
+    machine.handle(actions.Heard(1, m.StatusChanged(Parts(kept(1, key(7))))), 0.0)
     machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause)), 0.0)
     assert links(machine.settle(0.0), m.End) == [0, 1]
     machine.handle(actions.Heard(0, m.Ready()), 0.0)
-    machine.handle(actions.Heard(0, m.StockTaken(kept(0, key(7)))), 0.0)
-    machine.handle(actions.Heard(1, m.Ready(kept(1, key(7)))), 0.0)
+    machine.handle(actions.Heard(0, m.StatusChanged(Parts(kept(0, key(7))))), 0.0)
+    machine.handle(actions.Heard(1, m.Ready(Parts(kept(1, key(7))))), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    assert [each.record.decision.restore for each in effects if isinstance(each, actions.Decided)] == [
+    assert [restored(each.record.decision) for each in effects if isinstance(each, actions.Decided)] == [
         Restore(key(7), failure="crash: NaN")
     ]
 
@@ -217,11 +224,11 @@ def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
     fails_and_meets(machine, 0, *stock)
     machine.handle(actions.Heard(0, Restored(1, key(7), is_whole=False)), 0.0)
     decision, said = fails_and_meets(machine, 1, *stock)
-    assert decision.restore is None
+    assert restored(decision) is None
     why = "the cycle that restored iteration 7 failed in the same way as the one before"
     assert said == [f"cycle 2 restores nothing from memory: {why}"]
     decision, said = fails_and_meets(machine, 2, *stock)
-    assert decision.restore is None, "abandoned"
+    assert restored(decision) is None, "abandoned"
 
 
 def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_fail() -> None:
@@ -229,8 +236,9 @@ def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_f
     stock = kept(0, key(7)), kept(1, key(7))
     for cycle in range(4):
         decision, said = fails_and_meets(machine, cycle, *stock, text="no route to the store")
-        assert decision.restore is not None
-        assert (decision.restore.key, decision.restore.tries, said) == (key(7), 0, [])
+        restore = restored(decision)
+        assert restore is not None
+        assert (restore.key, restore.tries, said) == (key(7), 0, [])
 
 
 def test_snapshot_that_ranks_cannot_restore_twice_is_not_restored_again() -> None:
@@ -239,10 +247,11 @@ def test_snapshot_that_ranks_cannot_restore_twice_is_not_restored_again() -> Non
     fails_and_meets(machine, 0, *stock)
     text = "rank 1 can't restore iteration 7 from memory: No such file or directory"
     decision, _ = fails_and_meets(machine, 1, *stock, text=text, is_mixed=True)
-    assert decision.restore is not None
-    assert (decision.restore.key, decision.restore.tries) == (key(7), 1)
+    restore = restored(decision)
+    assert restore is not None
+    assert (restore.key, restore.tries) == (key(7), 1)
     decision, said = fails_and_meets(machine, 2, *stock, text=text, is_mixed=True)
-    assert decision.restore is None
+    assert restored(decision) is None
     assert said == ["cycle 3 restores nothing from memory: 2 cycles that restored iteration 7 failed before a new one"]
 
 
@@ -292,7 +301,7 @@ def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
 def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
     machine = begun(RULES, "ab")
     decision, said = fails_and_meets(machine, 0, Kept(), Kept())
-    assert (decision.restore, said) == (None, [])
+    assert (restored(decision), said) == (None, [])
 
 
 def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
@@ -301,9 +310,9 @@ def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line
         machine.handle(actions.Heard(link, Saved(key(5))), 0.0)
     decision, said = fails_and_meets(machine, 0, Kept(), Kept())
     why = "no keeper says that it has a snapshot"
-    assert (decision.restore, said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
+    assert (restored(decision), said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
     decision, said = fails_and_meets(machine, 1, Kept(), Kept(), text="again")
-    assert (decision.restore, said) == (None, [])
+    assert (restored(decision), said) == (None, [])
 
 
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
