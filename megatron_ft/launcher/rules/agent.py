@@ -1,7 +1,7 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
 ``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. The phases are a
-table, (phase, what happens) -> next phase, which `docs/design/agent.md` has, too.
+table, (phase, what happens) -> next phase; `megatron_ft.launcher` explains them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AgentPhase(enum.Enum):
 
 
 class PhaseEvent(enum.Enum):
-    """Events that move the agent from one phase to the next; the values appear in `docs/design/agent.md`."""
+    """Events that move the agent from one phase to the next; the values say what they are."""
 
     CHECK_DUE = "the health command is due"
     FIT = "the node is fit, or there is no health command"

@@ -1,9 +1,9 @@
-"""State machines as tables: (state, event) -> next state. Checked when imported, and drawn into the docs. Pure."""
+"""State machines as tables: (state, event) -> next state. Checked when imported. Pure."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 State = TypeVar("State", bound=enum.Enum)
@@ -42,12 +42,3 @@ def report_unlisted(report: Callable[[str], object]) -> None:
     """Have events that no table lists reported: a process writes them at DEBUG, a test raises."""
     global unlisted
     unlisted = report
-
-
-def as_list(transitions: Mapping[tuple[State, Event], State]) -> Iterable[str]:
-    """Return the lines of the list in the docs; the value of an event is its description."""
-    by_event: dict[Event, dict[State, list[str]]] = {}
-    for (before, event), after in transitions.items():
-        by_event.setdefault(event, {}).setdefault(after, []).append(before.name)
-    for event, moves in by_event.items():
-        yield f"- {event.value}: " + "; ".join(f"{', '.join(names)} -> {after.name}" for after, names in moves.items())

@@ -2,16 +2,8 @@
 
 Pure: no clock, no I/O. Times are nanoseconds of CLOCK_MONOTONIC.
 
-What is timed against which timeout is in `link.base.intervals`.
-
-Rules
------
-* A verdict is read twice, a moment apart, before it counts.
-* Time in which the whole node was stopped isn't the rank's. The monitor can't see such time, but it notices
-  two signs of it: it wakes much later than it asked, or it receives SIGCONT. Either way the node may have
-  been stopped at any moment since the last check. After SIGCONT the whole gap since that check is taken off every
-  interval. After a late wake-up, the lateness is taken off, and of the sleep before it at most a quarter of the
-  timeout, or 10 s: a stop in that time is possible, not certain, and a node that is merely busy must hide no hang.
+What is timed against which timeout is in `link.base.intervals`; the rules of verdicts and of time in which the node
+stood still are at the top of `megatron_ft.monitor`.
 """
 
 from __future__ import annotations
