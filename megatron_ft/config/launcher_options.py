@@ -25,6 +25,8 @@ from megatron_ft.errors import ConfigError, Refused, nearest
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, END, OFF = "report", "end", "off"
+SCHEDULERS = ("slurm", "kubernetes")
+"""Each is a file of `launcher/schedulers`, in the order in which "auto" looks for them."""
 _LAST_PORT = 65535
 RESTART_GRACE_S = 0.1
 """Time from SIGTERM to SIGKILL where a rank has failed: nothing can be saved together any more."""
@@ -140,9 +142,9 @@ class LauncherOptions:
     )
     scheduler: str = option(
         "auto",
-        one_of("auto", "slurm", "kubernetes", "none"),
-        "Scheduler whose variables fill in options that aren't given: slurm, kubernetes, none, or auto. auto: the one "
-        "that is found. The options are --nnodes, --rdzv-endpoint, --rdzv-id and the log directory.",
+        one_of("auto", *SCHEDULERS, "none"),
+        f"Scheduler whose variables fill in options that aren't given: {', '.join(SCHEDULERS)}, none, or auto. auto: "
+        "the one that is found. The options are --nnodes, --rdzv-endpoint, --rdzv-id and the log directory.",
         names=("scheduler", "ft-scheduler"),
     )
     restart_policy: str = option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -102,7 +103,10 @@ class FaultTolerantAgent(TorchAgent):
         self._error_files: dict[int, str] = {}
         self._stderrs: dict[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
-        given, options = launcher.line.options, _options(launcher.line, checks_health=launcher.health is not None)
+        given, options = (
+            launcher.line.options,
+            machine_options(launcher.line, checks_health=launcher.health is not None),
+        )
         configured = Configured.of(given.to_dict())
         learning = LearningOptions(given.learn, given.safety_factor, given.learned_floor, configured)
         parts = launcher_parts(options, learning, launcher.monitors.paused, launcher.files.found)
@@ -506,10 +510,12 @@ def _failure_of(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     return failure
 
 
-def _options(line: CommandLine, *, checks_health: bool) -> Options:
-    """The part of the command line that the launcher's machine decides by."""
+def machine_options(line: CommandLine, *, checks_health: bool) -> Options:
+    """The part of the command line that the launcher's machine decides by: options of the same name, and others."""
     given = line.options
+    same = {each.name: getattr(given, each.name) for each in fields(Options) if hasattr(given, each.name)}
     return Options(
+        **same,
         max_nodes=line.max_nodes,
         min_healthy=given.restart_policy == MIN_HEALTHY,
         max_restarts=line.namespace.max_restarts,
@@ -519,7 +525,6 @@ def _options(line: CommandLine, *, checks_health: bool) -> Options:
         startup_timeout_s=given.startup_timeout,
         exit_timeout_s=given.exit_timeout,
         hang_signal=given.rank_termination_signal,
-        observe_only=given.observe_only,
         ranks_are_python=line.ranks_are_python,
         checks_health=checks_health,
         health_interval_s=given.node_health_check_interval if checks_health else None,

@@ -1,1 +1,1 @@
-"""Schedulers: each is one file with ``detect()``, its facts, and ``requeue()``; `schedulers.schedulers` lists them."""
+"""Schedulers: each is one file with ``detect()``, its facts, ``rank_variable()`` and ``requeue()``."""

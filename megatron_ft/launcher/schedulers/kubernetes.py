@@ -45,6 +45,11 @@ def detect(environ: Mapping[str, str], *, full_name: str, is_asked: bool) -> Sch
     )
 
 
+def rank_variable(*_of_the_job: object) -> str:
+    """Return the variable that differs for each launcher."""
+    return INDEX_VARIABLE
+
+
 def requeue(*_of_the_job: object) -> None:
     """Do nothing: the Job starts pods again by their exit code."""
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch.distributed import run as torchrun
 
+from megatron_ft.config import launcher_options
 from megatron_ft.config.torchrun import ETCD_BACKENDS
 from megatron_ft.errors import ConfigError
-from megatron_ft.launcher.schedulers import kubernetes, slurm
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment, number
 
 _PLACES = {"rdzv_endpoint", "master_addr", "master_port"}
 
 
-SCHEDULERS = {"slurm": slurm, "kubernetes": kubernetes}
+SCHEDULERS = {
+    name: importlib.import_module(f"megatron_ft.launcher.schedulers.{name}") for name in launcher_options.SCHEDULERS
+}
 """By the value of ``--scheduler``, in the order in which "auto" looks for them."""
 
 
@@ -36,8 +39,8 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
 
 def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> int | None:
     """Return this launcher's rank among the job's; None without one."""
-    names = ("GROUP_RANK", slurm.rank_variable(environ, min_nodes, max_nodes), kubernetes.INDEX_VARIABLE)
-    return next((value for name in names if (value := number(environ, name)) is not None), None)
+    names = [each.rank_variable(environ, min_nodes, max_nodes) for each in SCHEDULERS.values()]
+    return next((value for name in ("GROUP_RANK", *names) if (value := number(environ, name)) is not None), None)
 
 
 def take(namespace: argparse.Namespace, given: Collection[str], where: SchedulerEnvironment) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.config.config import OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.launcher import arguments
@@ -20,7 +19,7 @@ from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import meeting_place
 from megatron_ft.launcher.outcome import LauncherEnd
 from megatron_ft.launcher.schedulers.kubernetes import write_reason
-from megatron_ft.launcher.schedulers.schedulers import SCHEDULERS, detect
+from megatron_ft.launcher.schedulers.schedulers import detect
 
 STEP = {
     "SLURM_JOB_ID": "4711",
@@ -161,10 +160,6 @@ def test_settings_that_defeat_recovery_are_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SLURM_KILL_BAD_EXIT", "0")
     monkeypatch.setenv("SLURM_WAIT", "0")
     assert parse([__file__]).options.warnings == []
-
-
-def test_option_takes_the_schedulers_that_there_are() -> None:
-    assert OPTIONS["scheduler"].kind.allowed == " or ".join(["auto", *SCHEDULERS, "none"])
 
 
 @pytest.mark.parametrize("choice", ["slurm", "pbs"])

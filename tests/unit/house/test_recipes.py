@@ -1,0 +1,147 @@
+"""The recipes of CONTRIBUTING.md, tried as patches of a copy of the package: nothing else has to be touched."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import megatron_ft
+
+PACKAGE = Path(megatron_ft.__file__).parent
+Patch = Callable[[Mapping[str, Mapping[str, str]]], Callable[[str], Any]]
+"""Takes the texts to replace in each file; None for what a new file holds. Returns what imports a patched module."""
+
+OPTION = {
+    "config/launcher_options.py": {
+        "    observe_only: bool =": """
+    drain_timeout: float = option(7.0, DURATION, "Time to drain.", names=("ft-drain-timeout",))
+    observe_only: bool =""",
+    },
+    "launcher/rules/turn.py": {
+        "    observe_only: bool = False": "    observe_only: bool = False\n    drain_timeout: float = 0",
+    },
+}
+METRIC = {
+    "records/rules/metrics.py": {
+        "METRICS = (": """SLOTS = Metric(name="megatron_ft_slots", kind=MetricKind.GAUGE, help="Ranks.")
+METRICS = (SLOTS,""",
+        "    iteration: int | None = None": "    iteration: int | None = None\n    slots: int = 0",
+        "    yield Series(TIMEOUT,": "    yield Series(SLOTS, {(): now.slots})\n    yield Series(TIMEOUT,",
+    },
+    "launcher/cycle/job_status.py": {"return GaugeValues(": "return GaugeValues(slots=8,"},
+}
+SCHEDULER = {
+    "config/launcher_options.py": {'("slurm", "kubernetes")': '("slurm", "kubernetes", "pbs")'},
+    "launcher/schedulers/pbs.py": {
+        "": """
+from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
+
+def detect(environ, *, full_name, is_asked):
+    return SchedulerEnvironment(scheduler="pbs", job=environ["PBS_JOBID"]) if "PBS_JOBID" in environ else None
+
+def rank_variable(environ, min_nodes, max_nodes):
+    return "PBS_NODENUM"
+
+def requeue(*_of_the_job):
+    pass
+"""
+    },
+}
+REASON = {
+    "diagnosis/exceptions.py": {
+        '    unread: bool = False\n    """The error': '    quota: str = ""\n    unread: bool = False\n    """The error',
+    },
+    "launcher/processes/crash_evidence.py": {
+        "    return words._replace(": "    return words._replace(quota=stderr.partition('quota ')[2],",
+    },
+    "link/facts/launcher.py": {
+        "    after_run: bool = False\n\n": """    after_run: bool = False
+    quota: str = ""
+
+""",
+    },
+    "launcher/rules/node_cycle.py": {"unread=words.unread and": "quota=words.quota, unread=words.unread and"},
+    "diagnosis/exits.py": {
+        "    code = rank_exit.exitcode\n    if rank_exit.rerun": """
+    code = rank_exit.exitcode
+    if rank_exit.quota:
+        return f"{who} is over its quota of {rank_exit.quota}"
+    if rank_exit.rerun""",
+    },
+}
+GRACE = {"link/base/escalation.py": {"GRACE_S = 5.0": "GRACE_S = 7.0"}}
+
+
+@pytest.fixture
+def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patch]:
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PACKAGE.name}
+
+    def copy(patches: Mapping[str, Mapping[str, str]]) -> Callable[[str], ModuleType]:
+        shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, changes in patches.items():
+            path = tmp_path / PACKAGE.name / file
+            for before, after in changes.items():
+                text = path.read_text() if before else ""
+                assert not before or text.count(before) == 1, f"{file}: {before}"
+                path.write_text(text.replace(before, after) if before else after)
+        for name in ours:
+            del sys.modules[name]
+        monkeypatch.syspath_prepend(tmp_path)
+        return lambda name: importlib.import_module(f"{PACKAGE.name}.{name}")
+
+    yield copy
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name]:
+        del sys.modules[name]
+    sys.modules.update(ours)
+
+
+def test_option_of_the_launcher_is_in_the_help_and_reaches_its_machine(patch: Patch) -> None:
+    load = patch(OPTION)
+    arguments, parser = load("launcher.arguments"), argparse.ArgumentParser()
+    load("config.files.options").add_ft_options(parser)
+    assert "--ft-drain-timeout" in parser.format_help()
+    line = arguments.parse(["--standalone", "--ft-drain-timeout", "9", __file__])
+    agent = load("launcher.cycle.fault_tolerant_agent")
+    assert agent.machine_options(line, checks_health=False).drain_timeout == 9.0
+
+
+def test_reason_for_the_end_of_a_rank_is_in_the_words_on_it(patch: Patch) -> None:
+    load = patch(REASON)
+    words = load("launcher.processes.crash_evidence").read_last_words("", "", "quota 5 GB")
+    turns, seen = load("launcher.rules.turn"), load("launcher.rules.events").Readings({0: None}, {0: words}, {}, {})
+    turn = turns.Turn(now_ns=0, seen=seen, printer=turns.JobLinePrinter())
+    cycle = load("launcher.rules.node_cycle").NodeCycle(None, [], now_ns=0)
+    cycle.exited(load("link.facts.launcher").RankExited(rank=3, cycle=0, exitcode=1), turn)
+    assert cycle.failures() == ["rank 3 is over its quota of 5 GB"]
+
+
+def test_metric_is_exposed(patch: Patch) -> None:
+    load = patch(METRIC)
+    status = load("launcher.cycle.job_status").JobStatus(mock.Mock(), log_dir=None, monitors=mock.MagicMock())
+    metrics, readings = load("records.rules.metrics").JobMetrics(), status.readings()
+    text = load("records.exposition").as_text(lambda: metrics.series(readings, of_job=True)).decode()
+    assert "megatron_ft_slots 8.0" in text
+
+
+def test_scheduler_is_found_and_tells_the_rank_of_a_launcher(patch: Patch) -> None:
+    schedulers = patch(SCHEDULER)("launcher.schedulers.schedulers")
+    environ = {"PBS_JOBID": "17", "PBS_NODENUM": "3"}
+    assert schedulers.detect(environ, "pbs").job == "17"
+    assert schedulers.detect(environ).scheduler == "pbs"
+    assert schedulers.rank(environ, min_nodes=1, max_nodes=4) == 3
+
+
+def test_grace_of_a_hung_rank_is_one_number(patch: Patch) -> None:
+    load = patch(GRACE)
+    escalation = load("link.base.escalation").Escalation(15, due_s=0.0)
+    assert [escalation.advance(now_s, dict) for now_s in (0.0, 6.9, 7.0)] == [15, None, 9]
+    assert "still running 7 seconds later" in load("config.config").OPTIONS["rank_termination_signal"].help
