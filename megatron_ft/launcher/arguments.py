@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Collection, Sequence
 from importlib.machinery import PathFinder
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.distributed import run as torchrun
@@ -62,7 +62,9 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise ConfigError(with_hint(message, parser))
 
     parser.error = error  # type: ignore[method-assign]
-    defaults = _without_defaults(parser)
+    # without torchrun's defaults the parser tells which options were given
+    defaults = {name: parser.get_default(name) for name in _TELLS if f"PET_{name.upper()}" not in os.environ}
+    parser.set_defaults(**dict.fromkeys(defaults))
     namespace = parser.parse_args(list(argv))
     given = frozenset(name for name in _TELLS if getattr(namespace, name) is not None)
     for name in _TELLS:
@@ -126,14 +128,6 @@ def full_name() -> str:
     except (OSError, ValueError):
         return host
     return next((name for name in names if name.startswith(f"{host}.")), host)
-
-
-def _without_defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Clear torchrun's defaults, so that the parser tells which options were given. Return the defaults."""
-    names = [name for name in _TELLS if f"PET_{name.upper()}" not in os.environ]
-    defaults = {name: parser.get_default(name) for name in names}
-    parser.set_defaults(**dict.fromkeys(names))
-    return defaults
 
 
 def torch_launch_config(line: CommandLine, *, log_dir: str | None) -> tuple[LaunchConfig, list[str]]:

@@ -48,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exception: whatever else has failed the launcher, as it was raised.
     """
     if argv is None:
-        _open_standard_streams()
+        # a missing standard stream (as under a daemon) is opened, for the first opened files would take its number
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)
+        os.close(fd)
         ask_again_soon()
         _leave(run_command())
     with _ending_at_once_on_interrupt():
@@ -139,13 +142,6 @@ def _run_exit_functions() -> None:
         if stream is not None:  # None: it was closed when Python started
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-
-
-def _open_standard_streams() -> None:
-    """Open missing standard streams (as under a daemon), whose numbers the first opened files would take."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 @contextlib.contextmanager

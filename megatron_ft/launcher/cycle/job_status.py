@@ -16,7 +16,6 @@ from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.all_kinds import Record
-from megatron_ft.link.facts.launcher import CycleEnded
 from megatron_ft.link.facts.monitor import RankGone
 from megatron_ft.link.facts.reported_hang import MOST_HANGS
 from megatron_ft.link.facts.timed import Timed
@@ -143,23 +142,32 @@ class JobStatus:
         agent, record, paused = self._agent, self._record, self._monitors.paused
         max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
-        accounting = self.accounting(at_once=False)
+        accounting, restarts_left, last_cause = self.accounting(at_once=False), max_restarts, None
+        phase = JobPhase.STARTING if record is None else JobPhase.RUNNING
+        if agent is not None:
+            restarts_left, ended, failed = agent.restarts_left, agent.ended, agent.failed
+            if ended is not None:
+                phase = JobPhase.RESTARTING if ended.action == Action.RESTART.value else JobPhase.ENDING
+                restarts_left = ended.restarts_left or 0
+            if failed is not None and (cause := failed.cause) is not None:
+                text = cause.text[:_LONGEST_TEXT]
+                last_cause = LastCause(cycle=failed.cycle, text=text, rank=cause.rank, kind=cause.kind.value)
         now_ns = time.monotonic_ns()  # taken after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
             launcher_pid=os.getpid(),
             log_dir=self._log_dir or "",
             started_ns=self._started_ns,
-            phase=JobPhase.STARTING if agent is None else _phase(agent),
+            phase=phase,
             cycle=None if record is None else record.cycle,
             cycle_started_ns=None if record is None else record.spawned_ns,
             nodes=0 if record is None else record.nodes,
             world_size=0 if record is None else record.world_size,
             max_restarts=max_restarts,
-            restarts_left=max_restarts if agent is None else _restarts_left(agent),
+            restarts_left=restarts_left,
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,
-            last_cause=None if agent is None or agent.failed is None else _last_cause(agent.failed),
+            last_cause=last_cause,
             goodput=None if accounting.goodput is None else accounting.goodput.share,
             hangs=accounting.hangs[-MOST_HANGS:],
             slow_ranks=self._lags.named,
@@ -179,21 +187,3 @@ class JobStatus:
         stat = read_stat(started.pid or 0)
         state = None if stat is None or stat.state in "ZX" else stat.state
         return row, self._monitors[local_rank].reading(record.cycle)._replace(process_state=state)
-
-
-def _phase(agent: Agent) -> JobPhase:
-    if agent.ended is not None:
-        return JobPhase.RESTARTING if agent.ended.action == Action.RESTART.value else JobPhase.ENDING
-    return JobPhase.STARTING if agent.started is None else JobPhase.RUNNING
-
-
-def _restarts_left(agent: Agent) -> int:
-    return agent.restarts_left if agent.ended is None else agent.ended.restarts_left or 0
-
-
-def _last_cause(failed: CycleEnded) -> LastCause | None:
-    cause = failed.cause
-    if cause is None:
-        return None
-    text = cause.text[:_LONGEST_TEXT]
-    return LastCause(cycle=failed.cycle, text=text, rank=cause.rank, kind=cause.kind.value)

@@ -150,12 +150,8 @@ def taken_from(
     streams = [*files.tee_stdouts.items(), *files.tee_stderrs.items()]
     files.tee_stdouts, files.tee_stderrs = {}, {}
     path = cycle_file(prefix, int(envs[0]["FT_CYCLE"]))
-    return [CopiedStream(source, path, rank=_shown_rank(envs[local_rank]), say=say) for local_rank, source in streams]
-
-
-def _shown_rank(env: Mapping[str, str]) -> str:
-    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
-    return f"{rank:>{len(str(size - 1))}}"
+    ranks = {each: env["RANK"].rjust(len(str(int(env["WORLD_SIZE"]) - 1))) for each, env in envs.items()}
+    return [CopiedStream(source, path, rank=ranks[local_rank], say=say) for local_rank, source in streams]
 
 
 class CopiedStream:

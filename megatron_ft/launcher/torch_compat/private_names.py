@@ -58,15 +58,9 @@ def missing_essentials() -> list[str]:
     return missing
 
 
-@contextlib.contextmanager
-def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> Iterator[None]:
+def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> contextlib.AbstractContextManager[None]:
     """Let ``launch_agent`` make its agent with ``factory``."""
-    original = launcher_api.LocalElasticAgent
-    launcher_api.LocalElasticAgent = factory
-    try:
-        yield
-    finally:
-        launcher_api.LocalElasticAgent = original
+    return _replaced(launcher_api, "LocalElasticAgent", factory)
 
 
 def say_nothing_of_death_signals() -> None:
@@ -96,23 +90,24 @@ def tail_logs(context: PContext) -> list[Any]:
     return list(every) if every is not None else [tail for tail in each if tail is not None]
 
 
-@contextlib.contextmanager
-def workers_started_by(start_processes: Callable[..., PContext]) -> Iterator[None]:
+def workers_started_by(start_processes: Callable[..., PContext]) -> contextlib.AbstractContextManager[None]:
     """Let the agent start its ranks with ``start_processes``, called as torch's function of that name."""
-    original = local_elastic_agent.start_processes
-    local_elastic_agent.start_processes = start_processes
+    return _replaced(local_elastic_agent, "start_processes", start_processes)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, by)
     try:
         yield
     finally:
-        local_elastic_agent.start_processes = original
+        setattr(module, name, original)
 
 
 def shut_down_agent(shutdown: Callable[..., None], death_signal: signal.Signals, timeout_s: float) -> None:
     """Call torch's ``_shutdown``, which takes a timeout only in newer versions."""
-    if "timeout" in inspect.signature(shutdown).parameters:
-        shutdown(death_signal, timeout_s)
-    else:
-        shutdown(death_signal)
+    shutdown(death_signal, *([timeout_s] if "timeout" in inspect.signature(shutdown).parameters else []))
 
 
 def _names_in_init(cls: type) -> set[str]:
