@@ -216,16 +216,3 @@ def test_run_directory_of_a_killed_launcher_alone_is_removed(tmp_path: Path) -> 
     directories.remove_leftovers(str(tmp_path))
     assert before - set(os.listdir(tmp_path)) == {left.name}
     os.close(claims[0] or -1)
-
-
-def test_the_next_launcher_looks_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as place:
-        monkeypatch.setattr(tempfile, "tempdir", place)
-        first = directories.make_run_directory()
-        claim = directories.claim(first)
-        assert claim is not None
-        second = directories.make_run_directory()
-        assert os.path.exists(first)
-        os.close(claim)
-        shutil.rmtree(directories.make_run_directory())
-        assert os.listdir(place) == [os.path.basename(second)], "it wasn't claimed"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from megatron_ft.launcher.processes.rank_logs import CopiedStream, CycleLogs, cycle_file, inherited_streams, taken_from
+from megatron_ft.launcher.processes.rank_logs import CopiedStream, CycleLogs, inherited_streams, taken_from
 
 
 def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int, said: list[str]) -> LogsDest:
@@ -53,14 +53,6 @@ def test_files_that_cannot_be_made_cost_no_more_than_the_files(tmp_path: Path) -
     assert warning.startswith("warning: could not create the ranks' log files")
 
 
-@pytest.mark.parametrize(
-    ("prefix", "path"),
-    [("/logs/job.log", "/logs/job_cycle3.log"), ("/logs/a.b/job", "/logs/a.b/job_cycle3.log")],
-)
-def test_log_of_a_cycle_has_its_number_before_the_suffix(prefix: str, path: str) -> None:
-    assert cycle_file(prefix, 3) == path
-
-
 def test_lines_of_several_ranks_are_whole(tmp_path: Path) -> None:
     path, said = str(tmp_path / "new" / "out.log"), list[str]()
     streams = [CopiedStream("", path, rank=rank, say=said.append) for rank in (" 0", "10")]
@@ -81,7 +73,7 @@ def test_cycle_log_takes_the_output_that_would_go_to_the_launcher(tmp_path: Path
         0: {"FT_CYCLE": "2", "RANK": "8", "WORLD_SIZE": "11"},
         1: {"FT_CYCLE": "2", "RANK": "9", "WORLD_SIZE": "11"},
     }
-    streams = taken_from(files, envs, prefix=str(tmp_path / "out.log"), say=print)
+    streams = taken_from(files, envs, prefix=str(tmp_path / "out"), say=print)
     assert (files.tee_stdouts, files.tee_stderrs) == ({}, {})
     assert len(streams) == 4
     streams[0].write("x\n")

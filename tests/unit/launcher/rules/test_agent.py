@@ -13,7 +13,7 @@ from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.rules.agent import AgentPhase
+from megatron_ft.launcher.rules.agent import AgentPhase, retry_delay_s
 from megatron_ft.launcher.rules.events import Exit, TerminationMode
 from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.codec import Parts
@@ -88,6 +88,10 @@ def test_an_ill_node_stands_aside_until_it_is_fit() -> None:
     ]
 
 
+def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> None:
+    assert [retry_delay_s(failures) for failures in (1, 2, 3, 5, 6, 7, 100_000)] == [2, 4, 8, 32, 60, 60, 60]
+
+
 @pytest.mark.parametrize(
     ("left", "said"),
     [
@@ -104,32 +108,24 @@ def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -
     assert over(driven) == (Exit.FAILED if said and left.code == 1 else Exit.LEFT, left.code)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
-def test_a_launcher_that_is_asked_to_stop_between_cycles_says_goodbye(number: signal.Signals, code: int) -> None:
-    driven = Driven()
-    driven.hear(events.Tick())
-    goodbye = m.Goodbye(f"its launcher received {number.name}")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stands_by", [False, True])
+@pytest.mark.parametrize("has_a_place", [False, True])
+def test_stopped_launcher_between_cycles_leaves_well_only_from_standby(
+    number: signal.Signals, stands_by: bool, has_a_place: bool
+) -> None:
+    driven = Driven(max_nodes=2)
+    driven.hear(events.Tick(), *([job.StandBy()] if stands_by else []))
+    if has_a_place:
+        driven.run(1, nodes=2)
+        driven.exits(0, 1)
+        driven.ends()
+        driven.hear(events.RanksEnded(), verdict(node=0))
+    is_well = stands_by and not has_a_place
+    goodbye = m.Goodbye(f"its launcher received {number.name}", well=is_well)
     assert driven.stop(number) == [events.TellStop(0), goodbye]
     driven.hear(job.Leave(1))
-    assert over(driven) == (Exit.STOPPED, code)
-
-
-def test_launcher_that_stands_by_leaves_well_when_it_is_stopped() -> None:
-    driven = Driven()
-    driven.hear(events.Tick(), job.StandBy())
-    driven.stop()
-    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
-
-
-def test_launcher_that_has_a_place_again_leaves_badly_when_it_is_stopped() -> None:
-    driven = Driven(max_nodes=2)
-    driven.hear(events.Tick(), job.StandBy())
-    driven.run(1, nodes=2)
-    driven.exits(0, 1)
-    driven.ends()
-    driven.hear(events.RanksEnded(), verdict(node=0))
-    driven.stop()
-    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+    assert over(driven) == (Exit.STOPPED, 130 if number == signal.SIGINT else 0 if is_well else 1)
 
 
 def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing() -> None:
@@ -436,18 +432,6 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
     driven.hear(job.Leave(1))
     assert over(driven) == (Exit.STOPPED, 1)
-
-
-def test_ranks_that_end_well_when_asked_to_are_a_good_end() -> None:
-    driven = running()
-    driven.stop()
-    driven.exits(0)
-    driven.exits(1)
-    driven.hear(events.RanksEnded())
-    assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
-    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
-    driven.hear(job.Leave(0))
-    assert over(driven) == (Exit.STOPPED, 0)
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])

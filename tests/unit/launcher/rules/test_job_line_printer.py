@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.messages import Goodbye
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.facts.launcher import NodeHealth
@@ -26,20 +27,16 @@ def ends(driven: Driven) -> None:
     driven.hear(verdict(text="a cable", node=2, name="c", nodes=3))
 
 
-def test_a_launcher_that_is_lost_or_leaves_says_so_itself() -> None:
-    driven = running(1)
-    driven.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
-    driven.wait(10.0)
-    driven.hear(events.RanksEnded())
-    assert [line.partition("; ")[0] for line in driven.said] == [
-        "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
-    ]
+def test_launcher_that_leaves_with_ranks_that_ended_well_says_so_itself() -> None:
     driven = running(1)
     driven.stop()
     driven.exits(0)
     driven.exits(1)
     driven.hear(events.RanksEnded())
     assert driven.said == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
+    assert driven.told[-1] == Goodbye("its launcher received SIGTERM", well=True)
+    driven.hear(job.Leave(0))
+    assert [(each.how, each.code) for each in driven.all_of(events.LauncherExit)] == [(events.Exit.STOPPED, 0)]
 
 
 def test_failed_ranks_are_told_of_by_the_launcher_of_their_node_too() -> None:
@@ -111,13 +108,13 @@ def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     ends(gone)
     gone.hear(job.Leave(94, "no coordinator"))
     assert gone.said == ["no coordinator"]
-    lost = running(0, shares_output=True)
+    lost = running(1, shares_output=True)
     lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     lost.wait(10.0)
     lost.hear(
         events.RanksEnded(), job.PrintsJobLines(is_printer=False), job.Leave(94, "too few", True)
     )  # and the job's is for another one to say
-    assert [line.partition("; ")[0] for line in lost.said[1:]] == [
+    assert [line.partition("; ")[0] for line in lost.said] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
     ill = Driven(max_nodes=3, checks_health=True, shares_output=True)
