@@ -86,7 +86,7 @@ def run(
                 is_first=place.is_alone or place.is_here,
                 before=before,
             )
-            end = _JobLife(node, log_dir, place, config, command, result).run(before, bad)
+            end = _JobLife(node, place, config, command, result).run(before, bad)
         finally:
             node.close()
     finally:
@@ -135,21 +135,13 @@ class _JobLife:
     def __init__(
         self,
         node: LauncherNode,
-        log_dir: str | None,
         place: MeetingPlace,
         config: LaunchConfig,
         command: Sequence[str],
         result: ResultFile,
     ) -> None:
-        self._node = node
-        self._line = node.line
-        self._log_dir = log_dir
-        self._place = place
-        self._config = config
-        self._command = command
-        self._result = result
-        self._over: LauncherExit | None = None
-        """End of the launcher's part; None while it runs, or if the launcher itself has failed."""
+        self._node, self._line, self._place, self._result = node, node.line, place, result
+        self._config, self._command = config, command
 
     def run(self, before: JobProgress, bad: str) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
@@ -181,7 +173,11 @@ class _JobLife:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, an end in result.json, an exit in order
             why = error
-            if coordination is not None and coordination.member.has_given_up and self._has_finished_before():
+            if (
+                coordination is not None
+                and coordination.member.has_given_up
+                and read_lives(node.log_dir).has_finished(place.job)
+            ):
                 why = joining.AlreadyFinishedError("the job finished before, as its result.json says: nothing to do")
             end = replace(self._end_by(why), error=why)
             self._write_end(end, coordination)
@@ -195,14 +191,11 @@ class _JobLife:
             kubernetes.write_reason(end.reason)
         return end
 
-    def _has_finished_before(self) -> bool:
-        return read_lives(self._log_dir).has_finished(self._place.job)
-
     def _has_finished(self) -> bool:
         # only if a scheduler's id distinguishes this start from all others: a user may reuse a chosen id
         if not self._place.names_life:
             return False
-        lives = read_lives(self._log_dir)
+        lives = read_lives(self._node.log_dir)
         if not self._line.where.are_pods:
             return lives.has_finished(self._place.job)
         # a pod is started again within minutes; a new Job may have an old name
@@ -212,9 +205,7 @@ class _JobLife:
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command
         self._node.start(self._command)
-        agent = functools.partial(
-            FaultTolerantAgent, launcher=self._node, coordination=coordination, on_over=self._ended
-        )
+        agent = functools.partial(FaultTolerantAgent, launcher=self._node, coordination=coordination)
         with private_names.agent_made_by(agent):
             launch: Callable[..., object] = elastic_launch(self._config, entrypoint)
             if "TORCHELASTIC_ERROR_FILE" in os.environ:  # a scheduler asks for that of the root cause, as of torchrun
@@ -231,9 +222,6 @@ class _JobLife:
                 self._result.left_out()
         self._node.inbox.put(decision)
 
-    def _ended(self, over: LauncherExit) -> None:
-        self._over = over
-
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.decided
         decided = None if held is None else held.decision
@@ -244,7 +232,7 @@ class _JobLife:
 
     def _end(self, otherwise: LauncherExit | None = None) -> LauncherEnd:
         """Return the end by the agent's; ``otherwise`` if it never got that far."""
-        over = self._over or otherwise
+        over = self._node.over or otherwise
         assert over is not None
         return end_of(over, self._line)
 

@@ -34,8 +34,7 @@ from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
-from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Spawner, Worker
+from megatron_ft.launcher.processes.worker import Spawner, Termination, Worker
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
@@ -75,22 +74,18 @@ class _CycleOverError(FaultToleranceError):
 
 
 class FaultTolerantAgent(TorchAgent):
-    """One node's agent.
-
-    ``on_over`` is called with how this launcher's part in the job has ended, before ``run`` returns or raises.
-    """
+    """One node's agent. ``launcher.over`` is how its part in the job has ended, before ``run`` returns or raises."""
 
     def __init__(
         self,
         *,
         launcher: LauncherNode,
         coordination: Coordination,
-        on_over: Callable[[events.LauncherExit], None],
         **torch_arguments: Any,
     ) -> None:
         super().__init__(grace_s=launcher.line.options.workers_stop_timeout, **torch_arguments)
         report_unlisted(LAUNCHER.debug)
-        self._on_over, self._launcher, self._coordination = on_over, launcher, coordination
+        self._launcher, self._coordination = launcher, coordination
         self._monitors, self._say = launcher.monitors, launcher.say
         self._spawner = Spawner(launcher.forking)
         self._termination = Termination(
@@ -116,7 +111,6 @@ class FaultTolerantAgent(TorchAgent):
         self._starting: events.StartRanks
         self._mailbox: Mailbox[events.Effect] = Mailbox(self._act)
         self._work: events.Work | None = None
-        self._over: events.LauncherExit | None = None
         self._timer: Timer | None = None
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
@@ -132,7 +126,7 @@ class FaultTolerantAgent(TorchAgent):
         try:
             self._take_signals()
             self._hear(events.Tick())
-            while self._over is None:
+            while (over := self._launcher.over) is None:
                 work, self._work = self._work, None
                 match work:
                     case events.CheckHealth():
@@ -154,7 +148,7 @@ class FaultTolerantAgent(TorchAgent):
             raise
         finally:
             self._file_calls.finish(LAST_WRITE_S)
-        return self._result(self._over)
+        return self._result(over)
 
     def _serve(self) -> None:
         """Wait for an event."""
@@ -164,7 +158,6 @@ class FaultTolerantAgent(TorchAgent):
         self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval) if is_running else None)
 
     def _result(self, over: events.LauncherExit) -> RunResult:
-        self._on_over(over)
         ranks = self._machine.cycle.ranks
         self.set_state(WorkerState.SUCCEEDED if over.how is events.Exit.SUCCEEDED else WorkerState.FAILED)
         if over.how is events.Exit.SUCCEEDED:
@@ -263,7 +256,7 @@ class FaultTolerantAgent(TorchAgent):
                 self.forget_store()
                 self._device_memory.begin(self._termination.take_let_go())
             case events.LauncherExit():
-                self._over = effect
+                self._launcher.over = effect
             case events.CheckHealth() | events.StartRanks() | events.TerminateRanks():
                 self._work = effect
             case StateFile():

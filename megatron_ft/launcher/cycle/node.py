@@ -24,7 +24,7 @@ from megatron_ft.launcher.processes.health_command import HealthCheck, job_direc
 from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
-from megatron_ft.launcher.rules.events import Event
+from megatron_ft.launcher.rules.events import Event, LauncherExit
 from megatron_ft.launcher.schedulers import schedulers
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.hosts import segment_file
@@ -105,6 +105,8 @@ class LauncherNode:
             on_order=self.monitors.pause_or_resume,
             on_question=self.status.facts,
         )
+        self.over: LauncherExit | None = None
+        """End of the launcher's part in the job; None while it runs, or if the launcher itself has failed."""
         self.workers: Mapping[int, Worker] = {}
         """Ranks of the running cycle, or of the last one, by local rank; more may be added while they start."""
         self._make_keeper(ranks, announce)

@@ -14,8 +14,7 @@ from typing import IO
 from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
-from megatron_ft.launcher.processes.termination import Termination
-from megatron_ft.launcher.processes.worker import Worker, find_setpriv
+from megatron_ft.launcher.processes.worker import Termination, Worker, find_setpriv
 from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
