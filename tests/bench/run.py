@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import control, costs, goodput, rules
+from tests.bench import control, costs, goodput
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -60,11 +60,6 @@ PARTS = {
         "nodes that meet, lose one, and meet again, without ranks, on loopback",
         lambda s: control.measure_all([100, 250, 1000, 10_000]),
         control.rows,
-    ),
-    "rules": Part(
-        "rules for learned timeouts, on made-up jobs",
-        lambda s: rules.measure(min(s.runs, 4), 1_000_000 if s.runs > 2 else 100_000),
-        rules.rows,
     ),
 }
 
