@@ -19,7 +19,6 @@ from megatron_ft.link.base.layout import (
 )
 from tests.fuzz.healthy import BOARD
 
-
 PATTERNS: dict[str, tuple[str, list[float], float, bool]] = {
     "many empty finalisations, then one of 40 s": ("checkpointing", [1.5], 40.0, False),
     "the first save takes 12 s": ("checkpointing", [], 12.0, False),
