@@ -1,4 +1,4 @@
-"""Plant bit flips in segments, and see that each is found: `python tests/memory/flips.py`.
+"""Plant bit flips in segments, and see that each is found.
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
 restores it. A sealed segment can't be changed, so it is changed before. Those
@@ -8,18 +8,13 @@ the way from one keeper to another, by the one or the other.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import digests, segment, segment_files
@@ -158,20 +153,3 @@ def is_found(directory: str, name: str) -> bool:
         return isinstance(work.check(fd, DIGEST), str)
     finally:
         os.close(fd)
-
-
-def main() -> int:
-    """Run the campaign; the exit code: 1 if a flip was missed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    options = parser.parse_args()
-    fifth = options.runs // 5
-    counts = plant(options.runs - 2 * fifth, options.seed) + plant_in_files(fifth, options.seed)
-    counts += plant_in_flight(fifth, options.seed)
-    print(f"seed {options.seed}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
-    return 1 if any("MISSED" in what for what in counts) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
