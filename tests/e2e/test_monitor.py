@@ -50,16 +50,10 @@ for _ in range(16):
             f"{IN_STEP}; client.start_section('inner')",
             -signal.SIGKILL,
         ),
-        (
-            {"rank_out_of_section_timeout": 0.4, "rank_section_timeouts": {"a": 60}},
-            "SIGKILL",
-            f"client.start_section('a'); client.end_section('a'); {HUNG}",
-            -signal.SIGKILL,
-        ),
         ({"initial_rank_heartbeat_timeout": 0.4}, "SIGKILL", HUNG, -signal.SIGKILL),
         ({"rank_heartbeat_timeout": 0.4}, "SIGKILL", f"client.send_heartbeat(); {HUNG}", -signal.SIGKILL),
     ],
-    ids=["section", "stopped", "deaf", "many threads", "outer section", "out of section", "initial beat", "beat"],
+    ids=["section", "stopped", "deaf", "many threads", "outer section", "initial beat", "beat"],
 )
 def test_monitor_ends_each_kind_of_hung_rank_with_the_configured_signal_and_not_before_the_deadline(
     tmp_path: Path, fields: dict[str, object], ended_by: str, script: str, code: int
