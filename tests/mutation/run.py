@@ -117,6 +117,7 @@ class Campaign:
         began_s = time.monotonic()
         tests = self._tests_of_lines(items)
         importlib.import_module("tests.simulation.simulate")  # once, not in each fork
+        gc.unfreeze()  # what was imported with the tests: the collector does not list what is frozen
         functions = pure_functions()
         gc.freeze()
         say(f"{len(items)} tests execute {len(tests)} lines of them, {time.monotonic() - began_s:.0f} s")
