@@ -123,7 +123,8 @@ def setup(config: Any, global_state: Any) -> None:
     # a second run in the same process counts from 0
     ft_state.seen_tr_iters_cnt = ft_state.curr_eval_iter_idx = ft_state.seen_checkpoints_cnt = 0
 
-    user_code.note_iterations(type(getattr(getattr(global_state, "train_state", None), "step", None)) is int)
+    step = getattr(getattr(global_state, "train_state", None), "step", None)
+    user_code.reports_iterations = type(step) is int
     warmup = configured_warmup(config)
     if mine is None:
         client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))

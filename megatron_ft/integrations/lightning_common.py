@@ -119,7 +119,7 @@ class FitCallback(LightningCallback):
             self._change_flag(withdraw_flag, "another fit begins: the flag of the last one is removed")
         self._fit = Fit()
         client = self.fault_tol_client = RankMonitorClient()
-        user_code.note_iterations(True)
+        user_code.reports_iterations = True
         try:
             client.init_workload_monitoring()
             self._prepare(trainer, client)

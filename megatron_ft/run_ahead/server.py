@@ -32,8 +32,7 @@ from megatron_ft.link.linux.process_setup import die_with_parent, set_name
 from megatron_ft.link.messages import fork_server_messages as messages
 from megatron_ft.link.resolver import ask_again_soon
 from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds
-from megatron_ft.rank.base import loaded_modules
-from megatron_ft.rank.base.user_code import note_user_code
+from megatron_ft.rank.base import loaded_modules, user_code
 from megatron_ft.rank.collectives import init_hook
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.run_ahead.acts import CUDA, Watch, is_installed
@@ -301,7 +300,7 @@ class ForkServer:
         main_thread: Any = threading.main_thread()
         main_thread._set_native_id()
         threading._register_atexit(_write_error)  # type: ignore[attr-defined]
-        note_user_code()
+        user_code.began_ns = time.monotonic_ns()
 
 
 def _forget_hidden(known: set[str], directory: str) -> None:

@@ -16,9 +16,8 @@ from megatron_ft.link.base.rank_variables import is_the_rank
 from megatron_ft.link.board import Board
 from megatron_ft.link.messages.rank_messages import TO_RANK, RankHello, RankRefused
 from megatron_ft.link.wire import ChannelClosedError, Received, close_fds, connect
-from megatron_ft.rank.base import agreement, say
+from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.agreement import RankInfo
-from megatron_ft.rank.base.user_code import user_code_began_ns
 
 MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
 LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
@@ -84,7 +83,7 @@ def say_hello(
         cycle=info.cycle,
         rank=info.global_rank,
         warmup_iterations=warmup_iterations,
-        user_code_ns=user_code_began_ns(),
+        user_code_ns=user_code.began_ns,
         has_group=agreement.has_process_group(),
         watch_only=watch_only,
         state_path=state_path,

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
-from megatron_ft.link.log import ERROR, INFO, NOTICE, RANK, WARNING
+from megatron_ft.link.log import INFO, NOTICE, RANK, WARNING
 from megatron_ft.rank.base import agreement
 
 _said: set[str] = set()
 
 
-def info(text: str) -> None:
-    """Print a line on stdout."""
+def _of_rank_0(level: int, text: str) -> None:
     if agreement.rank() == 0:
-        RANK.say(INFO, text)
+        RANK.say(level, text)
 
 
-def note(text: str) -> None:
-    """Print a line on stderr."""
-    if agreement.rank() == 0:
-        RANK.say(NOTICE, text)
-
-
-def error(text: str) -> None:
-    """Print a line on stderr: the run can't go on."""
-    if agreement.rank() == 0:
-        RANK.say(ERROR, f"ERROR: {text}")
+info = functools.partial(_of_rank_0, INFO)
+"""Print a line on stdout."""
+note = functools.partial(_of_rank_0, NOTICE)
+"""Print a line on stderr."""
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr, once in a run."""
     if text not in _said:
         _said.add(text)
-        if agreement.rank() == 0:
-            RANK.say(WARNING, f"WARNING: {text}")
+        _of_rank_0(WARNING, f"WARNING: {text}")
 
 
 def warn_of_node(text: str) -> None:

@@ -65,7 +65,7 @@ class Recorder:
         self._last_heartbeat = 0
         self._last_iteration = -1
         self._in_first_step = False
-        self._is_starting = not user_code.reports_iterations()
+        self._is_starting = not user_code.reports_iterations
         """True until a second "step" begins, which proves that the rank trains. False if the script reports iterations.
         """
         self._first_step_began = 0

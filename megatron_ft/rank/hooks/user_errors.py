@@ -9,7 +9,8 @@ from typing import NoReturn
 from megatron_ft.errors import ConfigError, RankMonitorClientError
 from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
-from megatron_ft.rank.base import say
+from megatron_ft.link.log import ERROR, RANK
+from megatron_ft.rank.base import agreement
 from megatron_ft.rank.client.client import RankMonitorClient
 
 
@@ -35,6 +36,7 @@ def end_job(problem: str) -> NoReturn:
     Raises:
         SystemExit: always.
     """
-    say.error(problem)
+    if agreement.rank() == 0:
+        RANK.say(ERROR, f"ERROR: {problem}")
     ask_for_no_restart(problem)
     raise SystemExit(MISTAKE_CODE)

@@ -48,7 +48,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture
 def recorder(board: Board, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(user_code, "reports_iterations", lambda: False)
+    monkeypatch.setattr(user_code, "reports_iterations", False)
     return Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
 
 
@@ -105,7 +105,7 @@ def test_steps_do_not_count_as_training_where_iterations_are_reported(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation has its own, and may come first."""
-    monkeypatch.setattr(user_code, "reports_iterations", lambda: True)
+    monkeypatch.setattr(user_code, "reports_iterations", True)
     recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
     for _ in range(3):
         recorder.start("step")
