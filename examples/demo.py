@@ -28,7 +28,7 @@ from megatron_ft.cli.render.report_tables import print_report
 from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.fault_plan import PlannedFault, resolve
-from megatron_ft.link.facts.rank import FaultInjected, not_fired
+from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.linux.process_setup import die_with_parent
 
 HERE = Path(__file__).resolve().parent
@@ -125,7 +125,9 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
 def find_problems(run: Run, faults: Sequence[PlannedFault], logs: Sequence[EventLogFile]) -> list[str]:
     """Whether each fault happened, ended its cycle, and was put down to its rank."""
     fired = [entry.record for log in logs for entry in log.entries if isinstance(entry.record, FaultInjected)]
-    problems = [f"this fault never happened: {fault.describe()}" for fault in not_fired(faults, fired)]
+    seen = {(record.cycle, record.rank, record.iteration, record.type) for record in fired}
+    happened = {fault: (fault.cycle, fault.rank, fault.iteration, fault.type) in seen for fault in faults}
+    problems = [f"this fault never happened: {fault.describe()}" for fault in faults if not happened[fault]]
     if run.restarts != len(faults):
         problems.append(f"there were {run.restarts} restarts, not {len(faults)}")
     by_number = {cycle.cycle: cycle for cycle in run.cycles}
