@@ -8,43 +8,50 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from megatron_ft.job.coordinator_connection import CoordinatorConnection
+from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules import messages as m
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import Decoder, decode
 
-__all__ = ["BOUND_S", "Ear", "Peer", "connect", "sockets", "until"]
+__all__ = ["BOUND_S", "Ear", "Peer", "connect", "coordination", "sockets", "until"]
 
 BOUND_S = 20.0
 
 
 class Ear:
-    """Writes down what a transport says, and that it says it from the loop."""
+    """In place of a member: writes down what a connection says, and that it says it from the loop."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.heard_messages: list[m.ToMember] = []
         self.is_inside = False
         self.problem = ""
+        self.alarm_s = time.monotonic() + 1e6
 
-    def _note(self, what: Any) -> None:
-        assert not self.is_inside, "called from inside a method of the transport"
+    def _note(self, what: Any) -> list[Any]:
+        assert not self.is_inside, "called from inside a method of the connection"
         self.told.append(what)
+        return []
 
-    def opened(self) -> None:
-        self._note("opened")
+    def opened(self, _now_s: float) -> list[Any]:
+        return self._note("opened")
 
-    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
+    def failed(self, _now_s: float, problem: str, *, is_unowned: bool) -> list[Any]:
         self.problem = problem
-        self._note("failed")
+        return self._note("failed")
 
-    def broken(self) -> None:
-        self._note("broken")
+    def broken(self, _now_s: float) -> list[Any]:
+        return self._note("broken")
 
-    def heard(self, message: m.ToMember) -> None:
-        self._note(message)
+    def heard(self, message: m.ToMember, _now_s: float) -> list[Any]:
         self.heard_messages.append(message)
+        return self._note(message)
+
+
+def coordination(reactor: Reactor, member: Any, secret: bytes | None = None, **more: Any) -> Coordination:
+    values = {"open_store": lambda: "here:1", "say": lambda _text: None, "on_decision": lambda _decision: None, **more}
+    return Coordination(member, reactor=reactor, secret=secret, **values)
 
 
 class Peer:
@@ -78,9 +85,9 @@ class Peer:
 
 
 @contextlib.contextmanager
-def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[CoordinatorConnection, Ear]]:
+def sockets(reactor: Reactor, secret: bytes | None = None) -> Iterator[tuple[Coordination, Ear]]:
     ear = Ear()
-    made = CoordinatorConnection(reactor, secret, ear)
+    made = coordination(reactor, ear, secret)
     try:
         yield made, ear
     finally:
@@ -92,7 +99,7 @@ def until(reactor: Reactor, condition: Any) -> None:
     assert reactor.run_until(condition, time.monotonic() + BOUND_S)
 
 
-def connect(transport: CoordinatorConnection, ear: Ear, address: str) -> None:
+def connect(transport: Coordination, ear: Ear, address: str) -> None:
     """And see that it says nothing meanwhile."""
     ear.is_inside = True
     transport.connect(address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 import uuid
@@ -13,7 +14,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination, CoordinatorDecision
-from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.endpoint import own_host, take_endpoint
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
@@ -21,6 +21,7 @@ from megatron_ft.job.lock import EndpointLock, EtcdLock, Lock
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
+from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.messages import Identity, JobDefinition
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.job.service import Service
@@ -75,10 +76,9 @@ def joined(
     if place.is_alone:
         within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
     coordination = Coordination(
-        _identity(place, here, endpoint, before, bad),
-        transport=lambda each: CoordinatorConnection(
-            reactor, secret, each, say=say, dial=connect if within is None else within.dial
-        ),
+        Member(_identity(place, here, endpoint, before, bad), now_s=time.monotonic(), chance=random.Random()),
+        secret=secret,
+        dial=connect if within is None else within.dial,
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,

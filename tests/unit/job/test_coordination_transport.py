@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.job.coordinator_connection import CoordinatorConnection
+from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -27,7 +27,7 @@ from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, Peer, connect, sockets, until
+from tests.support.coordination import BOUND_S, Ear, Peer, connect, coordination, sockets, until
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -368,7 +368,7 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
 def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Reactor) -> None:
     with served() as service, sockets(reactor) as (transport, ear):
 
-        def fail(message: m.ToMember) -> None:
+        def fail(message: m.ToMember, _now_s: float) -> list[Any]:
             raise ProtocolError(f"of this launcher's own: {message}")
 
         ear.heard = fail  # type: ignore[method-assign]
@@ -464,74 +464,34 @@ class Unanswered:
         self._sock.close()
 
 
-def within(reactor: Reactor, listener: Any) -> CoordinatorConnection:
-    """A connection to a coordinator on the same loop."""
+def within(reactor: Reactor, member: Any, **more: Any) -> Coordination:
+    """A launcher with a coordinator on the same loop."""
     service = Service(reactor, Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS))
-    return CoordinatorConnection(reactor, None, listener, dial=service.dial)
-
-
-class Node:
-    """The member machine of a launcher, with ranks that finish as soon as they begin."""
-
-    def __init__(self, reactor: Reactor) -> None:
-        self.reactor = reactor
-        self.transport = within(reactor, self)
-        who = m.Identity("job", RULES, "i0", "host", "", endpoint="this process", rank=0)
-        self.member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
-        self.member.owns = True
-        self.begun: list[int] = []
-        self.code: int | None = None
-
-    def opened(self) -> None:
-        self.do(self.member.opened(time.monotonic()))
-
-    def failed(self, problem: str, *, is_unowned: bool = True) -> None:
-        self.do(self.member.failed(time.monotonic()))
-
-    def broken(self) -> None:
-        self.do(self.member.broken(time.monotonic()))
-
-    def heard(self, message: m.ToMember) -> None:
-        self.do(self.member.heard(message, time.monotonic()))
-
-    def do(self, effects: list[actions.MemberEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case actions.Connect(address):
-                    self.transport.connect(address)
-                case actions.Disconnect():
-                    self.transport.disconnect()
-                case actions.Transmit(message):
-                    self.transport.transmit(message)
-                case actions.OpenStore():
-                    self.do(self.member.store_opened("here:1", time.monotonic()))
-                case actions.Begin(held):
-                    self.begun.append(held.decision.cycle)
-                case m.End():
-                    self.do(self.member.tell(m.Ready(), time.monotonic()))
-                case actions.Leave(code):
-                    self.code = code
-
-    def tick(self) -> None:
-        if self.code is None:
-            self.do(self.member.tick(time.monotonic()))
-            self.reactor.call_later(max(0.0, self.member.alarm_s - time.monotonic()), self.tick)
+    return coordination(reactor, member, dial=service.dial, **more)
 
 
 def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: Reactor) -> None:
-    node = Node(reactor)
-    node.tick()
-    node.do(node.member.tell(m.Ready(), time.monotonic()))
-    until(reactor, lambda: node.begun == [0])
-    assert node.member.is_led
-    node.transport.disconnect()
-    node.broken()
-    until(reactor, lambda: node.member.is_led)  # it is the same coordinator
-    assert node.begun == [0]
-    node.do(node.member.tell(m.Report(0, NodeState.SUCCEEDED), time.monotonic()))
-    until(reactor, lambda: node.code is not None)
-    assert node.code == 0
-    node.transport.close()
+    decisions: list[Any] = []
+    who = m.Identity("job", RULES, "i0", "host", "", endpoint="this process", rank=0)
+    member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
+    member.owns = True
+    node = within(reactor, member, on_decision=decisions.append)
+    node.start()
+    node.tell(m.Ready())
+    until(reactor, lambda: actions.Begin in map(type, decisions))
+    assert member.is_led
+    assert node.connection is not None
+    node.connection.sock.shutdown(socket.SHUT_RDWR)
+    until(reactor, lambda: not member.is_led)
+    until(reactor, lambda: member.is_led)  # it is the same coordinator
+    assert [*map(type, decisions)].count(actions.Begin) == 1
+    node.tell(m.Report(0, NodeState.SUCCEEDED))
+    until(reactor, lambda: m.End in map(type, decisions))
+    node.tell(m.Ready())
+    until(reactor, lambda: node.left is not None)
+    assert node.left is not None
+    assert node.left.code == 0
+    node.close()
 
 
 def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:

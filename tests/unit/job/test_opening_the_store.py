@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from unittest import mock
 
 import pytest
 
-from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.member import Member
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, until
+from tests.support.coordination import BOUND_S, coordination, until
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -29,18 +29,13 @@ class Node:
         self.opened = self.closed = 0
         self.go = threading.Event()
         self.error: Exception | None = None
-        self.transport = mock.Mock()
-        self.coordination = Coordination(
-            m.Identity("job", RULES, "i", "host", "host", endpoint="host:1"),
-            transport=lambda _listener: self.transport,
-            open_store=self.open,
-            close_store=self.close,
-            reactor=reactor,
-            say=lambda _text: None,
-            on_decision=lambda _decision: None,
-        )
-        self.coordination.opened()
-        self.coordination.heard(m.Admitted())
+        who = m.Identity("job", RULES, "i", "host", "host", endpoint="host:1")
+        member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
+        self.coordination = coordination(reactor, member, open_store=self.open, close_store=self.close)
+        self.sent: list[m.FromMember] = []
+        self.coordination.transmit = self.sent.append  # type: ignore[method-assign]
+        self.coordination._opened()
+        self.coordination._heard(m.Admitted())
 
     def open(self) -> str:
         self.opened += 1
@@ -56,8 +51,7 @@ class Node:
         self.coordination.tell(m.Ready())
 
     def told(self) -> list[m.Ready]:
-        sent = [call.args[0] for call in self.transport.transmit.call_args_list]
-        return [message for message in sent if isinstance(message, m.Ready)]
+        return [message for message in self.sent if isinstance(message, m.Ready)]
 
 
 def test_the_loop_is_served_while_a_name_server_is_silent(reactor: Reactor) -> None:
@@ -89,7 +83,7 @@ def test_store_is_closed_when_the_cycle_meets_at_that_of_another_node(reactor: R
     node.go.set()
     node.is_ready()
     until(reactor, node.told)
-    node.coordination.heard(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place, "host:1"))
+    node.coordination._heard(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place, "host:1"))
     assert node.closed == (place != 0)
 
 
@@ -107,7 +101,7 @@ def test_store_error_is_ignored_once_the_launcher_has_left(reactor: Reactor) -> 
     node = Node(reactor)
     node.error = RankStoreError("the port isn't free")
     node.is_ready()
-    node.coordination.heard(m.Dismiss(0))
+    node.coordination._heard(m.Dismiss(0))
     node.go.set()
     until(reactor, lambda: node.coordination._stores_wanted == 0)
     assert node.told() == []

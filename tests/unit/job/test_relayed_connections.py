@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from megatron_ft.job import service as service_module
-from megatron_ft.job.coordinator_connection import CoordinatorConnection
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import Denied, Open
 from megatron_ft.link.wire import encode
-from tests.support.coordination import BOUND_S, Ear, connect, until
+from tests.support.coordination import BOUND_S, Ear, connect, coordination, until
 from tests.support.reactors import reactor
 from tests.unit.job.test_coordination_transport import HELLO, SECRET, Served, of_version, served
 
@@ -74,7 +73,7 @@ class Relayed:
     def __init__(self, reactor: Reactor, service: Served, relay: Relay) -> None:
         self.ear, self.lines, self.coordinator_lines = Ear(), [], service.said  # type: ignore[var-annotated]
         self.reactor, self.relay = reactor, relay
-        self.transport = CoordinatorConnection(reactor, SECRET, self.ear, say=self.lines.append)
+        self.transport = coordination(reactor, self.ear, SECRET, say=self.lines.append)
         connect(self.transport, self.ear, relay.address)
         until(reactor, lambda: self.ear.told)
         self.transport.transmit(HELLO)
@@ -182,7 +181,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
     with served(SECRET) as service:
         relay, ear = Relay(service.listener.getsockname()), Ear()
         relay.up = relay.down = change
-        transport = CoordinatorConnection(reactor, SECRET, ear)
+        transport = coordination(reactor, ear, SECRET)
         connect(transport, ear, relay.address)
         until(reactor, lambda: ear.told)
         transport.close()
@@ -193,7 +192,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
 def test_bytes_of_a_coordinator_before_its_proof_are_bounded(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         ear = Ear()
-        transport = CoordinatorConnection(reactor, SECRET, ear)
+        transport = coordination(reactor, ear, SECRET)
         connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
         with listener.accept()[0] as other:
@@ -229,7 +228,7 @@ def test_idle_connections_of_an_address_are_bounded_and_closed_after_a_while(
         assert closed_within(more, 0.4)
         assert all(closed_within(sock, BOUND_S) for sock in idle)
         ear = Ear()
-        transport = CoordinatorConnection(reactor, None, ear)
+        transport = coordination(reactor, ear)
         connect(transport, ear, service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)

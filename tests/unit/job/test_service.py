@@ -158,7 +158,7 @@ def broken(events: list[CoordinatorEvent]) -> list[Broken]:
 
 
 def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has_ended(reactor: Reactor) -> None:
-    with served(reactor) as (service, _, events), service.dial("", 0, ()) as launcher:
+    with served(reactor) as (service, _, events), service.dial("", 0) as launcher:
         launcher.sendall(encode(HELLO))
         turns_until(reactor, lambda: bool(events))
         reactor.run_once(0.1)
