@@ -93,7 +93,7 @@ def _of_run(directory: str, run: Run) -> Sequence[Series]:
     from megatron_ft.cli.status.job_directory import view
 
     metrics = JobMetrics()
-    for each in run.records:
+    for each in run.stream():
         if each.record is not None:
             metrics.hear(each.record, each.host)
     job = view(run, life_of(directory, run), time.time_ns())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from megatron_ft.link.base.codec import to_builtins
 
 if TYPE_CHECKING:
     from megatron_ft.cli.analysis.analysis import Analysis
+    from megatron_ft.cli.analysis.interval_lengths import Interval
 
 _NOTHING_FOUND = 1
 _INTERVAL = (
@@ -73,26 +73,23 @@ def _report(args: argparse.Namespace) -> int:
 
     if args.png is not None:  # before minutes are spent on reading
         check_extra("matplotlib", "--png")
-    gc.disable()  # it would look through millions of objects that are all in use: a fifth of the processor time
-    try:
-        runs = runs_in(args.log_dirs, shows_progress=True)
-        if not runs:
-            where = "give the directory that ft_launcher names as 'logs:'"
-            print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}; {where}", file=sys.stderr)
-            return _NOTHING_FOUND
-        if args.run_number is not None:
-            if not 1 <= args.run_number <= len(runs):
-                there = "is 1 run" if len(runs) == 1 else f"are {len(runs)} runs"
-                raise ConfigError(f"--run {args.run_number}: there {there}, from 1")
-            runs = runs[args.run_number - 1 : args.run_number]
-        analyses = [analyze(run) for run in track(runs, "analysing", len(runs))]
-        if args.suggest_timeouts:
-            lines, has_timeouts = suggestion([each.timeline for each in analyses])
-            print("\n".join(lines))
-            return 0 if has_timeouts else _NOTHING_FOUND
-        written = _write(args, analyses[-1])  # before anything is printed: `| head` ends this process
-    finally:
-        gc.enable()
+    runs = runs_in(args.log_dirs, shows_progress=True)
+    if not runs:
+        where = "give the directory that ft_launcher names as 'logs:'"
+        print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}; {where}", file=sys.stderr)
+        return _NOTHING_FOUND
+    if args.run_number is not None:
+        if not 1 <= args.run_number <= len(runs):
+            there = "is 1 run" if len(runs) == 1 else f"are {len(runs)} runs"
+            raise ConfigError(f"--run {args.run_number}: there {there}, from 1")
+        runs = runs[args.run_number - 1 : args.run_number]
+    together: dict[str, Interval] | None = {} if args.suggest_timeouts else None
+    analyses = [analyze(run, together) for run in track(runs, "analysing", len(runs))]
+    if together is not None:
+        lines, has_timeouts = suggestion(together)
+        print("\n".join(lines))
+        return 0 if has_timeouts else _NOTHING_FOUND
+    written = _write(args, analyses[-1])  # before anything is printed: `| head` ends this process
     if args.json:
         print(json.dumps([summary_document(each) for each in analyses], indent=2))
     else:

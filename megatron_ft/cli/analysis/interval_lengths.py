@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.cli.analysis.timeline import Timeline, Track
+from megatron_ft.cli.analysis.timeline import FROM, LOST, TO, Timeline
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.link.base.intervals import HangKind
@@ -19,7 +19,7 @@ from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts import minutes
 from megatron_ft.link.facts.launcher import CauseKind
 from megatron_ft.link.facts.minutes import SectionMinute, middle_of
-from megatron_ft.link.facts.monitor import Timeouts
+from megatron_ft.link.facts.monitor import Minute, Timeouts
 
 OUT_OF_SECTION = "(out of section)"
 HEARTBEATS = "(between heartbeats)"
@@ -64,15 +64,15 @@ class Interval:
     by_rank: Counter[int] = field(default_factory=Counter)
     lengths: Counter[float] = field(default_factory=Counter)
 
-    def add(self, track: Track, section: SectionMinute) -> None:
+    def add(self, rank: int, cycle: int, section: SectionMinute) -> None:
         """Count the intervals of a minute of a rank."""
-        self.by_rank[track.rank] += section.count
+        self.by_rank[rank] += section.count
         for _, length_s in section.spans:
             self.lengths[length_s] += 1
         for bucket, count in section.counts.items() if not section.spans else ():
             self.lengths[_MIDDLES_S[bucket]] += count
         if section.longest_s > (-1.0 if self.longest_s is None else self.longest_s):
-            self.longest_s, self.longest_rank, self.longest_cycle = section.longest_s, track.rank, track.cycle
+            self.longest_s, self.longest_rank, self.longest_cycle = section.longest_s, rank, cycle
         if self.name == OUT_OF_SECTION and section.first_s > 0:
             self.left_out_s = max(self.left_out_s or 0.0, section.first_s)
 
@@ -108,36 +108,32 @@ class Interval:
         return None
 
 
-def observed(tracks: Iterable[Track]) -> dict[str, Interval]:
-    """Return the intervals of these ranks by name."""
-    found: dict[str, Interval] = {}
-    for track in tracks:
-        for minute in track.minutes:
-            for logged, section in minute.of.sections.items():
-                if section.count:
-                    name = _LOGGED.get(logged, logged)
-                    if name not in found:
-                        found[name] = Interval(name=name)
-                    found[name].add(track, section)
-    return found
+def observe(minute: Minute, found: dict[str, Interval]) -> None:
+    """Add the intervals of a minute to those found, by name."""
+    for of in minute.ranks:
+        for logged, section in of.sections.items():
+            if section.count:
+                name = _LOGGED.get(logged, logged)
+                if name not in found:
+                    found[name] = Interval(name=name)
+                found[name].add(of.rank, minute.cycle, section)
 
 
-def intervals_of(timeline: Timeline) -> list[Interval]:
+def intervals_of(timeline: Timeline, found: Mapping[str, Interval]) -> list[Interval]:
     """Return a row for each section observed or with a timeout, then out of section and between heartbeats."""
-    found, told = observed(timeline.tracks), timeline.run.accounting
+    told = timeline.run.accounting
     timeouts = {_LOGGED.get(name, name): seconds for name, seconds in timeouts_in_force(timeline.run).items()}
     hangs = Counter(_LOGGED.get(hang.section, hang.section) for hang in told.hangs)
     causes = [each.cause for each in told.cycles if each.cause is not None and each.cause.kind is CauseKind.HANG]
     hangs.update(_LOGGED.get(cause.section, cause.section) for cause in causes)
-    lengths = [(minute.of.to_s - minute.of.from_s, minute.of) for track in timeline.tracks for minute in track.minutes]
-    recorded_s = sum(length_s for length_s, _ in lengths)
+    lengths_ns = timeline.minutes[:, TO] - timeline.minutes[:, FROM]
     names, special = dict.fromkeys((*timeline.names, *timeouts, *found)), (OUT_OF_SECTION, HEARTBEATS)
     rows = []
     for name in sorted(names, key=lambda name: special.index(name) if name in special else -1):
         row = found.get(name) or Interval(name=name)
         row.timeout_s, row.hangs = timeouts.get(name), hangs[name]
-        if name == OUT_OF_SECTION and recorded_s:
-            row.known = sum(length_s for length_s, of in lengths if not of.lost) / recorded_s
+        if name == OUT_OF_SECTION and lengths_ns.sum():
+            row.known = float(lengths_ns[timeline.minutes[:, LOST] == 0].sum() / lengths_ns.sum())
         rows.append(row)
     return rows
 
@@ -166,18 +162,16 @@ def suggested_s(longest_s: float) -> float:
     return round(math.ceil(round(timeout_s / digit, 6)) * digit, 9)
 
 
-def suggestion(timelines: Sequence[Timeline]) -> tuple[list[str], bool]:
+def suggestion(found: Mapping[str, Interval]) -> tuple[list[str], bool]:
     """Return lines for a YAML file, and True if they hold a timeout.
 
     What too few intervals were observed of is a comment: a section without a timeout ends no rank, one with a timeout
     that is too short ends healthy ones.
     """
-    found = observed(track for timeline in timelines for track in timeline.tracks)
-    names = dict.fromkeys(name for timeline in timelines for name in timeline.names)
     sections: list[str] = []
     comments: list[str] = []
     outside: list[str] = []
-    for name in [*names, OUT_OF_SECTION]:
+    for name in sorted(found.keys() - {HEARTBEATS} | {OUT_OF_SECTION}, key=lambda name: name == OUT_OF_SECTION):
         interval = found.get(name) or Interval(name=name)
         # JSON's quotes are YAML's, too: a name from a log may hold anything
         key = name if name.isidentifier() else json.dumps(name)

@@ -10,26 +10,34 @@ they cost the same for two ranks and for thousands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from megatron_ft.cli.analysis.failures import found_culprits
-from megatron_ft.cli.analysis.timeline import Timeline, Track
-from megatron_ft.link.facts.minutes import MOST_SPANS
+from megatron_ft.cli.analysis.timeline import (
+    FIRST,
+    FIRST_NS,
+    FROM,
+    LAST,
+    LAST_NS,
+    SUMMED,
+    SUMMED_NS,
+    TO,
+    Int64s,
+    Timeline,
+    Track,
+)
 
 ABSENT, HUNG, WAITING, SILENT, OUTSIDE, FIRST_SECTION = range(6)
 _SPECIAL = ("no process", "hung", "waits for the hung rank", "nothing recorded", "out of section")
 MOST_SECTIONS = 120
 """Sections with states of their own, which are a byte: one for intervals, the next for sums; the others share two."""
-SUMMED = "{} (summed up)"
+SUMMED_UP = "{} (summed up)"
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
 
-_DEEPEST = 32
-
-Int64s = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
 
 
@@ -53,7 +61,7 @@ class Grid:
 def state_names(names: Sequence[str]) -> list[str]:
     """Return the names of the numbers in ``Grid.states``."""
     shown = [*names[:MOST_SECTIONS], *(["other sections"] if len(names) > MOST_SECTIONS else [])]
-    return [*_SPECIAL, *(text for name in shown for text in (name, SUMMED.format(name)))]
+    return [*_SPECIAL, *(text for name in shown for text in (name, SUMMED_UP.format(name)))]
 
 
 def edges_ns(begin_ns: int, end_ns: int, columns: int) -> Int64s:
@@ -66,7 +74,6 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
     ranks = tuple(timeline.ranks)
     states = np.zeros((len(ranks), len(edges) - 1), dtype=np.uint8)
     rows = {rank: row for row, rank in enumerate(ranks)}
-    numbers = {name: number for number, name in enumerate(timeline.names)}
     culprits = {cycle.cycle: found_culprits(timeline, cycle.cycle) for cycle in timeline.run.cycles}
     for track in timeline.tracks:
         if track.end_ns < edges[0] or track.begin_ns >= edges[-1]:
@@ -76,7 +83,7 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
         end = min(len(edges) - 1, max(first + 1, int(np.searchsorted(edges, track.end_ns, side="left"))))
         named = culprits.get(track.cycle)
         overdue = WAITING if named and track.rank not in named else HUNG
-        mine = _states(track, numbers, edges[first : end + 1], overdue)
+        mine = _states(track, edges[first : end + 1], overdue)
         row = states[rows[track.rank]][first:end]
         # where two cycles share a column, a hang wins, else the later one
         fresh = (mine != ABSENT) & (row != HUNG) & (row != WAITING)
@@ -84,35 +91,29 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
     return Grid(states=states, ranks=ranks, edges_ns=edges)
 
 
-def _states(track: Track, numbers: Mapping[str, int], edges: Int64s, overdue: int) -> npt.NDArray[np.uint8]:
+def _states(track: Track, edges: Int64s, overdue: int) -> npt.NDArray[np.uint8]:
     width = np.diff(edges)
-    alive = _share([(track.begin_ns, track.end_ns)], edges, width)
+    alive = _share([track.begin_ns, track.end_ns], edges, width)
     states = np.where(alive > 0.5, OUTSIDE, ABSENT).astype(np.uint8)
     if track.end_ns - track.begin_ns < width[0]:
         states[alive > 0] = OUTSIDE  # a short life must not vanish
     lived = states != ABSENT
-    known = np.minimum(_share(_covered(track), edges, width), alive)
-    levels, sums = _levels(track, numbers)
-    for section, spans in sums.items():
+    for section, spans in _sums(track):
         states[(_share(spans, edges, width) > 0.5 * alive) & lived] = _state(section, is_sum=True)
-    for level in levels:
+    for level in _levels(track):
         _paint(states, level, edges, width, alive, max(1, track.end_ns - track.begin_ns))
-    states[lived & (known < 0.5 * alive)] = SILENT
+    # minutes tell of their time; the first and the last stand for the rest of the rank's life, too
+    corners = track.minutes[:, (FROM, TO)].ravel()
+    corners[:1], corners[-1:] = track.begin_ns, track.end_ns
+    states[lived & (np.minimum(_share(corners, edges, width), alive) < 0.5 * alive)] = SILENT
     if track.hung_since_ns is not None:
-        states[_share([(track.hung_since_ns, track.end_ns)], edges, width) > 0] = overdue
+        states[_share([track.hung_since_ns, track.end_ns], edges, width) > 0] = overdue
     states[alive == 0] = ABSENT
     return states
 
 
-def _covered(track: Track) -> list[tuple[int, int]]:
-    """Return the times that minutes tell of; the first and the last stand for the rest of the rank's life, too."""
-    corners = [at for minute in track.minutes for at in (minute.from_ns, minute.to_ns)]
-    corners[:1], corners[-1:] = ([track.begin_ns], [track.end_ns]) if corners else ([], [])
-    return list(zip(corners[::2], corners[1::2], strict=True))
-
-
-_Level = dict[int, list[tuple[int, int]]]
-"""Intervals of sections at one depth, by section."""
+_Level = dict[int, Sequence[int]]
+"""Beginnings and ends of intervals of sections at one depth, by section."""
 
 
 def _paint(
@@ -129,7 +130,7 @@ def _paint(
     taken = (each.sum(axis=0) >= 0.5 * np.maximum(alive, 1e-12)) & (states != ABSENT) & (each.max(axis=0) > 0)
     states[taken] = _state(best[taken])
     for section, share in shares.items():
-        if sum(end - begin for begin, end in level[section]) < _RARE * length:
+        if sum(level[section][1::2]) - sum(level[section][::2]) < _RARE * length:
             states[(share >= _SALIENT) & (states != ABSENT)] = _state(section)
 
 
@@ -138,40 +139,42 @@ def _state(section: npt.ArrayLike, *, is_sum: bool = False) -> npt.NDArray[np.ui
     return (2 * numbers + FIRST_SECTION + is_sum).astype(np.uint8)
 
 
-def _levels(track: Track, numbers: Mapping[str, int]) -> tuple[list[_Level], _Level]:
-    """Return intervals by depth and section, outermost first; and the minutes of which only sums are known."""
+def _levels(track: Track) -> list[_Level]:
+    """Return the intervals by depth and section, outermost first."""
     found: dict[int, _Level] = {}
-    sums: _Level = {}
-    for index, minute in enumerate(track.minutes):
-        begins_s, ends_s = minute.of.from_s, minute.of.to_s
-        if minute.of.iterations:  # before the first iteration a rank starts; after the last one it hangs, or saves
-            (first, first_s), (last, last_s) = minute.of.iterations[0], minute.of.iterations[-1]
-            step_s = (last_s - first_s) / max(1, last - first)
-            begins_s, ends_s = first_s if index == 0 else begins_s, min(ends_s, last_s + step_s)
-        longest: tuple[float, int] | None = None
-        for name, of in minute.of.sections.items():
-            if name not in numbers:
-                continue
-            mine = found.setdefault(min(of.depth, _DEEPEST), {}).setdefault(numbers[name], [])
-            zero_ns = minute.zero_ns  # a run may have millions of them
-            mine += [(zero_ns + int(at_s * 1e9), zero_ns + int((at_s + long_s) * 1e9)) for at_s, long_s in of.spans]
-            if of.count > MOST_SPANS:
-                longest = max(longest or (0.0, 0), (of.total_s, numbers[name]))
-        if longest is not None and longest[0] >= _SALIENT * (ends_s - begins_s):
-            sums.setdefault(longest[1], []).append((minute.wall_ns(begins_s), minute.wall_ns(ends_s)))
-    for name, depth, begun_ns in track.still_open():
-        found.setdefault(min(depth, _DEEPEST), {}).setdefault(numbers[name], []).append((begun_ns, track.end_ns))
-    levels = [{name: spans for name, spans in found[depth].items() if spans} for depth in sorted(found)]
-    return [level for level in levels if level], sums
+    for (depth, section), spans in sorted(track.spans.items()):
+        found.setdefault(depth, {})[section] = spans
+    for section, depth, begun_ns in track.still_open:
+        level = found.setdefault(depth, {})
+        level[section] = [*level.get(section, ()), begun_ns, track.end_ns]
+    return [found[depth] for depth in sorted(found)]
 
 
-def _share(spans: Sequence[tuple[int, int]], edges: Int64s, width: Int64s) -> Shares:
-    """Return the share of each column that these spans cover; they are in order."""
-    if not spans:
+def _sums(track: Track) -> Iterator[tuple[int, Int64s]]:
+    """Yield the sections of which only sums are known, each with its minutes: beginnings and ends."""
+    minutes = track.minutes
+    begin_ns, end_ns = minutes[:, FROM].copy(), minutes[:, TO]
+    # before the first iteration a rank starts; after the last one it hangs, or saves
+    begin_ns[:1] = np.where(minutes[:1, FIRST_NS] > 0, minutes[:1, FIRST_NS], begin_ns[:1])
+    steps = minutes[:, LAST] - minutes[:, FIRST]
+    step_ns = (minutes[:, LAST_NS] - minutes[:, FIRST_NS]) // np.maximum(1, steps)
+    end_ns = np.where(steps > 0, np.minimum(end_ns, minutes[:, LAST_NS] + step_ns), end_ns)
+    counts = minutes[:, SUMMED_NS] >= _SALIENT * (end_ns - begin_ns)
+    for section in np.unique(minutes[counts, SUMMED]):
+        mine = counts & (minutes[:, SUMMED] == section)
+        if section >= 0:
+            yield int(section), np.stack([begin_ns[mine], end_ns[mine]], axis=1).ravel()
+
+
+def _share(spans: Sequence[int] | Int64s, edges: Int64s, width: Int64s) -> Shares:
+    """Return the share of each column that these spans cover: beginnings and ends, in order."""
+    if not len(spans):
         return np.zeros(len(width))
     origin = int(edges[0])  # small numbers: a float can't hold ns since the epoch
-    corners = np.maximum.accumulate(np.array(spans, dtype=np.int64).ravel() - origin)
-    lengths = np.diff(corners, prepend=corners[0])
-    lengths[::2] = 0
-    shares: Shares = np.diff(np.interp(edges - origin, corners, np.cumsum(lengths))) / width
+    corners = np.maximum.accumulate(np.asarray(spans, dtype=np.int64) - origin)
+    covered = np.zeros(len(corners), dtype=np.int64)
+    covered[1::2] = np.cumsum(corners[1::2] - corners[::2])
+    covered[2::2] = covered[1:-1:2]
+    upto = np.interp(edges - origin, corners, covered)
+    shares: Shares = (upto[1:] - upto[:-1]) / width
     return shares

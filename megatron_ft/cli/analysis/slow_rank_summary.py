@@ -59,10 +59,8 @@ def _named(record: SlowRank, timeline: Timeline, at_ns: int) -> SlowRankSummary:
     """Return the summary, with the section that takes longer on that rank than on the others."""
     totals: dict[str, dict[int, tuple[float, int]]] = {}
     for track in timeline.tracks:
-        for minute in track.minutes if track.cycle == record.cycle else ():
-            for name, section in minute.of.sections.items():
-                seconds, count = totals.setdefault(name, {}).get(track.rank, (0.0, 0))
-                totals[name][track.rank] = seconds + section.total_s, count + section.count
+        for name, total in track.totals.items() if track.cycle == record.cycle else ():
+            totals.setdefault(name, {})[track.rank] = total
     slow = SlowRankSummary(
         cycle=record.cycle,
         rank=record.rank,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
-from megatron_ft.cli.analysis.timeline import Timeline
+import numpy as np
+
+from megatron_ft.cli.analysis.timeline import FIRST, FIRST_NS, LAST, LAST_NS, Timeline
 
 MOST_POINTS = 400
 
@@ -23,27 +24,25 @@ class StepTime:
 
 def step_times(timeline: Timeline) -> list[StepTime]:
     """Return the step times, at most ``MOST_POINTS``; minutes in which a rank began one iteration tell none."""
+    rows, tracks = timeline.minutes, timeline.tracks
+    ranks = np.repeat([track.rank for track in tracks], [len(track.minutes) for track in tracks])
+    several = rows[:, LAST] > rows[:, FIRST]
+    rows, ranks = rows[several], ranks[several]
+    step_s = (rows[:, LAST_NS] - rows[:, FIRST_NS]) / (rows[:, LAST] - rows[:, FIRST]) / 1e9
+    at_s = ((rows[:, FIRST_NS] - timeline.begin_ns) + (rows[:, LAST_NS] - timeline.begin_ns)) / 2e9
     # one point for each minute of all ranks, or of several in a long run
-    width_s = max(60.0, timeline.since(None) / MOST_POINTS)
-    found: dict[int, list[tuple[float, int, float, int]]] = {}
-    for track in timeline.tracks:
-        for minute in track.minutes:
-            of = minute.of.iterations
-            if len(of) > 1 and of[-1][0] > of[0][0]:
-                (first, begin_s), (last, end_s) = of[0], of[-1]
-                at_s = timeline.since(minute.wall_ns((begin_s + end_s) / 2))
-                step_s = (end_s - begin_s) / (last - first)
-                found.setdefault(int(at_s // width_s), []).append((step_s, track.rank, at_s, last))
+    stretches = at_s // max(60.0, timeline.since(None) / MOST_POINTS)
     points = []
-    for _, told in sorted(found.items()):
-        slowest_s, slowest_rank, *_ = max(told)
+    for stretch in np.unique(stretches):
+        (mine,) = np.nonzero(stretches == stretch)
+        slowest = mine[step_s[mine].argmax()]
         points.append(
             StepTime(
-                at_s=sum(at_s for _, _, at_s, _ in told) / len(told),
-                median_s=median(step_s for step_s, *_ in told),
-                slowest_s=slowest_s,
-                slowest_rank=slowest_rank,
-                iteration=max(last for *_, last in told),
+                at_s=float(at_s[mine].mean()),
+                median_s=float(np.median(step_s[mine])),
+                slowest_s=float(step_s[slowest]),
+                slowest_rank=int(ranks[slowest]),
+                iteration=int(rows[mine, LAST].max()),
             )
         )
     return points
@@ -51,11 +50,11 @@ def step_times(timeline: Timeline) -> list[StepTime]:
 
 def iterations_over_time(timeline: Timeline) -> list[tuple[float, int]]:
     """Return moments, seconds after the beginning, and the iteration that began then, as the lowest rank tells it."""
-    told = [
-        (timeline.since(minute.wall_ns(at_s)), number)
+    told = {
+        (timeline.since(at_ns), number)
         for track in timeline.tracks
         if track.rank == timeline.ranks[0]
-        for minute in track.minutes
-        for number, at_s in minute.of.iterations
-    ]
+        for row in track.minutes[track.minutes[:, FIRST_NS] > 0].tolist()
+        for number, at_ns in ((row[FIRST], row[FIRST_NS]), (row[LAST], row[LAST_NS]))
+    }
     return sorted(told)[:: max(1, len(told) // MOST_POINTS)]

@@ -1,42 +1,36 @@
 """A run as ranks over time: lives of processes, their sections, and events. Pure.
 
-All times are wall ns since the epoch, to compare nodes.
+All times are wall ns since the epoch, to compare nodes. Minutes are taken one after the other, and kept as numbers: a
+run of a thousand ranks has a hundred thousand of them in an hour and a half.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.link.facts import shared
+from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import CycleStarted, Finding, RankExited
-from megatron_ft.link.facts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
+from megatron_ft.link.facts.minutes import HEARTBEAT, MOST_SPANS, OUT_OF_SECTION, RankMinute
 from megatron_ft.link.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.facts.timed import Timed
 
-
-class TrackMinute(NamedTuple):
-    """A minute of a rank; ``zero_ns`` is that of its times."""
-
-    zero_ns: int
-    of: RankMinute
-
-    @property
-    def from_ns(self) -> int:
-        return self.wall_ns(self.of.from_s)
-
-    @property
-    def to_ns(self) -> int:
-        return self.wall_ns(self.of.to_s)
-
-    def wall_ns(self, seconds: float) -> int:
-        """Convert one of its times."""
-        return self.zero_ns + round(seconds * 1e9)
+Int64s = npt.NDArray[np.int64]
+FROM, TO, FIRST, FIRST_NS, LAST, LAST_NS, SUMMED, SUMMED_NS, LOST = range(9)
+"""Columns of ``Track.minutes``: its time; number and beginning of the first and the last iteration, -1 and 0 for none;
+number of the section of which only the sum is known, -1 for none, and that sum; number of section events that were
+lost."""
+_MOST_S, _MOST = 1e9, 2**40
+_DEEPEST = 32
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,7 +40,9 @@ class Track:
     Args:
         begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs.
         verdicts: on this rank, in the order of time.
-        minutes: all its intervals, minute by minute.
+        spans: beginnings and ends of intervals whose times are known, by depth and number of the section.
+        totals: seconds and number of all intervals, by section.
+        still_open: number of the section, depth and beginning of intervals that ended with the rank.
     """
 
     rank: int
@@ -55,12 +51,47 @@ class Track:
     begin_ns: int = 0
     end_ns: int = 0
     verdicts: list[Timed[RankHung]] = field(default_factory=list)
-    minutes: list[TrackMinute] = field(default_factory=list)
+    spans: dict[tuple[int, int], array[int]] = field(default_factory=dict)
+    totals: dict[str, tuple[float, int]] = field(default_factory=dict)
+    still_open: list[tuple[int, int, int]] = field(default_factory=list)
+    rows: array[int] = field(default_factory=lambda: array("q"))
+
+    @cached_property
+    def minutes(self) -> Int64s:
+        """A row for each minute, in the order of time."""
+        rows = np.array(self.rows, dtype=np.int64).reshape(-1, LOST + 1)
+        return rows[np.argsort(rows[:, FROM], kind="stable")]
+
+    def take(self, of: RankMinute, zero_ns: int, numbers: dict[str, int]) -> None:
+        """Take the next minute, whose times begin at ``zero_ns``; ``numbers``: those of all sections."""
+
+        def wall_ns(seconds: float) -> int:
+            return zero_ns + round(max(-_MOST_S, min(seconds, _MOST_S)) * 1e9)  # a log may hold anything
+
+        to_ns = wall_ns(of.to_s)
+        summed, summed_s = -1, 0.0
+        self.still_open = []
+        for name, section in of.sections.items():
+            total_s, count = self.totals.get(name, (0.0, 0))
+            self.totals[name] = total_s + section.total_s, count + section.count
+            if name in (OUT_OF_SECTION, HEARTBEAT):
+                continue
+            number, depth = numbers.setdefault(name, len(numbers)), min(section.depth, _DEEPEST)
+            if section.spans:
+                spans = self.spans.setdefault((depth, number), array("q"))
+                spans.extend(wall_ns(at_s) for begin_s, long_s in section.spans for at_s in (begin_s, begin_s + long_s))
+            if section.open_s >= 0:
+                self.still_open.append((number, depth, to_ns - round(min(section.open_s, _MOST_S) * 1e9)))
+            if section.count > MOST_SPANS and section.total_s > summed_s:
+                summed, summed_s = number, section.total_s
+        begun = [(number, wall_ns(at_s)) for number, at_s in of.iterations] or [(-1, 0)]
+        sums = summed, round(min(summed_s, _MOST_S) * 1e9), min(of.lost, _MOST)
+        self.rows.extend((wall_ns(of.from_s), to_ns, *begun[0], *begun[-1], *sums))
 
     @cached_property
     def hang(self) -> RankHung | None:
         """The verdict that ended the rank, or else the last observed one after which no iteration began."""
-        last_ns = max((minute.wall_ns(at_s) for minute in self.minutes for _, at_s in minute.of.iterations), default=0)
+        last_ns = self.minutes[:, LAST_NS].max(initial=0)
         standing = [
             each.record
             for each in self.verdicts
@@ -73,14 +104,51 @@ class Track:
         """Beginning of the interval that ``hang`` is about."""
         return next((each.wall_ns(each.record.since_ns) for each in self.verdicts if each.record is self.hang), None)
 
-    def still_open(self) -> list[tuple[str, int, int]]:
-        """Return section, depth and beginning of intervals that ended with the rank."""
-        return [
-            (name, of.depth, minute.to_ns - round(of.open_s * 1e9))
-            for minute in self.minutes[-1:]
-            for name, of in minute.of.sections.items()
-            if of.open_s >= 0 and name not in (OUT_OF_SECTION, HEARTBEAT)
-        ]
+
+class Tracks:
+    """Takes the records of a run in the order of time."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        """Numbers of the sections."""
+        self._tracks: dict[tuple[int, int], Track] = {}
+        self._begins: dict[tuple[int, int], int] = {}
+        self._ends: dict[tuple[int, int], int] = {}
+
+    def _of(self, rank: int, cycle: int, host: str) -> tuple[tuple[int, int], Track]:
+        key = cycle, rank
+        if key not in self._tracks:
+            self._tracks[key] = Track(rank=rank, cycle=cycle, host=host)
+        return key, self._tracks[key]
+
+    def take(self, each: Timed[Record | None]) -> None:
+        """Take the next record."""
+        match each.record:
+            case CycleStarted(cycle=cycle, ranks=ranks):
+                for started in ranks:
+                    self._begins.setdefault(self._of(started.rank, cycle, each.host)[0], each.at_ns)
+            case Attached(rank=rank, cycle=cycle):
+                key, track = self._of(rank, cycle, each.host)
+                track.host = each.host
+                self._begins.setdefault(key, each.at_ns)
+            case Minute(cycle=cycle, ranks=rows, at_ns=at_ns):
+                for row in rows:
+                    self._of(row.rank, cycle, each.host)[1].take(row, each.wall_ns(at_ns), self.numbers)
+            case RankHung() as verdict:
+                _, track = self._of(verdict.rank, verdict.cycle, each.host)
+                track.verdicts.append(Timed(each.at_ns, each.offset_ns, each.host, verdict))
+            case RankGone(rank=rank, cycle=cycle) | RankExited(rank=rank, cycle=cycle):
+                self._ends.setdefault(self._of(rank, cycle, each.host)[0], each.at_ns)
+
+    def whole(self, run: Run) -> tuple[Track, ...]:
+        """Return all tracks by cycle, then rank, each with its life."""
+        ended = {cycle.cycle: run.end_ns if cycle.end_ns is None else cycle.end_ns for cycle in run.cycles}
+        for key, track in self._tracks.items():
+            end_ns = self._ends.get(key, ended.get(track.cycle, run.end_ns))
+            known = [self._begins[key]] if key in self._begins else []
+            track.begin_ns = min([*known, *map(int, track.minutes[:1, FROM])], default=end_ns)
+            track.end_ns = max(end_ns, track.begin_ns)
+        return tuple(self._tracks[key] for key in sorted(self._tracks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +164,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
-    """One run. ``names``: all sections; ``tracks`` are sorted by cycle, then rank."""
+    """One run. ``names``: all sections, by their number; ``tracks`` are sorted by cycle, then rank."""
 
     run: Run
     begin_ns: int
@@ -111,9 +179,14 @@ class Timeline:
         return sorted({track.rank for track in self.tracks})
 
     @cached_property
+    def minutes(self) -> Int64s:
+        """The minutes of all tracks, one track after the other."""
+        return np.concatenate([np.zeros((0, LOST + 1), np.int64), *(track.minutes for track in self.tracks)])
+
+    @property
     def lost(self) -> int:
         """Number of section events that were overwritten before a monitor could read them."""
-        return sum(minute.of.lost for track in self.tracks for minute in track.minutes)
+        return int(self.minutes[:, LOST].sum())
 
     def marks_of(self, cycle: int) -> list[Mark]:
         return [mark for mark in self.marks if mark.cycle == cycle]
@@ -123,17 +196,15 @@ class Timeline:
         return ((self.end_ns if at_ns is None else at_ns) - self.begin_ns) / 1e9
 
 
-def build_timeline(run: Run) -> Timeline:
-    """Build the timeline of a run."""
-    end_ns = max((each.at_ns for each in run.records), default=run.opened_ns)
-    tracks = _tracks(run, end_ns)
-    timed = (name for track in tracks for minute in track.minutes for name in minute.of.sections)
+def build_timeline(run: Run, found: Tracks) -> Timeline:
+    """Build the timeline of a run, all records of which ``found`` has taken."""
+    tracks = found.whole(run)
     return Timeline(
         run=run,
         begin_ns=min([run.begin_ns, *(track.begin_ns for track in tracks)]),
-        end_ns=end_ns,
-        names=tuple(name for name in dict.fromkeys(timed) if name not in (OUT_OF_SECTION, HEARTBEAT)),
-        tracks=tuple(tracks),
+        end_ns=run.end_ns,
+        names=tuple(found.numbers),
+        tracks=tracks,
         marks=tuple(_marks(run)),
         evidence=tuple(
             Timed(each.at_ns, each.offset_ns, each.host, each.record)
@@ -141,44 +212,6 @@ def build_timeline(run: Run) -> Timeline:
             if isinstance(each.record, shared.Evidence) and each.record.file
         ),
     )
-
-
-def _tracks(run: Run, end_of_logs_ns: int) -> list[Track]:
-    tracks: dict[tuple[int, int], Track] = {}
-    begins: dict[tuple[int, int], int] = {}
-    ends: dict[tuple[int, int], int] = {}
-
-    def of(rank: int, cycle: int, host: str) -> tuple[tuple[int, int], Track]:
-        key = cycle, rank
-        if key not in tracks:
-            tracks[key] = Track(rank=rank, cycle=cycle, host=host)
-        return key, tracks[key]
-
-    for each in run.records:
-        match each.record:
-            case CycleStarted(cycle=cycle, ranks=ranks):
-                for started in ranks:
-                    begins.setdefault(of(started.rank, cycle, each.host)[0], each.at_ns)
-            case Attached(rank=rank, cycle=cycle):
-                key, track = of(rank, cycle, each.host)
-                track.host = each.host
-                begins.setdefault(key, each.at_ns)
-            case Minute(cycle=cycle, ranks=rows, at_ns=at_ns):
-                for row in rows:
-                    of(row.rank, cycle, each.host)[1].minutes.append(TrackMinute(each.wall_ns(at_ns), row))
-            case RankHung() as verdict:
-                _, track = of(verdict.rank, verdict.cycle, each.host)
-                track.verdicts.append(Timed(each.at_ns, each.offset_ns, each.host, verdict))
-            case RankGone(rank=rank, cycle=cycle) | RankExited(rank=rank, cycle=cycle):
-                ends.setdefault(of(rank, cycle, each.host)[0], each.at_ns)
-    ended = {cycle.cycle: end_of_logs_ns if cycle.end_ns is None else cycle.end_ns for cycle in run.cycles}
-    for key, track in tracks.items():
-        track.minutes.sort(key=lambda minute: minute.from_ns)
-        end_ns = ends.get(key, ended.get(track.cycle, end_of_logs_ns))
-        known = [begins[key]] if key in begins else []
-        track.begin_ns = min([*known, *(minute.from_ns for minute in track.minutes[:1])], default=end_ns)
-        track.end_ns = max(end_ns, track.begin_ns)
-    return [tracks[key] for key in sorted(tracks)]
 
 
 def _marks(run: Run) -> Iterator[Mark]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
-from megatron_ft.errors import ConfigError
+from megatron_ft.errors import ConfigError, ProtocolError
 from megatron_ft.job.rules.lives import LIVES_FILE, Life, Lives
+from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.base.hosts import natural
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import RECORDS, Record
 from megatron_ft.link.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
-from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.files.own_files import read_own
-from megatron_ft.records.rules.accounting import Accounting, CycleSummary, account
+from megatron_ft.records.rules.accounting import Accounting, CycleSummary, Ledger
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
 _QUIET_NS = 86_400_000_000_000
@@ -32,16 +32,18 @@ _WITHIN = "megatron_ft"
 """Subdirectory of the event logs in --log-dir, which is torchrun's."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Run:
     """One run of a job, by the event logs of all its nodes.
 
     Args:
         files: in the order in which they were opened.
+        damaged_minutes: number of minutes that can't be read, known once all are read.
     """
 
     run_id: str
     files: tuple[EventLogFile, ...]
+    damaged_minutes: int = 0
 
     @property
     def name(self) -> str:
@@ -79,18 +81,45 @@ class Run:
         return tuple(found[id(log)] for log in self.files)
 
     @cached_property
-    def records(self) -> tuple[Timed[Record | None], ...]:
-        """All records in the order of their wall times."""
+    def _read(self) -> list[Timed[Record | Raw | None]]:
         timed = [
             Timed(entry.t + offset_ns, offset_ns, log.host, entry.record)
             for log, offset_ns in zip(self.files, self.offsets_ns, strict=True)
             for entry in log.entries
         ]
-        return tuple(sorted(timed, key=lambda each: each.at_ns))
+        return sorted(timed, key=lambda each: each.at_ns)
+
+    @cached_property
+    def records(self) -> tuple[Timed[Record | None], ...]:
+        """All records but the minutes, in the order of their wall times."""
+        kept = [(each, each.record) for each in self._read if not isinstance(each.record, Raw)]
+        return tuple(Timed(each.at_ns, each.offset_ns, each.host, record) for each, record in kept)
+
+    @property
+    def end_ns(self) -> int:
+        """Time of its last record, nanoseconds since the epoch."""
+        return self._read[-1].at_ns if self._read else self.opened_ns
+
+    def stream(self) -> Iterator[Timed[Record | None]]:
+        """Yield all records in the order of their wall times, and account for them; keep no minute."""
+        ledger = Ledger(self.begin_ns)
+        self.damaged_minutes = 0
+        for each in self._read:
+            try:
+                record = RECORDS.read(each.record) if isinstance(each.record, Raw) else each.record
+            except ProtocolError:
+                self.damaged_minutes += 1
+                continue
+            event = Timed(each.at_ns, each.offset_ns, each.host, record)
+            ledger.take(event)
+            yield event
+        self.accounting = ledger.accounting(self.end_ns)
 
     @cached_property
     def accounting(self) -> Accounting:
-        return account(self.records, begin_ns=self.begin_ns)
+        for _ in self.stream():
+            pass
+        return self.accounting
 
     @property
     def cycles(self) -> Sequence[CycleSummary]:
@@ -108,7 +137,7 @@ class Run:
     @property
     def passed_over(self) -> int:
         """Number of lines of its logs that couldn't be read."""
-        return sum(log.passed_over for log in self.files)
+        return sum(log.passed_over for log in self.files) + self.damaged_minutes
 
     @property
     def exit_code(self) -> int | None:
@@ -226,7 +255,7 @@ class _Launcher:
             match entry.record:
                 case CycleStarted(cycle=cycle):
                     self.cycles.append((cycle, at_ns))
-                case Minute():
+                case Raw():
                     self.has_minutes = True
                 case Meeting() as meeting:
                     self.meeting = meeting

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.timeline import Timeline, Track
+from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.render.report_tables import header
-from megatron_ft.link.facts.minutes import HEARTBEAT, OUT_OF_SECTION
+from megatron_ft.link.facts.minutes import HEARTBEAT, OUT_OF_SECTION, RankMinute
+from megatron_ft.link.facts.monitor import Minute
 
 _CYCLES_PID = 1_000_000_000
 _SECTIONS, _MARKS, _MINUTES = 0, 1, 2
@@ -60,33 +61,36 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             "ts": (mark.at_ns - timeline.begin_ns) / 1000,
             "args": {"cycle": mark.cycle},
         }
-    for track in timeline.tracks:
-        yield from _of_track(timeline, track)
+    for each in timeline.run.stream():
+        if isinstance(each.record, Minute):
+            for row in each.record.ranks:
+                yield from _of_minute(timeline, each.record.cycle, row, each.wall_ns(each.record.at_ns))
+    for track in timeline.tracks:  # sections that never ended until their rank's end
+        open_ = {timeline.names[number]: begun_ns for number, _, begun_ns in track.still_open}
+        if track.hang is not None and track.hung_since_ns is not None:
+            open_.setdefault(track.hang.section or "hung out of section", track.hung_since_ns)
+        for name, begun_ns in open_.items():
+            where = {"name": name, "cat": "section", "pid": track.rank, "tid": _SECTIONS}
+            yield _slice(timeline, where, begun_ns, track.end_ns, cycle=track.cycle, ended="with its rank")
 
 
-def _of_track(timeline: Timeline, track: Track) -> Iterator[dict[str, Any]]:
-    """Yield the sections whose times are known, those that never ended until their rank's end, and the minutes."""
+def _of_minute(timeline: Timeline, cycle: int, minute: RankMinute, zero_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield the sections whose times are known, and the minute."""
 
-    def section(name: str, begin_ns: int, end_ns: int, **told: str) -> dict[str, Any]:
-        where = {"name": name, "cat": "section", "pid": track.rank, "tid": _SECTIONS}
-        return _slice(timeline, where, begin_ns, end_ns, cycle=track.cycle, **told)
+    def slice_(name: str, kind: str, thread: int, begin_s: float, end_s: float, **told: str) -> dict[str, Any]:
+        where = {"name": name, "cat": kind, "pid": minute.rank, "tid": thread}
+        return _slice(
+            timeline, where, zero_ns + round(begin_s * 1e9), zero_ns + round(end_s * 1e9), cycle=cycle, **told
+        )
 
-    for minute in track.minutes:
-        told = {}
-        for name, of in minute.of.sections.items():
-            if of.count:
-                longest_s = max(of.longest_s, of.first_s)
-                told[name] = f"{of.count} in {of.total_s:.4g} s, the longest {longest_s:.4g} s"
-            if name not in (OUT_OF_SECTION, HEARTBEAT):
-                for begin_s, length_s in of.spans:
-                    yield section(name, minute.wall_ns(begin_s), minute.wall_ns(begin_s + length_s))
-        where = {"name": "minute", "cat": "minute", "pid": track.rank, "tid": _MINUTES}
-        yield _slice(timeline, where, minute.from_ns, minute.to_ns, cycle=track.cycle, **told)
-    open_ = {name: begun_ns for name, _, begun_ns in track.still_open()}
-    if track.hang is not None and track.hung_since_ns is not None:
-        open_.setdefault(track.hang.section or "hung out of section", track.hung_since_ns)
-    for name, begun_ns in open_.items():
-        yield section(name, begun_ns, track.end_ns, ended="with its rank")
+    told = {}
+    for name, of in minute.sections.items():
+        if of.count:
+            told[name] = f"{of.count} in {of.total_s:.4g} s, the longest {max(of.longest_s, of.first_s):.4g} s"
+        if name not in (OUT_OF_SECTION, HEARTBEAT):
+            for begin_s, length_s in of.spans:
+                yield slice_(name, "section", _SECTIONS, begin_s, begin_s + length_s)
+    yield slice_("minute", "minute", _MINUTES, minute.from_s, minute.to_s, **told)
 
 
 def _meta(event: str, pid: int, **args: Any) -> dict[str, Any]:

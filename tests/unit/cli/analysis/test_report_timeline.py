@@ -263,7 +263,7 @@ def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
     logs.write("monitor", *told(1, 0, 2.0, *events, names=("save", "step")))
     analysis = only(tmp_path)
     assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
-    names = [[name for name, _, _ in track.still_open()] for track in analysis.timeline.tracks]
+    names = [[analysis.timeline.names[each] for each, _, _ in track.still_open] for track in analysis.timeline.tracks]
     assert names == [["save"], ["step"]]
 
 

@@ -19,8 +19,7 @@ def slow(rank: int = 1, cycle: int = 0, *, is_over: bool = False) -> SlowRank:
 
 def track(rank: int, cycle: int = 0, **sections: tuple[float, int]) -> Any:
     """A rank with a minute; ``sections``: total seconds and number of the intervals of each."""
-    of = {name: SimpleNamespace(total_s=total_s, count=count) for name, (total_s, count) in sections.items()}
-    return SimpleNamespace(rank=rank, cycle=cycle, minutes=[SimpleNamespace(of=SimpleNamespace(sections=of))])
+    return SimpleNamespace(rank=rank, cycle=cycle, totals=sections)
 
 
 def found(*records: tuple[float, Any], tracks: tuple[Any, ...] = ()) -> list[Any]:

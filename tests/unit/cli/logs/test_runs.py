@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.cli.analysis.timeline import FIRST_NS
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.link.facts.launcher import CycleStarted
@@ -58,8 +59,7 @@ def test_nodes_of_the_same_name_have_clocks_of_their_own(tmp_path: Path, shift: 
     analysis = only(tmp_path)
     tracks = analysis.timeline.tracks
     assert [track.host for track in tracks] == ["node-a", second_host]
-    begun = [track.minutes[0].wall_ns(track.minutes[0].of.iterations[0][1]) for track in tracks]
-    assert begun == [DAWN + 3 * S] * 2
+    assert [track.minutes[0, FIRST_NS] for track in tracks] == [DAWN + 3 * S] * 2
     assert [track.begin_ns for track in tracks] == [DAWN + 1 * S] * 2
     assert {each.at_ns for each in run.records if isinstance(each.record, CycleStarted)} == {DAWN + 1 * S}
 
