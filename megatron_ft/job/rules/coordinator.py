@@ -52,8 +52,6 @@ FOUNDING_S = 8.0
 others may know one."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
-_LINGER_S = 5.0
-"""Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
 _SHOWN_NAME = 200
 
 
@@ -110,8 +108,8 @@ class Coordinator:
         """When a leader without a record may decide at the latest; None: it may."""
         self.is_over = False
         """The end of the job is decided."""
-        self._ended_s = self._over_s = self._lingers_s = 0.0
-        """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
+        self._ended_s = self._over_s = 0.0
+        """When the end of the job was decided, and when this leader ends at the latest."""
         self._unacknowledged: set[str] = set()
         """Launchers (instances) that are to hear of the job's end, and haven't left yet."""
         self._is_deposed = False
@@ -155,7 +153,7 @@ class Coordinator:
         elif isinstance(event.message, m.Hello):
             self._hello(event.link, event.message)
         elif node is not None:
-            node.heard(self._clock.now_s)
+            node.heard_s = self._clock.now_s
             self._heard(node, event.link, event.message)
         return self._take()
 
@@ -226,7 +224,7 @@ class Coordinator:
                 text = "" if node.standing.report is None else node.standing.report.cause.text
                 cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
             seated = None
-        node.seat(seated)
+        node.place = seated
         place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
@@ -251,7 +249,7 @@ class Coordinator:
         """Tell a launcher that the others go on without its node, if it runs ranks or waits for a verdict."""
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
             text = cycle.why_lost(node)
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
@@ -271,7 +269,7 @@ class Coordinator:
             case m.StatusChanged(parts):
                 node.ready(parts)
             case m.NodeUnfit():
-                node.enter(m.NodePhase.ASIDE)
+                node.phase = m.NodePhase.ASIDE
                 self._not_ready(node)
             case m.Goodbye():
                 self._goodbye(node, link, message)
@@ -311,7 +309,7 @@ class Coordinator:
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
-            node.enter(m.NodePhase.EXCLUDED)
+            node.phase = m.NodePhase.EXCLUDED
             if cycle is None:
                 self._end_job(1, goodbye.text)
             elif place is None:
@@ -408,7 +406,7 @@ class Coordinator:
             if node is None:
                 node = Node.expected(instance, name, place, now_s)
                 self._nodes[instance] = self._absent[instance] = self._known[instance] = node
-            node.seat(place)
+            node.place = place
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
@@ -515,8 +513,6 @@ class Coordinator:
         self.is_over, self._ended_s, self._over_s = True, self._clock.now_s, self._clock.now_s + stays_s
         cycle, here = self._cycle, {node.instance for node in self._links.values()}
         gone = set() if cycle is None else {cycle.seats[place].node.instance for place in cycle.gone}
-        if cycle is not None and cycle.count(*GONE):
-            self._lingers_s = self._clock.now_s + _LINGER_S
         self._unacknowledged = here | (set(instances) - gone)
 
     # -- what follows -----------------------------------------------------------------------------------------
@@ -534,12 +530,11 @@ class Coordinator:
                 self._answer(part.tick(self._clock.now_s))
                 self._alarms += [] if part.due_s is None else [part.due_s]
         elif self._record is None and not self.is_over:
-            if not self._next_cycle.meet(self._rules, arrivals=self._arrivals, now_s=self._clock.now_s):
+            if not self._next_cycle.meet(self._rules, self._clock.now_s):
                 self._announce(begins=False)
-        until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
-            self._alarms.append(until_s)
-        if self._is_deposed or (self.is_over and self._clock.now_s >= until_s):
+            self._alarms.append(self._over_s)
+        if self._is_deposed or (self.is_over and (not self._unacknowledged or self._clock.now_s >= self._over_s)):
             self._out.append(Quit())
         return self._take()
 
@@ -586,7 +581,7 @@ class Coordinator:
         """Plan the next decision, if one is due."""
         now_s, due = self._clock.now_s, None
         if self._plan is None and not self.is_over:
-            due = self._next_cycle.due(self._rules, self._cycle, arrivals=self._arrivals, now_s=now_s)
+            due = self._next_cycle.due(self._rules, self._cycle, now_s)
         if isinstance(due, JobEnd):
             self._end_job(due.code, due.text)
             return
@@ -603,7 +598,7 @@ class Coordinator:
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}
         for node in running.values():
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))

@@ -153,9 +153,6 @@ class JobCycle:
             self.gone.add(place)
             if report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP:
                 self.departures.append(NodeLost(cycle=report.cycle, node=seat.name, text=report.cause.text))
-        has_ended_it = self.judged == (Outcome.FAILED, place) and not seat.report.cause.follows
-        if report.state is NodeState.EXCLUDED and has_ended_it:
-            report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         if self.outcome is not None:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if is_gone and seat.state not in GONE and not is_listed:
@@ -205,11 +202,12 @@ class JobCycle:
         ]
         if heard and all(seat.state is NodeState.SUCCEEDED for seat in heard):
             return FINISHED_S
-        if self._longest_gap_s is None or self.rules.min_healthy or not heard:
-            return max(lost_s(world), self.rules.node_lost_s)
-        limit_s = stall_s(world, self._longest_gap_s)
-        times_s = [seat.node.progress_s for seat in heard if seat.state is not NodeState.SUCCEEDED]
-        return excused_s(world, {at_s is not None and now_s - at_s < limit_s for at_s in times_s})
+        going = set()
+        if self._longest_gap_s is not None and not self.rules.min_healthy:
+            limit_s = stall_s(world, self._longest_gap_s)
+            times_s = [seat.node.progress_s for seat in heard if seat.state is not NodeState.SUCCEEDED]
+            going = {at_s is not None and now_s - at_s < limit_s for at_s in times_s}
+        return excused_s(world, going, untold_s=self.rules.node_lost_s)
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float, *, ends_job: bool = False) -> None:
         """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""

@@ -42,15 +42,17 @@ def stall_s(nodes: int, longest_gap_s: float) -> float:
     return min(STALLED_S, max(_SHORTEST_STALL_S, 1.5 * longest_gap_s)) + beat_s(nodes)
 
 
-def excused_s(nodes: int, going: Collection[bool]) -> float:
-    """Seconds for which a launcher may be silent before its node counts as lost.
+def excused_s(nodes: int, going: Collection[bool], *, untold_s: float) -> float:
+    """Seconds for which a launcher may be silent before its node counts as lost; or the leader, to a launcher.
 
     Args:
         nodes: of the cycle.
-        going: for each of its nodes that is heard of and hasn't finished, True if it makes progress.
+        going: for each of its nodes that is heard of and hasn't finished, True if it makes progress; empty where
+            nothing tells that.
+        untold_s: seconds in that case.
     """
     if not any(going):
-        return lost_s(nodes)
+        return lost_s(nodes) if going else max(lost_s(nodes), untold_s)
     return _PROGRESSING_S if all(going) else max(STALLED_S, lost_s(nodes))
 
 

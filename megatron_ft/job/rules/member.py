@@ -2,9 +2,9 @@
 
 The owner of the socket calls ``opened``, ``failed``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over;
 the launcher reports its ranks by ``tell``. Each returns what to do.
-Training goes on without a leader as long as ranks of this node make progress: the others then do, too. If they have
-made none for ``STALLED_S``, or for ``CUT_OFF_S`` where that isn't known, the others probably go on without this node,
-and its ranks are terminated.
+Training goes on without a leader as long as ranks of this node make progress, for ten minutes at most: the others then
+do, too. If they have made none for ``STALLED_S``, or for ``CUT_OFF_S`` where that isn't known, the others probably go
+on without this node, and its ranks are terminated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules import actions, job_lines
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, lost_s
+from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, excused_s, lost_s
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.link.base.codec import PartMessage, Parts
 from megatron_ft.link.facts.launcher import Cause, NodeLost
@@ -84,6 +84,8 @@ class Member:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
             times.append(self._unled_s + self._patience_s if self._is_cut_off else self._cut_off_s)
+            if self._progress_s is not None and self._clock.now_s < self._progress_s + STALLED_S:
+                times.append(self._progress_s + STALLED_S)
         return self._clock.callers_s(min(time for time in times if time is not None))
 
     @property
@@ -92,10 +94,10 @@ class Member:
 
     @property
     def _cut_off_s(self) -> float:
-        """When this node counts as cut off, if no leader is there and its ranks make no progress."""
-        if self._progress_s is None:
-            return self._unled_s + CUT_OFF_S
-        return max(self._unled_s + self._lost_s, self._progress_s + STALLED_S)
+        """When this node counts as cut off, by what is known now: the leader judges a silent node in the same way."""
+        is_going = None if self._progress_s is None else self._clock.now_s < self._progress_s + STALLED_S
+        going = () if is_going is None else (is_going,)
+        return self._unled_s + excused_s(self._nodes, going, untold_s=CUT_OFF_S)
 
     # -- the connection ---------------------------------------------------------------------------------------
 

@@ -57,8 +57,6 @@ class RoundCompletion:
 
     alarm_s: float | None = None
     waits_s: float | None = None
-    _seen: tuple[int, int] = (0, 0)
-    _settled_s: float = 0.0
     _met_s: float | None = None
     """When there were enough in this round for the first time, and none was awaited."""
 
@@ -66,21 +64,15 @@ class RoundCompletion:
         """A cycle has begun: what follows it is another round."""
         self._met_s = None
 
-    def update(
-        self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, arrivals: int, now_s: float
-    ) -> bool:
+    def update(self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, now_s: float) -> bool:
         """Take note of how the nodes are now; return True if those that are ready begin a cycle.
 
         Args:
             awaited: nodes of the last cycle are alive and not ready yet.
             last: number of nodes of the last cycle; 0: there was none.
             patient: it ended because nodes left or joined, so more may come.
-            arrivals: number of launchers that ever came.
         """
         self.alarm_s = None
-        seen = min(ready, rules.min_nodes), arrivals if last else 0
-        if self._seen != seen or awaited:
-            self._seen, self._settled_s = seen, now_s
         if ready < rules.min_nodes:
             self.waits_s = now_s if self.waits_s is None else self.waits_s
             self.alarm_s = self.waits_s + rules.join_timeout_s
@@ -91,9 +83,7 @@ class RoundCompletion:
         self._met_s = now_s if self._met_s is None else self._met_s
         if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
             return True
-        call_s = last_call_s(rules, is_first=last == 0)
-        # nodes that come and go over a bad network begin the last call anew, but not for ever
-        self.alarm_s = min(self._settled_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))
+        self.alarm_s = self._met_s + last_call_s(rules, is_first=last == 0)
         return now_s >= self.alarm_s
 
     def has_waited_long(self, rules: Rules, now_s: float) -> bool:
@@ -130,7 +120,7 @@ class NextCycle:
         """Lead on a job in whose last cycle, that another leader has begun, these nodes have the places."""
         self._took_over_s, self._slots = now_s, slots
 
-    def due(self, rules: Rules, cycle: JobCycle | None, *, arrivals: int, now_s: float) -> Plan | JobEnd | None:
+    def due(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Plan | JobEnd | None:
         """Return the decision to make, if one is due."""
         self.alarm_s = None
         if cycle is not None and cycle.outcome is None:
@@ -141,7 +131,7 @@ class NextCycle:
             if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
                 return JobEnd(1, cycle.shutdown_text)
             return JobEnd(cycle.verdict.code, cycle.verdict.cause_for(None).text)
-        if self._is_complete(rules, cycle, arrivals, now_s):
+        if self._is_complete(rules, cycle, now_s):
             return self._start_cycle(rules, cycle, self._ready)
         if too_few := self._too_few_for_ever(rules, now_s):
             return JobEnd(rules.try_again_code, too_few)
@@ -152,9 +142,9 @@ class NextCycle:
             return JobEnd(rules.try_again_code, text)
         return None
 
-    def meet(self, rules: Rules, *, arrivals: int, now_s: float) -> bool:
+    def meet(self, rules: Rules, now_s: float) -> bool:
         """Note that nodes meet for the first cycle, which can't be decided yet; return True if there are enough."""
-        self._is_complete(rules, None, arrivals, now_s)
+        self._is_complete(rules, None, now_s)
         return self._completion.waits_s is None
 
     @property
@@ -165,7 +155,7 @@ class NextCycle:
     def _awaits(self) -> bool:
         return any(node.is_awaited for node in self._nodes.values())
 
-    def _is_complete(self, rules: Rules, cycle: JobCycle | None, arrivals: int, now_s: float) -> bool:
+    def _is_complete(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> bool:
         # thousands meet: as long as they are too few, whether they are ready or not, none of them is looked at
         ready = self._ready if len(self._nodes) >= rules.min_nodes else []
         complete = self._completion.update(
@@ -174,7 +164,6 @@ class NextCycle:
             awaited=bool(ready) and self._awaits,
             last=0 if cycle is None else cycle.decision.world,
             patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
-            arrivals=arrivals,
             now_s=now_s,
         )
         self.alarm_s = self._completion.alarm_s

@@ -77,18 +77,9 @@ class Node:
         """Its connection has ended. ``silent``: no end of it came; ``reset``: its launcher may have given it up."""
         self.link, self.silent, self.was_reset, self.gone_s = None, silent, reset, now_s
 
-    def heard(self, now_s: float) -> None:
-        self.heard_s = now_s
-
     def address_of(self, port: int) -> str:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.host}:{port}" if self.host else ""
-
-    def seat(self, place: int | None) -> None:
-        self.place = place
-
-    def enter(self, phase: NodePhase) -> None:
-        self.phase = phase
 
     def ready(self, parts: Parts, store: str | None = None) -> None:
         """Note the status of its parts and, if the node has become ready, where its store is."""

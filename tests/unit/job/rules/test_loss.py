@@ -167,7 +167,12 @@ def test_time_without_progress_is_measured_by_the_longest_gap_so_far() -> None:
 
 
 def test_silence_is_excused_by_the_progress_of_the_others() -> None:
-    assert [excused_s(8, going) for going in ((True,), (True, False), (False,))] == [600.0, 15.0, 5.5]
+    assert [excused_s(8, going, untold_s=9.0) for going in ((True,), (True, False), (False,), ())] == [
+        600.0,
+        15.0,
+        5.5,
+        9.0,
+    ]
 
 
 def test_progress_in_an_earlier_cycle_is_none_in_the_next() -> None:
