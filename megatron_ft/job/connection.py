@@ -188,7 +188,7 @@ class Connection(Generic[_T]):
             self._problem, self._is_over = FrameError(str(error)) if is_sealed else error, True
 
     def flush(self) -> None:
-        if self._is_closed or self._has_failed:
+        if self._is_closed or self._has_failed or not self._unsent:
             return
         try:
             del self._unsent[: self.sock.send(self._unsent)]

@@ -176,10 +176,12 @@ class Service:
         self._strangers[host] += 1
 
     def _heard(self, number: int, message: FromMember) -> None:
-        if isinstance(message, Hello) is not (number in self._ungreeted):
+        is_hello = isinstance(message, Hello)
+        if is_hello is not (number in self._ungreeted):
             self._ended(number, ProtocolError("a hello in another place than the first"))
             return
-        self._greet(number)
+        if is_hello:
+            self._greet(number)
         COORDINATOR.debug("from launcher", number, message)
         self._handle(Heard(number, message))
 

@@ -104,7 +104,7 @@ class StandIns:
         is_ready = m.NodeStatus(phase=m.NodePhase.READY)
         address = f"node{number}:29500"
         rules = m.Rules(min_nodes=self._spare, max_nodes=self._spare, max_restarts=10)
-        hello = m.Hello("bench", rules, f"i{number}", f"node{number}", address, number, session=1, standing=is_ready)
+        hello = m.Hello("bench", rules, f"i{number}", f"node{number}", address, number, standing=is_ready)
         return encode(hello)
 
     def start(self) -> None:

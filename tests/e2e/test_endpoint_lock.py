@@ -39,8 +39,8 @@ SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
 
 
-def hello(*, session: int = 1, owns: bool = True) -> m.Hello:
-    return m.Hello("job", RULES, "i0", "host", session=session, owns=owns)
+def hello(*, owns: bool = True) -> m.Hello:
+    return m.Hello("job", RULES, "i0", "host", owns=owns)
 
 
 class Hosted:
@@ -101,7 +101,7 @@ def test_leader_is_replaced_on_its_socket_and_its_successor_knows_the_last_decis
         until(reactor, lambda: ear.told[-1] == "broken")
         # to a launcher that had not heard of the decision it is told
         count = len(ear.heard_messages)
-        assert isinstance(ask(reactor, ear, transport, one.address, hello(session=2)), m.Admitted)
+        assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
         until(reactor, lambda: len(ear.heard_messages) > count + 1)
         assert ear.heard_messages[count + 1] == held
         assert one.pid() != first
@@ -184,7 +184,7 @@ def test_job_of_the_launcher_is_defined_before_another_comes_and_signals_do_not_
         assert os.getsid(pid) == pid
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(pid, number)
-        assert isinstance(ask(reactor, ear, transport, one.address, hello(session=2)), m.Admitted)
+        assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
         assert one.pid() == pid
 
 
@@ -215,7 +215,7 @@ def test_coordinator_without_a_free_descriptor_still_says_which_options_differ(r
         # it is taken in, and the answer shows it
         connect(transport, ear, one.address)
         until(reactor, lambda: ear.told[-1] == "opened")
-        transport.transmit(hello(session=2))
+        transport.transmit(hello())
         until(reactor, lambda: len(ear.heard_messages) >= 2)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))  # what is open stays open
         other.transmit(replace(hello(), instance="other", rules=replace(RULES, max_restarts=7)))

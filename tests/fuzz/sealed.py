@@ -27,7 +27,7 @@ __all__ = ["attack_coordinator"]
 
 Say = Callable[[str], None]
 _SECRET = "fuzzing-fuzzing-fuzzing"
-_HELLO = m.Hello("fuzz", m.Rules(1, 1), "i0", "host", session=1)
+_HELLO = m.Hello("fuzz", m.Rules(1, 1), "i0", "host")
 _MESSAGES = (
     *(Ask(), Challenge("00" * 16), Proof("00" * 16, "00" * 32), Welcome("00" * 32), Denied()),
     *(_HELLO, m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
@@ -66,7 +66,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
                 honest.ask(m.Beat())
         honest.ask(m.Beat())
         newcomer = Honest(address)
-        newcomer.ask(m.Hello("fuzz", m.Rules(1, 1), "i1", "host2", session=1))
+        newcomer.ask(m.Hello("fuzz", m.Rules(1, 1), "i1", "host2"))
         after = _rss_kib(pid)
         assert after < before + _MORE_KIB, (before, after)
         for sock in left:

@@ -245,6 +245,7 @@ def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:
 def pure_functions() -> Functions:
     """Return all pure functions by file, line and name."""
     found = defaultdict(list)
+    gc.unfreeze()  # the collection of the tests has hidden them from the collector
     for each in gc.get_objects():
         if type(each) is FunctionType and each.__code__.co_filename.startswith(tuple(map(str, PURE))):
             code = each.__code__

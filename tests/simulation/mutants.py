@@ -59,7 +59,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("max(self.gone_s, self.heard_s + limit_s)", "self.gone_s", _LOSS),
         ("max(NEW_LEADER_S, limit_s)", "NEW_LEADER_S"),
         ("NEW_LEADER_S = 12.0", "NEW_LEADER_S = 2.0", _LEADER),
-        ("if self.session < 0:", "if False:", _LEADER),
+        ("if not self.has_come:", "if False:", _LEADER),
         ("not self.silent and not self.was_reset and", "not self.silent and", "diagnosis/test_lost_peer.py"),
         ("not self.silent and not self.was_reset and", "not self.was_reset and", _ENDINGS),
         (" and self.gone_s > slept_s + GRACE_S", ""),

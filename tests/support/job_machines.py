@@ -68,7 +68,7 @@ def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> C
     )
     rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, name, session=1, owns=link == 0)), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, name, owns=link == 0)), 0.0)
         machine.handle(actions.Heard(link, m.Ready(Parts(stock[link]) if stock else NO_PARTS, f"{name}:1")), 0.0)
     assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
     return machine

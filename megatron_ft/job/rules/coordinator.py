@@ -145,14 +145,16 @@ class Coordinator:
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
         """Take an event; returns what to do at once."""
         self._clock.set(now_s)
-        self.needs_settling |= isinstance(event, Broken) or not isinstance(event.message, self._settles_nothing)
         node = self._links.get(event.link)
         if isinstance(event, Broken):
+            self.needs_settling = True
             if node is not None:
                 self._gone(node, silent=event.silent, reset=event.reset)
         elif isinstance(event.message, m.Hello):
+            self.needs_settling = True
             self._hello(event.link, event.message)
         elif node is not None:
+            self.needs_settling |= not isinstance(event.message, self._settles_nothing)
             node.heard_s = self._clock.now_s
             self._heard(node, event.link, event.message)
         return self._take()
@@ -163,10 +165,7 @@ class Coordinator:
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        is_stale = node is not None and hello.session < node.session
-        since_end_s = self._clock.now_s - self._ended_s
-        is_late = self.is_over and is_of_next(hello, self._defined, since_end_s)
-        if is_stale or is_late:
+        if self.is_over and is_of_next(hello, self._defined, self._clock.now_s - self._ended_s):
             self._out.append(Drop(link))
             return
         if (refused := refusal(hello, self._defined)) is not None:
@@ -194,7 +193,7 @@ class Coordinator:
                 nodes.pop(node.instance, None)
         else:
             node = self._known.get(instance) or Node(instance, hello.name)
-        is_back = instance in self._nodes and node.session >= 0
+        is_back = instance in self._nodes and node.has_come
         self._arrivals += not is_back
         node.connected(link, hello, node.arrived if is_back else self._arrivals, self._clock.now_s)
         self._absent.pop(instance, None)
@@ -211,7 +210,7 @@ class Coordinator:
         if cycle is None or held is None or held.place is None or held.decision.id != cycle.decision.id:
             return None
         seat = cycle.seats[held.place]
-        return seat.node if seat.node.session < 0 and seat.state is not NodeState.LOST else None
+        return seat.node if not seat.node.has_come and seat.state is not NodeState.LOST else None
 
     def _bring_up_to_date(self, node: Node) -> None:
         """Give a launcher its place in the last cycle, take over what it reports, and send what it may have missed."""
@@ -392,7 +391,7 @@ class Coordinator:
         now_s, decision = self._clock.now_s, record.decision
         self._record, self._plan = record, None
         self._clock.mark_unanswered()
-        for instance in [node.instance for node in self._known.values() if node.session < 0]:
+        for instance in [node.instance for node in self._known.values() if not node.has_come]:
             for known in (self._nodes, self._absent, self._known):
                 known.pop(instance, None)
         if decision.kind is DecisionKind.END:

@@ -54,7 +54,6 @@ class Member:
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[actions.MemberEffect] = []
-        self._session = 0
         self._is_open = False
         self._retry_s: float | None = 0.0
         """When to connect next."""
@@ -149,9 +148,8 @@ class Member:
         now = self._clock.now_s
         self._is_open, self._is_unowned = True, False
         self._heard_s, self._beat_s, self._until_s = now, now + beat_s(self._nodes), now + _ANSWER_S
-        self._session += 1
         state = {"owns": self.owns, "decided": self.decided, "standing": self.standing}
-        hello = self.identity.hello(now_s, session=self._session, **state)
+        hello = self.identity.hello(now_s, **state)
         self._out.append(actions.Transmit(hello))
         if self._leaving is not None:
             self._out.append(actions.Transmit(self._leaving))

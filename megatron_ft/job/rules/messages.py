@@ -194,13 +194,11 @@ class Hello(NewLauncher, frozen=True, kw_only=True):
     """The first message on each connection.
 
     Args:
-        session: number of the connection; of several, only the newest counts.
         owns: the launcher has started this very leader, and holds the lock.
         decided: the last decision that it has heard of.
         up_s: seconds since the launcher was started.
     """
 
-    session: Int
     owns: bool = False
     decided: Assignment | None = None
     standing: NodeStatus = NodeStatus()

@@ -177,7 +177,7 @@ class NextCycle:
         if not rules.launchers:
             return ""
         back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
-        known = [node for node in self._known.values() if node.session >= 0 or node.name]  # others are places only
+        known = [node for node in self._known.values() if node.has_come or node.name]  # others are places only
         gone = [node for node in known if node.is_excluded or node.instance not in self._nodes]
         until_s = [node.gone_s + back_s for node in gone if (node.silent or node.was_reset) and not node.is_excluded]
         unmet = 0

@@ -32,8 +32,8 @@ class Node:
     owns: bool = False
     arrived: int = 0
     link: int | None = None
-    session: int = -1
-    """Number of its connection; -1: it hasn't connected to this leader yet."""
+    has_come: bool = False
+    """The launcher has connected to this leader."""
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
@@ -65,7 +65,7 @@ class Node:
         self.instance, self.name, self.host, self.rank = hello.instance, hello.name, hello.host, hello.rank
         self.before, self.domain, self.bad = hello.before, hello.domain, hello.bad
         self.started_s = now_s - hello.up_s
-        self.arrived, self.link, self.session, self.owns = arrived, link, hello.session, hello.owns
+        self.arrived, self.link, self.has_come, self.owns = arrived, link, True, hello.owns
         self.decided, self.standing, self.phase, self.heard_s = (
             hello.decided,
             hello.standing,
@@ -122,7 +122,7 @@ class Node:
                 packets to the node were lost, while those from it came.
             slept_s: until when the leader itself didn't answer.
         """
-        if self.session < 0:
+        if not self.has_come:
             return self.gone_s + max(NEW_LEADER_S, limit_s)
         if self.silent:
             return max(self.gone_s, self.heard_s + limit_s)

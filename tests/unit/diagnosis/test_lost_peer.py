@@ -275,7 +275,7 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
     machine = failing(dies=3)
     running = m.NodeStatus(m.NodePhase.RUNNING, 0)
-    effects = machine.handle(actions.Heard(7, m.Hello("job", RULES, "h3", "h3", session=2, standing=running)), 1.1)
+    effects = machine.handle(actions.Heard(7, m.Hello("job", RULES, "h3", "h3", standing=running)), 1.1)
     assert links(effects, DiagnoseHang) == [7]
 
 

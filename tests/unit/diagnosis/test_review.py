@@ -105,7 +105,7 @@ def running(nodes: str = "ab") -> Coordinator:
     rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
     machine = Coordinator("c", m.JobDefinition("job", rules), parts=LEADER_PARTS)
     for link, name in enumerate(nodes):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, session=1, owns=name == "a")), 0.0)
+        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, owns=name == "a")), 0.0)
         machine.handle(actions.Heard(link, m.Ready()), 0.0)
     answers(machine, machine.settle(0.0))
     return machine

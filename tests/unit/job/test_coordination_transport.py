@@ -35,7 +35,7 @@ __all__ = ["reactor"]
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
 DEFINED = m.JobDefinition("job", RULES)
-HELLO = m.Hello("job", RULES, "i0", "host", session=1)
+HELLO = m.Hello("job", RULES, "i0", "host")
 
 
 class Served:

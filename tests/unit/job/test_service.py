@@ -46,7 +46,7 @@ class Full(socket.socket):
 
 
 DEFINED = m.JobDefinition("job", m.Rules(min_nodes=1, max_nodes=4))
-HELLO = m.Hello("job", DEFINED.rules, "i0", "host", session=1)
+HELLO = m.Hello("job", DEFINED.rules, "i0", "host")
 
 
 def turns_until(reactor: Reactor, condition: Callable[[], bool]) -> int:
@@ -107,7 +107,7 @@ def served(
 
 
 def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reactor) -> None:
-    other = m.Hello("another", DEFINED.rules, "i0", "host", session=1)
+    other = m.Hello("another", DEFINED.rules, "i0", "host")
     with served(reactor) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as client:
         client.sendall(encode(other) + encode(m.Beat()))
         turns_until(reactor, lambda: bool(events) and not service.links)

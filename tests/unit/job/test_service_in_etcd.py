@@ -48,7 +48,7 @@ class Launcher:
         self.service = Service(reactor, machine, listener=listener, keep=self.recorded.append, ledger=ledger)
         self.peer = Peer(socket.create_connection(listener.getsockname(), timeout=BOUND_S))
         self.heard: list[m.ToMember] = []
-        self.say(m.Hello("job", rules, "i0", "host", session=1))
+        self.say(m.Hello("job", rules, "i0", "host"))
         self.say(m.Ready(store="s:1"))
 
     def say(self, message: m.FromMember) -> None:

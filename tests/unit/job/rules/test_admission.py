@@ -17,7 +17,7 @@ JOB = JobDefinition("job", RULES)
 
 
 def hello(job: str = "job", **other_rules: Any) -> Hello:
-    return Hello(job, msgspec.structs.replace(RULES, **other_rules), "word", "host", session=1)
+    return Hello(job, msgspec.structs.replace(RULES, **other_rules), "word", "host")
 
 
 def test_launcher_of_the_same_job_with_the_same_options_is_let_in() -> None:

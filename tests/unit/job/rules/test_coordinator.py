@@ -19,7 +19,7 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
     for failed in (False, True):
         machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
         for link, name in enumerate("abc"):
-            hello = m.Hello("job", rules, name, name, name, session=1, owns=name == "b")
+            hello = m.Hello("job", rules, name, name, name, owns=name == "b")
             machine.handle(actions.Heard(link, hello), 0.0)
             machine.handle(actions.Heard(link, m.Ready()), 0.0)
         answers(machine, machine.settle(0.0))
@@ -30,7 +30,7 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
 def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
     machine = begun(rules, "ab")
-    hello = m.Hello("job", rules, "b", "b", "b", session=1, owns=False)
+    hello = m.Hello("job", rules, "b", "b", "b", owns=False)
     assert actions.Drop(1) in machine.handle(actions.Heard(7, hello), 0.1)
 
 
@@ -60,7 +60,7 @@ def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_
     machine.handle(actions.Broken(1, reset=True), 0.1)
     machine.handle(actions.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
     standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
-    hello = leaver.hello(0.1, session=2, standing=standing)
+    hello = leaver.hello(0.1, standing=standing)
     machine.handle(actions.Heard(7, hello), 0.1)
     (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, actions.Judged)]
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"

@@ -192,7 +192,7 @@ def test_commands_are_told() -> None:
 def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     who = replace(job.start("a")[0].member.identity, bad="lost")
-    hello = who.hello(0.0, session=1)
+    hello = who.hello(0.0)
     assert hello.bad == "lost"
 
 

@@ -386,7 +386,7 @@ def test_coordinator_that_takes_over_goes_on_counting_what_nodes_have_saved() ->
     effects = []
     for link, (name, standing) in enumerate(standings.items()):
         held = Assignment(decided, link)
-        hello = m.Hello("job", RULES, name, name, session=1, owns=link == 0, decided=held, standing=standing)
+        hello = m.Hello("job", RULES, name, name, owns=link == 0, decided=held, standing=standing)
         effects += machine.handle(actions.Heard(link, hello), 0.0)
     effects += answers(machine, machine.settle(0.0))
     effects += machine.handle(actions.Heard(1, Saved(eight)), 0.0)

@@ -34,10 +34,10 @@ def hello(
 ) -> m.Hello:
     """Of a launcher that trains at that place by the ``last`` decision, or of one that knows of none."""
     if place is None:
-        return m.Hello("job", rules, word, word, word, session=1, **more)
+        return m.Hello("job", rules, word, word, word, **more)
     held, stands = Assignment(last, place, "i0:1"), m.NodeStatus(m.NodePhase.RUNNING, last.cycle)
     host = f"h{place}"
-    return m.Hello("job", rules, f"i{place}", host, host, session=2, decided=held, standing=stands, **more)
+    return m.Hello("job", rules, f"i{place}", host, host, decided=held, standing=stands, **more)
 
 
 def leader(record: DecisionRecord | None = None, rules: m.Rules = RULES_3) -> Coordinator:
@@ -245,7 +245,7 @@ def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() 
     assert not [each for each in machine.settle(1.1) if isinstance(each, actions.Quit)]
     machine.handle(actions.Broken(2, silent=True), 1.1)
     assert not [each for each in until(machine, HOLDER_STAYS_S, alive=(), from_s=1.0) if isinstance(each, actions.Quit)]
-    comes = replace(hello(None, word="c"), session=2, decided=Assignment(decision(), 2))
+    comes = replace(hello(None, word="c"), decided=Assignment(decision(), 2))
     again = machine.handle(actions.Heard(9, replace(comes, rules=replace(RULES_3, max_nodes=3))), 60.5)
     assert [held.decision.kind for held in sent(again, Assignment)] == [DecisionKind.END]
     machine.handle(actions.Broken(9), 60.6)

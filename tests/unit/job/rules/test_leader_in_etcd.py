@@ -23,7 +23,7 @@ AGE_S = 50.0
 
 def hello(name: str, **more: Any) -> m.Hello:
     """Of a launcher that was started after the last decision, and knows of none."""
-    return m.Hello("job", RULES, name, name, name, session=1, **{"up_s": AGE_S - 1, **more})
+    return m.Hello("job", RULES, name, name, name, **{"up_s": AGE_S - 1, **more})
 
 
 def knowing(name: str, place: int, decision: Decision = LAST) -> m.Hello:

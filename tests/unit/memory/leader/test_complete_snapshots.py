@@ -195,7 +195,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
     machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)), parts=LEADER_PARTS)
-    machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", "a", session=1, owns=True)), 0.0)
+    machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", "a", owns=True)), 0.0)
     machine.handle(actions.Heard(0, m.Ready(Parts(Kept(local_ranks=4, files=FILES, reads_files=True)))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     assert lines(effects) == [
