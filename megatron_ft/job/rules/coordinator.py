@@ -155,7 +155,7 @@ class Coordinator:
             self._hello(event.link, event.message)
         elif node is not None:
             self.needs_settling |= not isinstance(event.message, self._settles_nothing)
-            node.heard_s = self._clock.now_s
+            node.heard(self._clock.now_s)
             self._heard(node, event.link, event.message)
         return self._take()
 
@@ -223,7 +223,7 @@ class Coordinator:
                 text = "" if node.standing.report is None else node.standing.report.cause.text
                 cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
             seated = None
-        node.place = seated
+        node.seat(seated)
         place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
@@ -248,7 +248,7 @@ class Coordinator:
         """Tell a launcher that the others go on without its node, if it runs ranks or waits for a verdict."""
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
-            node.phase = m.NodePhase.BUSY
+            node.enter(m.NodePhase.BUSY)
             text = cycle.why_lost(node)
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
@@ -268,7 +268,7 @@ class Coordinator:
             case m.StatusChanged(parts):
                 node.ready(parts)
             case m.NodeUnfit():
-                node.phase = m.NodePhase.ASIDE
+                node.enter(m.NodePhase.ASIDE)
                 self._not_ready(node)
             case m.Goodbye():
                 self._goodbye(node, link, message)
@@ -308,7 +308,7 @@ class Coordinator:
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
-            node.phase = m.NodePhase.EXCLUDED
+            node.enter(m.NodePhase.EXCLUDED)
             if cycle is None:
                 self._end_job(1, goodbye.text)
             elif place is None:
@@ -405,7 +405,7 @@ class Coordinator:
             if node is None:
                 node = Node.expected(instance, name, place, now_s)
                 self._nodes[instance] = self._absent[instance] = self._known[instance] = node
-            node.place = place
+            node.seat(place)
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
@@ -597,7 +597,7 @@ class Coordinator:
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}
         for node in running.values():
-            node.phase = m.NodePhase.BUSY
+            node.enter(m.NodePhase.BUSY)
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))

@@ -77,6 +77,15 @@ class Node:
         """Its connection has ended. ``silent``: no end of it came; ``reset``: its launcher may have given it up."""
         self.link, self.silent, self.was_reset, self.gone_s = None, silent, reset, now_s
 
+    def heard(self, now_s: float) -> None:
+        self.heard_s = now_s
+
+    def seat(self, place: int | None) -> None:
+        self.place = place
+
+    def enter(self, phase: NodePhase) -> None:
+        self.phase = phase
+
     def address_of(self, port: int) -> str:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.host}:{port}" if self.host else ""
