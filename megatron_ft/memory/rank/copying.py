@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import operator
 import os
 import threading
 from array import array
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, product
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Raw
@@ -86,12 +86,20 @@ class Plan(NamedTuple):
     runs: list[tuple[int, int]]
 
 
+def _of_each(name: str, tensors: Sequence[Any]) -> Iterator[Any]:
+    """Yield an attribute of each tensor, or what a method of each returns, without a step of Python for each."""
+    import torch
+
+    found: Any = getattr(torch.Tensor, name)
+    return map(found if callable(found) else found.__get__, tensors)
+
+
 def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
     """Return where these tensors go; ``last`` if it fits. None of them is unfit."""
     if last is not None and len(last.shapes) == len(tensors):
-        known = zip(tensors, last.dtypes, last.shapes, strict=True)
         # one by one: new objects for many tensors would have Python's garbage collector look at all that the script has
-        if all(each.dtype is dtype and each.shape == shape for each, dtype, shape in known):
+        is_same = all(map(operator.is_, _of_each("dtype", tensors), last.dtypes))
+        if is_same and all(map(operator.eq, _of_each("shape", tensors), last.shapes)):
             return last
     dtypes, shapes = [each.dtype for each in tensors], [each.shape for each in tensors]
     names = [*map(name_of_dtype, dtypes)]
@@ -107,12 +115,18 @@ def plan_for(tensors: Sequence[Any], last: Plan | None) -> Plan:
     return Plan(dtypes, shapes, encode_rows(zip(names, shapes, strict=True)), sizes, offsets, end, runs)
 
 
-_look = attrgetter("layout", "dtype", "device", "is_nested")
+_LOOK = ("device", "layout", "dtype", "is_nested")
 
 
 def find_unfit(tensors: Sequence[Any]) -> tuple[int, str] | None:
     """Return the number of a tensor that can't be kept, and why; None if all can."""
-    looks = {*zip(map(type, tensors), map(_look, tensors), strict=True)}  # of a thousand tensors one
+    # what is unfit is so for one of these: of a thousand tensors few different ones are looked at
+    known = tensors[:1] if all(_of_each("is_cpu", tensors)) else tensors  # as to its device, which is slow to compare
+    looks = product(
+        set(map(type, tensors)),
+        set(_of_each("device", known)),
+        *(set(_of_each(name, tensors)) for name in _LOOK[1:]),
+    )
     if not any(_why_unfit(*look) for look in looks):
         return None
     return next((number, why) for number, each in enumerate(tensors) if (why := why_unfit(each)))
@@ -120,13 +134,12 @@ def find_unfit(tensors: Sequence[Any]) -> tuple[int, str] | None:
 
 def why_unfit(tensor: Any) -> str:
     """Return why a tensor can't be kept; empty if it can."""
-    return _why_unfit(type(tensor), _look(tensor))
+    return _why_unfit(type(tensor), *(getattr(tensor, name) for name in _LOOK))
 
 
-def _why_unfit(kind: type, look: tuple[Any, Any, Any, bool]) -> str:
+def _why_unfit(kind: type, device: Any, layout: Any, dtype: Any, is_nested: bool) -> str:
     import torch
 
-    layout, dtype, device, is_nested = look
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return f"is a {kind.__name__}; give the plain tensor inside it"
     if is_nested:
@@ -144,6 +157,11 @@ def name_of_dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_plain(tensor: Any) -> bool:
+    """Return True if the bytes that are kept lie in memory as they are."""
+    return bool(tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+
+
 def plain(tensor: Any) -> Any:
     """Return the tensor, or a copy, so that its bytes are those that are kept."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -151,17 +169,18 @@ def plain(tensor: Any) -> Any:
 
 def copy_tensors(tensors: Sequence[Any], plan: Plan, into: Mapping) -> None:
     """Copy all tensors to their places."""
-    on_device = [number for number, each in enumerate(tensors) if not each.is_cpu]
-    made = [
-        each if not each.is_cpu or (each.is_contiguous() and not each.is_neg() and not each.is_conj()) else plain(each)
-        for each in tensors
-    ]
-    addresses = [each.data_ptr() if each.is_cpu else 0 for each in made]
+    on_device = [] if all(_of_each("is_cpu", tensors)) else [at for at, each in enumerate(tensors) if not each.is_cpu]
+    odd = on_device or not all(_of_each("is_contiguous", tensors))
+    if odd or any(_of_each("is_neg", tensors)) or any(_of_each("is_conj", tensors)):
+        made = [each if not each.is_cpu or is_plain(each) else plain(each) for each in tensors]
+    else:
+        made = [*tensors]
+    addresses = [*_of_each("data_ptr", made)]
     moves = []
     for first, last in plan.runs:
         if first == last or on_device:
             for number in range(first, last + 1):
-                if addresses[number]:
+                if made[number].is_cpu:
                     moves += pieces(into.address + plan.offsets[number], addresses[number], plan.nbytes[number])
             continue
         vector = array("Q", bytes(16 * (last + 1 - first)))

@@ -19,7 +19,7 @@ from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan
 from megatron_ft.memory.rank import state_tree
-from megatron_ft.memory.rank.copying import each_of, memory_at, name_of_dtype, plain, why_unfit
+from megatron_ft.memory.rank.copying import each_of, is_plain, memory_at, name_of_dtype, plain, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import is_tensor
 from megatron_ft.memory.rules.segment_layout import Layout, Path, TensorEntry, name_of
@@ -159,11 +159,10 @@ def _fill(fd: int, layout: Layout, at: int, tensor: Any, digest: Digest) -> None
     import torch
 
     entry, into = layout.tensors[at], tensor
-    is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    if not is_plain:
+    if not is_plain(tensor):
         into = torch.empty(entry.shape, dtype=tensor.dtype)
     segment.verify(fd, layout, at, memory_at(into.data_ptr(), entry.nbytes), digest)
-    if not is_plain:
+    if into is not tensor:
         with torch.no_grad():
             _widest(tensor.detach()).copy_(_widest(into, tensor))
         arrived = plain(tensor.cpu())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from megatron_ft.errors import LayoutError, SnapshotError
@@ -60,17 +60,15 @@ class _Writer:
     def __init__(self, tensors: list[Any], carefully: bool) -> None:
         self._tensors = tensors
         self._carefully = carefully
+        torch: Any = sys.modules.get("torch")
+        self._tensor_kinds = frozenset() if torch is None else frozenset((torch.Tensor, torch.nn.Parameter))
 
     def node(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind in _SCALARS:
             return self._checked(value) if self._carefully else value
         if is_tensor(value):
-            number = len(self._tensors)
-            self._tensors.append(value)
-            if number == len(_TENSOR_NODES):
-                _TENSOR_NODES.append([_TENSOR, number])
-            return _TENSOR_NODES[number]
+            return self._tensor_nodes([value])[0]
         if depth >= _MAX_DEPTH:
             raise _UnfitError(f"is nested deeper than {_MAX_DEPTH} levels")
         if isinstance(value, dict):
@@ -80,7 +78,7 @@ class _Writer:
             keys = list(map(self._checked, value)) if self._carefully else value
             if self._carefully and any(type(key) is list for key in keys):
                 raise _UnfitError("has an int of more than 64 bits as a key")
-            return dict(zip(keys, self._nodes(value.items(), depth), strict=True))
+            return dict(zip(keys, self._nodes(value, value.values(), depth), strict=True))
         if kind is list or kind is tuple:
             return [kind.__name__, self._items(value, depth)]
         return self._special(value, kind, depth)
@@ -102,11 +100,19 @@ class _Writer:
     def _items(self, values: Any, depth: int) -> Any:
         if _SCALARS.issuperset(map(type, values)) and not self._carefully:
             return values  # a million numbers are not looked at one by one
-        return self._nodes(enumerate(values), depth)
+        return self._nodes(range(len(values)), values, depth)
 
-    def _nodes(self, items: Iterable[tuple[Any, Any]], depth: int) -> list[Any]:
+    def _tensor_nodes(self, tensors: Collection[Any]) -> list[list[Any]]:
+        first = len(self._tensors)
+        self._tensors += tensors
+        _TENSOR_NODES.extend([_TENSOR, number] for number in range(len(_TENSOR_NODES), len(self._tensors)))
+        return _TENSOR_NODES[first : len(self._tensors)]
+
+    def _nodes(self, keys: Iterable[Any], values: Collection[Any], depth: int) -> list[Any]:
+        if self._tensor_kinds.issuperset(map(type, values)):  # nor are thousands of tensors
+            return self._tensor_nodes(values)
         nodes = []
-        for key, item in items:
+        for key, item in zip(keys, values, strict=True):
             try:
                 nodes.append(self.node(item, depth + 1))
             except _UnfitError as error:
