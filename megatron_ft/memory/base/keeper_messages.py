@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from megatron_ft.link.base.codec import Count, Cycle, Int, Message, Rank, Seconds, Vocabulary, WorldSize
+from megatron_ft.link.base.codec import Count, Cycle, Int, Message, PartMessage, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Kept, Saved, Settled, SnapshotKey
@@ -34,7 +34,7 @@ class Fetch(Message, frozen=True):
     key: SnapshotKey
 
 
-class RankBegan(Message, frozen=True):
+class RankBegan(PartMessage, frozen=True):
     """The rank begins to train with the snapshot that was chosen for its cycle, or without it.
 
     Args:

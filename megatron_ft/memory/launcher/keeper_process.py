@@ -6,7 +6,6 @@ The launcher has a descriptor of each sealed segment, and hands all of them to a
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link import tcp
 from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.link.base.wording import counted
-from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
+from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.linux.process_setup import isolated_command
 from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
@@ -51,7 +50,6 @@ from megatron_ft.memory.rules.snapshots import (
     Kept,
     OfSnapshots,
     Restore,
-    Restored,
     Saved,
     Settled,
     StockTaken,
@@ -63,17 +61,14 @@ _MOST_BAD = 5
 STOCK_S = 10.0
 _ANSWER_S = 3.0
 """Part of the time for the stock in which the keeper stops verifying and answers."""
+_SILENT = "did not say what it has"
 _SEND_S = 1.0
 _STOP_WAIT_S = 2.0
 _BACKLOG = 64
 
 
 class Keeper:
-    """Owner of the keeper's socket, its process, and a second descriptor of each segment.
-
-    It tells what ranks do with the snapshot that was chosen for their cycle: when the first one has restored it, when
-    the first one trains without it, and when all have restored it.
-    """
+    """Owner of the keeper's socket, its process, and a second descriptor of each segment."""
 
     def __init__(
         self,
@@ -108,21 +103,18 @@ class Keeper:
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._dying: dict[int, subprocess.Popen[bytes]] = {}
-        """Killed processes, by pidfd."""
+        self._fault = ""
+        """Why the process was killed, if it was; its end is awaited then."""
         self._channel: Channel | None = None
+        self._channel_fd = -1
         self._held: dict[int, tuple[SealedSegment, int]] = {}
-        """Rank, snapshot and descriptor of each sealed segment, by number."""
+        """Each sealed segment with its descriptor, by number."""
         self._prepared: Prepare | None = None
-        self._restoring: set[int] = set()
-        """Ranks that haven't restored yet what was chosen for the cycle."""
-        self._longest_s = 0.0
-        self._trains_without = False
         self._orders: dict[type, LauncherToKeeper] = {}
         """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
         self._written: FilesWritten | None = None
         self._question = 0
-        self._asked: tuple[Callable[[Kept], None], Timer | None] | None = None
+        self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
         self._bad = 0
         self.is_given_up = xxhash is None
@@ -130,9 +122,8 @@ class Keeper:
     # -- for the run directory and the list of children -------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Return the process ids of the keeper, and of killed ones that haven't ended."""
-        processes = [*self._dying.values()] + ([] if self._process is None else [self._process])
-        return {each.pid for each in processes}
+        """Return the process id of the keeper."""
+        return set() if self._process is None else {self._process.pid}
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -145,7 +136,7 @@ class Keeper:
             self._reactor.unwatch(lost.fileno())
             lost.close()
             if self._process is not None:
-                self._replace("has lost its socket")
+                self._kill("has lost its socket")
             elif self._prepared is not None:
                 self._reactor.watch(self._listener.fileno(), self._start)
 
@@ -159,11 +150,9 @@ class Keeper:
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: Restore | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
         is_first, order = self._prepared is None, Prepare(cycle, tuple(ranks), world, pickle_key=self._pickle_key)
-        self._restoring, self._longest_s, self._trains_without = set(), 0.0, False
         if restore is not None:
             path = self._files.path_of(restore.files)
             order = replace(order, restore=restore.key, files=path, sources=restore.sources)
-            self._restoring.update(ranks)
         self._prepared = order
         if is_first and self._listener is not None:
             self._reactor.watch(self._listener.fileno(), self._start)
@@ -212,20 +201,19 @@ class Keeper:
         why = "a second signal asked to stop" if is_hurried() else "there was no more time"
         self._files.written(order, self._written or FilesWritten(why=why))
 
-    def take_stock(self, then: Callable[[Kept], None], timeout_s: float | None = STOCK_S) -> None:
+    def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
 
-        Without a keeper ``then`` is called before this returns. A keeper that doesn't answer is replaced.
-        ``timeout_s``: the keeper says before that what it has verified by then; None: it verifies all first.
+        Without a keeper ``then`` is called before this returns. A keeper that doesn't answer is replaced. What the
+        keeper has verified after its answer is an event.
         """
         self._answer(Kept())  # the earlier question has no answer
         if self._process is None:
             then(Kept())
             return
         self._question += 1
-        timer = None if timeout_s is None else self._reactor.call_later(timeout_s, self._stock_overdue)
-        self._asked = then, timer
-        self._ask(timer)
+        self._asked = then, self._reactor.call_later(STOCK_S, self._stock_overdue)
+        self._ask()
 
     def variables(self) -> dict[str, str]:
         """Return the variables of each rank of the prepared cycle. An empty socket: the launcher has no xxhash."""
@@ -239,11 +227,9 @@ class Keeper:
         """End the keeper and let go of all memory."""
         self._answer(Kept())
         if self._process is not None:
-            self._end()
-        until_s = time.monotonic() + _STOP_WAIT_S
-        for pidfd in list(self._dying):
-            if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
-                self._reap(pidfd)
+            self._kill("was stopped")
+            if wait_gone(self._pidfd, _STOP_WAIT_S):
+                self._reap()
         self._let_go_of_socket()
         if self._door is not None:
             self._door.close()
@@ -259,11 +245,10 @@ class Keeper:
         try:
             ours = self._spawn_connected()
         except OSError as error:
-            self._process = None
             self._ended(f"can't be started ({error.strerror})")
             return
-        self._channel = Channel(ours)
-        self._reactor.watch(self._channel.fileno(), self._read)
+        self._channel, self._channel_fd, self._fault = Channel(ours), ours.fileno(), ""
+        self._reactor.watch(self._channel_fd, self._read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for sealed, fd in list(self._held.values()):
             self._order(sealed, (fd,))
@@ -271,7 +256,7 @@ class Keeper:
         for order in list(self._orders.values()):
             self._order(order)
         if self._asked is not None:
-            self._ask(self._asked[1])
+            self._ask()
 
     def _open_door(self) -> None:
         """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where.
@@ -323,43 +308,41 @@ class Keeper:
             theirs.close()
         return ours
 
+    def _kill(self, fault: str = "") -> None:
+        """Kill the process; another one is started when it has ended."""
+        self._fault = self._fault or fault
+        self._reactor.unwatch(self._channel_fd)
+        if self._channel is not None:
+            self._channel.close()
+        self._channel, self._channel_fd = None, -1
+        send_signal(self._pidfd, signal.SIGKILL)
+
     def _died(self) -> None:
         self._read()
-        if self._process is not None:
-            process, pidfd = self._process, self._pidfd
-            self._end()
-            self._reap(pidfd)
-            self._ended(f"exited ({launcher_lines.exit_code(process.returncode)})")
+        self._kill()
+        code = self._reap()
+        self._ended(self._fault or f"exited ({launcher_lines.exit_code(code)})")
 
-    def _replace(self, reason: str, *, was_silent: bool = False) -> None:
-        self._end()
-        self._ended(reason, was_silent=was_silent)
-
-    def _end(self) -> None:
-        """Kill the process, which may take a while to end: its pages are freed. Nothing waits for that."""
+    def _reap(self) -> int:
+        """Return the exit code of the process, which has ended."""
         assert self._process is not None
-        if self._channel is not None:
-            self._disconnect(self._channel.fileno())
+        process, self._process = self._process, None
+        process.wait()
         self._reactor.unwatch(self._pidfd)
-        self._dying[self._pidfd] = self._process
-        self._reactor.watch(self._pidfd, functools.partial(self._reap, self._pidfd), Priority.DEATH)
-        self._pidfd, self._process = -1, None
+        os.close(self._pidfd)
+        return int(process.returncode)
 
-    def _reap(self, pidfd: int) -> None:
-        self._dying.pop(pidfd).wait()
-        self._reactor.unwatch(pidfd)
-        os.close(pidfd)
-
-    def _ended(self, how: str, *, was_silent: bool = False) -> None:
-        is_bad = was_silent or time.monotonic() - self._started_s < _QUICK_S
+    def _ended(self, how: str) -> None:
+        """Start another process, unless several in a row were of no use."""
+        is_bad = how == _SILENT or time.monotonic() - self._started_s < _QUICK_S
         self._bad = self._bad + 1 if is_bad else 1
         if self._bad < _MOST_BAD:
             segments = counted(len(self._held), "segment")
             self._say(f"the keeper of memory checkpoints {how}; another one takes over {segments}")
             self._start()
-            if self._asked is None:
-                # none waits for this, and the new keeper may have everything to verify
-                self.take_stock(self._stock_changed, None)
+            if self._asked is None:  # it may have everything to verify: its answer is an event
+                self._question += 1
+                self._order(TakeStock(self._question))
             return
         self.is_given_up = True
         self._say(
@@ -396,17 +379,16 @@ class Keeper:
             self._orders[type(order)] = order
         if self._channel is None:
             return
-        fd = self._channel.fileno()
         try:
             self._channel.send(order, fds, timeout_s=_SEND_S)
         except ChannelClosedError:  # the process is ending, which its pidfd reports, or it takes no messages
-            self._disconnect(fd)
+            self._kill()
 
     def _read(self) -> None:
         channel = self._channel
         if channel is None:
             return
-        fd, received = channel.fileno(), deque[Received]()
+        received = deque[Received]()
         try:
             received.extend(channel.receive())
             while received:
@@ -416,15 +398,7 @@ class Keeper:
             for _, unread in received:
                 close_fds(unread)
             if self._channel is channel:
-                self._disconnect(fd)  # a keeper that can't be understood is replaced
-
-    def _disconnect(self, fd: int) -> None:
-        """Kill the process; its end is noticed then. ``fd``: of the channel, which may be closed."""
-        assert self._channel is not None
-        self._reactor.unwatch(fd)
-        self._channel.close()
-        self._channel = None
-        send_signal(self._pidfd, signal.SIGKILL)
+                self._kill()  # a keeper that can't be understood is replaced
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
@@ -448,10 +422,7 @@ class Keeper:
                 self._written = message
             case KeeperSays(text):
                 self._say(text)
-            case RankBegan(key=key, rank=rank) | RestoreFailed(key=key, rank=rank):
-                if self._prepared is not None and key == self._prepared.restore and rank in self._restoring:
-                    self._began(self._prepared.cycle, message)
-            case Saved():
+            case RankBegan() | RestoreFailed() | Saved():
                 self._on_event(message)
         close_fds(fds)
 
@@ -460,46 +431,25 @@ class Keeper:
     def _answer(self, kept: Kept) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
-            then, timer = asked
-            if timer is not None:
-                timer.cancel()
-            then(kept)
+            asked[1].cancel()
+            asked[0](kept)
 
-    def _ask(self, timer: Timer | None) -> None:
+    def _ask(self) -> None:
         """Ask for the stock, in time for the timer."""
-        left_s = None if timer is None else max(0.0, timer.at_s - time.monotonic() - _ANSWER_S)
-        self._order(TakeStock(self._question, left_s))
+        assert self._asked is not None
+        left_s = self._asked[1].at_s - time.monotonic() - _ANSWER_S
+        self._order(TakeStock(self._question, max(0.0, left_s)))
 
     def _stock_overdue(self) -> None:
         self._answer(Kept())
-        self._replace("did not say what it has", was_silent=True)
-
-    # -- restores ---------------------------------------------------------------------------------------------
-
-    def _began(self, cycle: int, message: RankBegan | RestoreFailed) -> None:
-        self._restoring.discard(message.rank)
-        if isinstance(message, RestoreFailed):
-            self._restoring.clear()  # what other ranks restore from now on is of no use
-            self._on_event(message)
-            return
-        told = Restored(cycle, message.key, is_whole=False, newer_than=message.newer_than)
-        if message.seconds is None:
-            if not self._trains_without:
-                self._trains_without = True
-                self._on_event(replace(told, without=message.rank))
-            return
-        is_first, self._longest_s = not self._longest_s, max(self._longest_s, message.seconds, 1e-9)
-        if not self._restoring and not self._trains_without:
-            key, newer_than = message.key, message.newer_than
-            self._on_event(SnapshotRestored(cycle=cycle, key=key, seconds=self._longest_s, newer_than=newer_than))
-        elif is_first:
-            self._on_event(told)
+        self._kill(_SILENT)
 
     def _fail_restores(self) -> None:
         assert self._prepared is not None
         cycle, key, why = self._prepared.cycle, self._prepared.restore, "this node keeps no memory checkpoints any more"
-        if self._restoring and key is not None:
-            self._began(cycle, RestoreFailed(rank=min(self._restoring), cycle=cycle, key=key, text=why))
+        if key is not None:
+            for rank in self._prepared.ranks:
+                self._on_event(RestoreFailed(rank=rank, cycle=cycle, key=key, text=why))
 
 
 def _close_in_background(fds: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base.codec import Parts, PartState
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
 from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
+from megatron_ft.memory.base.keeper_messages import RankBegan
 from megatron_ft.memory.rules.lines import restore_failed
 from megatron_ft.memory.rules.snapshots import (
     CopyTo,
@@ -27,7 +28,7 @@ from megatron_ft.memory.rules.snapshots import (
     StockTaken,
 )
 
-FromKeeper = StockTaken | Saved | KeeperPort | SnapshotRestored | Restored | RestoreFailed
+FromKeeper = StockTaken | Saved | KeeperPort | RankBegan | RestoreFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ class SnapshotsOnNode(LauncherPart):
     def __init__(self, found: Kept) -> None:
         self._found = self._kept = found
         self._cycle: NodeCycle
+        self._began: dict[int, float | None] = {}
+        """Seconds that each rank took to restore what was chosen for the cycle; None if it trains without."""
 
     def status(self) -> Sequence[PartState]:
         return [self._kept]
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle = cycle
+        self._cycle, self._began = cycle, {}
 
     def hear(self, event: FromKeeper | OfSnapshots, turn: Turn) -> None:
         cycle = self._cycle
@@ -68,16 +71,36 @@ class SnapshotsOnNode(LauncherPart):
                 turn.do(ToKeeper(event))
             case Saved(key) if key.cycle == turn.runs:
                 turn.do(event)
-            case KeeperPort(number) | Restored(number) if number == turn.runs:
+            case KeeperPort(number) if number == turn.runs:
                 turn.do(event)
-            case SnapshotRestored() if event.cycle == turn.runs and cycle.mixed is None:
-                restore = None if cycle.decision is None else cycle.decision.attachments.get(Restore)
-                redone = None if restore is None else restore.redone
-                turn.do(
-                    Write(replace(event, ranks=tuple(cycle.ranks), redone=redone)),
-                    Restored(cycle.cycle, event.key, newer_than=event.newer_than),
-                )
-            case RestoreFailed(rank=rank) if event.cycle == cycle.cycle and rank in cycle.ranks:
-                if event.cycle == turn.runs:
+            case RankBegan() if turn.runs == cycle.cycle and (chosen := self._chosen(event)) is not None:
+                self._rank_began(event, chosen, turn)
+            case RestoreFailed(rank=rank) if self._chosen(event) is not None:
+                if turn.runs == cycle.cycle:
                     cycle.fail_mixed(rank, restore_failed(rank, event.key.iteration, event.text))
                 turn.do(Write(event))
+
+    def _chosen(self, said: RankBegan | RestoreFailed) -> Restore | None:
+        """Return what was chosen for the cycle, if the rank hasn't begun with or without it before."""
+        cycle = self._cycle
+        chosen = None if cycle.decision is None or cycle.mixed is not None else cycle.decision.attachments.get(Restore)
+        is_it = chosen is not None and chosen.key == said.key and said.rank in cycle.ranks
+        return chosen if is_it and said.rank not in self._began else None
+
+    def _rank_began(self, message: RankBegan, chosen: Restore, turn: Turn) -> None:
+        """Tell when the first rank has restored the snapshot, when the first one trains without, and when all have."""
+        cycle = self._cycle
+        self._began[message.rank] = message.seconds
+        took = [each for each in self._began.values() if each is not None]
+        is_whole = len(took) == len(cycle.ranks)
+        told = Restored(cycle.cycle, chosen.key, is_whole=is_whole, newer_than=message.newer_than)
+        if message.seconds is None:
+            if len(self._began) - len(took) == 1:
+                turn.do(replace(told, without=message.rank))
+            return
+        if is_whole:
+            ranks, newer_than = tuple(cycle.ranks), message.newer_than
+            record = SnapshotRestored(cycle=cycle.cycle, key=chosen.key, ranks=ranks, newer_than=newer_than)
+            turn.do(Write(replace(record, seconds=max(took), redone=chosen.redone)))
+        if is_whole or len(took) == 1:
+            turn.do(told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
@@ -26,9 +25,6 @@ from megatron_ft.memory.rules.snapshots import (
     Settled,
     SnapshotStatus,
 )
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
-_LONGEST = 200
 
 
 class SnapshotsAtLeader(LeaderPart):
@@ -125,16 +121,16 @@ class SnapshotsAtLeader(LeaderPart):
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
         verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.attachments.get(Restore)
         assert verdict is not None
+        # a restore that fails says as much about a snapshot as one that is followed by a failure
+        was_read = self._snapshots.is_read or any(seat.report.is_mixed for seat in cycle.seats)
         return CycleEnd(
             cycle.decision.cycle,
             restored,
-            failure_signature(verdict, cycle.seats),
-            None if reached is None else reached.last,
-            cycle.decision.advance.is_exceeded(reached),
-            verdict.cause.rerun is not None,
-            restored is not None or self._snapshots.has_complete,
-            # a restore that fails says as much about a snapshot as one that is followed by a failure
-            self._snapshots.is_read or any(seat.report.is_mixed for seat in cycle.seats),
+            failed=was_read and ranks_failed(verdict, cycle.seats),
+            reached=None if reached is None else reached.last,
+            advanced=cycle.decision.advance.is_exceeded(reached),
+            resumes_from_file=verdict.cause.rerun is not None,
+            had_snapshot=restored is not None or self._snapshots.has_complete,
         )
 
 
@@ -143,17 +139,8 @@ def _holder(node: Node) -> Holder:
     return Holder(kept, node.name, node.address_of(kept.port) if kept.port else "")
 
 
-def failure_signature(verdict: Verdict, seats: Sequence[Seat]) -> str:
-    """Return how ranks have ended a cycle, the same words for the same failure; empty if none has.
-
-    Numbers are left out: durations and iterations differ. All ranks may raise the same exception, so that its rank
-    says nothing; which rank hung, or was killed, does.
-    """
-    if verdict.outcome is not Outcome.FAILED:
-        return ""
+def ranks_failed(verdict: Verdict, seats: Sequence[Seat]) -> bool:
+    """Return True if a rank has ended the cycle, or one of those that failed in it did so by itself."""
     own = [seat.report.cause for seat in seats if seat.state is NodeState.UNHEALTHY and not seat.report.cause.follows]
-    for cause in (verdict.cause, *own):
-        if cause.kind in (CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL):
-            who = "" if cause.kind is CauseKind.CRASH or cause.rank is None else f" {cause.rank}"
-            return f"{cause.kind.value}{who}: {_NUMBER.sub('#', cause.text)}"[:_LONGEST]
-    return ""
+    kinds = {cause.kind for cause in (verdict.cause, *own)}
+    return verdict.outcome is Outcome.FAILED and bool(kinds & {CauseKind.CRASH, CauseKind.HANG, CauseKind.SIGNAL})

@@ -35,23 +35,20 @@ class CycleEnd:
 
     Args:
         restored: what it went on from.
-        failure: how it failed, as far as two failures can be compared; empty if no rank did: a node was lost, or a user
-            asked for the end.
+        failed: a rank has failed after one had restored: not if a node was lost, or a user asked for the end.
         reached: iteration at which it ended, -1 if it had begun none; None if unknown.
         advanced: an iteration beyond all before had begun, or a save to a file had ended.
         resumes_from_file: the file has what the next cycle needs, and memory hasn't.
         had_snapshot: all its nodes had one, which they had restored or saved.
-        was_read: a rank has restored what the cycle was to go on from.
     """
 
     cycle: int
     restored: Restore | None = None
-    failure: str = ""
+    failed: bool = False
     reached: int | None = None
     advanced: bool = False
     resumes_from_file: bool = False
     had_snapshot: bool = False
-    was_read: bool = True
 
 
 def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
@@ -129,9 +126,8 @@ def _sources(holders: Sequence[Holder], nodes: int, key: SnapshotKey, world: int
 def next_restore(chosen: Chosen, last: CycleEnd) -> Chosen:
     """Return what the next cycle goes on from, given the newest snapshot that it can have.
 
-    A snapshot from which a cycle failed before a new iteration is restored once more. It is bad if that fails, too, or
-    if the failure is that of the cycle before: a snapshot may hold what made the ranks fail. A cycle that failed before
-    any rank had restored it says nothing about it.
+    A snapshot from which a cycle failed before a new iteration is restored once more, and is bad if that fails, too: it
+    may hold what makes the ranks fail. A cycle that failed before any rank had restored it says nothing about it.
     """
     (newest, reason), before = chosen, last.restored
     if last.resumes_from_file and (newest is not None or reason):
@@ -144,14 +140,10 @@ def next_restore(chosen: Chosen, last: CycleEnd) -> Chosen:
     got_beyond = last.advanced and (last.reached is None or last.reached > iteration)
     if before is None or newest.key != before.key or got_beyond:
         reached = last.reached if last.reached is not None and last.reached >= 0 else None
-        return replace(newest, failure=last.failure, reached=reached), ""
+        return replace(newest, reached=reached), ""
     # what was done from this snapshot before is still to be done again
     reached = None if last.reached is None or before.reached is None else max(last.reached, before.reached)
-    again = replace(newest, tries=before.tries, failure=before.failure, reached=reached)
-    if not last.failure or not last.was_read:
-        return again, ""
-    if last.failure == before.failure:
-        return None, f"the cycle that restored iteration {iteration} failed in the same way as the one before"
-    if before.tries + 1 >= MOST_TRIES:
+    tries = before.tries + last.failed
+    if tries >= MOST_TRIES:
         return None, f"{MOST_TRIES} cycles that restored iteration {iteration} failed before a new one"
-    return replace(again, tries=before.tries + 1), ""
+    return replace(newest, tries=tries, reached=reached), ""

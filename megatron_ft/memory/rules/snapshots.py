@@ -107,7 +107,6 @@ class Restore(PartState, frozen=True):
     Args:
         key: of the snapshot from which all ranks of the cycle go on.
         tries: cycles that restored it before this one, and failed before a new iteration.
-        failure: how the cycle before the first restore failed, as far as two failures can be compared.
         reached: iteration at which the cycle before this one ended; None if unknown.
         files: name of the directory with the snapshot of an earlier life; empty for one of this life.
         age_s: time since those files were written, when they were found.
@@ -116,7 +115,6 @@ class Restore(PartState, frozen=True):
 
     key: SnapshotKey
     tries: Count = 0
-    failure: str = ""
     reached: Int | None = None
     files: str = ""
     age_s: Seconds = 0.0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.job.rules.messages import StockTaken
-from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
+from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import memory_pickle_key
 from megatron_ft.link.wire import Channel, close_fds, connect
@@ -23,10 +23,8 @@ from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,
     FilesWritten,
-    KeeperSays,
     OpenDoor,
     Prepare,
-    RankBegan,
     SealedSegment,
     Stock,
     TakeStock,
@@ -36,7 +34,7 @@ from megatron_ft.memory.launcher import keeper_process as module
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
-from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Restored, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Settled, SnapshotKey
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
@@ -157,8 +155,6 @@ def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Proce
     processes.keeper.take_stock(lambda kept: None)
     (question,) = processes.heard()
     assert 6.0 < question.within_s <= 7.0
-    processes.keeper.take_stock(lambda kept: None, timeout_s=None)
-    assert processes.heard() == [TakeStock(2, None)]
 
 
 def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:
@@ -189,11 +185,12 @@ def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_l
     processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_QUICK_S", 0.0)
+    monkeypatch.setattr(module, "STOCK_S", 0.01)
     kept: list[Kept] = []
     for number in range(5):
         assert not processes.keeper.is_given_up
-        processes.keeper.take_stock(kept.append, timeout_s=0.01)
-        reactor.run_until(lambda number=number: len(kept) > number)
+        processes.keeper.take_stock(kept.append)
+        reactor.run_until(lambda number=number: len(processes.lines) > number)
     assert processes.keeper.is_given_up
     assert kept == [Kept()] * 5
     assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
@@ -212,57 +209,14 @@ def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetc
     os.close(reader)
 
 
-# -- what ranks do with the snapshot that was chosen for their cycle ----------------------------------------------
-
-FAILED = RestoreFailed(rank=5, cycle=1, key=KEY, text="its digest differs")
-
-
-def told(
-    processes: Processes, reactor: Reactor, ranks: list[int], *messages: RankBegan | RestoreFailed, restore: bool = True
-) -> list[FromKeeper]:
-    """What the launcher's machine is told when ranks of cycle 1 say this."""
-    processes.keeper.prepare(1, ranks, len(ranks), Restore(KEY) if restore else None)
-    for each in messages:
-        processes.ends[-1].send(each)
-    processes.ends[-1].send(KeeperSays("all has come"))
-    reactor.run_until(lambda: "all has come" in processes.lines)
-    return processes.events
-
-
-def test_node_has_restored_when_its_slowest_rank_has(processes: Processes, reactor: Reactor) -> None:
-    twice = [RankBegan(KEY, 0.7, rank=4)] * 2 + [RankBegan(KEY, 0.2, 5, rank=5)] * 2
-    assert told(processes, reactor, [4, 5], *twice) == [
-        Restored(1, KEY, is_whole=False),  # from now on the snapshot counts as read
-        SnapshotRestored(cycle=1, key=KEY, seconds=0.7, newer_than=5),
-    ]
-
-
-def test_rank_that_trains_without_the_snapshot_is_told_of_once_and_the_node_has_not_restored(
+def test_loss_of_the_keeper_is_told_for_each_rank_of_a_cycle_that_restores(
     processes: Processes, reactor: Reactor
 ) -> None:
-    messages = [RankBegan(KEY, seconds, rank=rank) for rank, seconds in ((4, None), (5, 0.2), (6, None))]
-    assert told(processes, reactor, [4, 5, 6], *messages) == [
-        Restored(1, KEY, is_whole=False, without=4),
-        Restored(1, KEY, is_whole=False),
-    ]
-
-
-def test_node_has_not_restored_if_one_of_its_ranks_cannot(processes: Processes, reactor: Reactor) -> None:
-    assert told(processes, reactor, [4, 5], FAILED, RankBegan(KEY, 0.7, rank=4)) == [FAILED]
-
-
-def test_failure_to_restore_what_was_not_chosen_is_not_told(processes: Processes, reactor: Reactor) -> None:
-    assert told(processes, reactor, [4, 5], FAILED, restore=False) == []
-
-
-@pytest.mark.parametrize("trains_without", [False, True])
-def test_loss_of_the_keeper_fails_a_restore_but_no_script_that_trains_without(
-    processes: Processes, reactor: Reactor, trains_without: bool
-) -> None:
-    told(processes, reactor, [0], *([RankBegan(KEY, rank=0)] if trains_without else []))
+    processes.keeper.prepare(1, [4, 5], 2, Restore(KEY))
     for _ in range(5):
         processes.die()
         reactor.run_once(BOUND_S)
     assert processes.keeper.is_given_up
-    failures = [each for each in processes.events if isinstance(each, RestoreFailed)]
-    assert [each.text for each in failures] == ["this node keeps no memory checkpoints any more"] * (not trains_without)
+    why = "this node keeps no memory checkpoints any more"
+    failures = [RestoreFailed(rank=rank, cycle=1, key=KEY, text=why) for rank in (4, 5)]
+    assert [each for each in processes.events if isinstance(each, RestoreFailed)] == failures

@@ -11,6 +11,7 @@ from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
+from megatron_ft.memory.base.keeper_messages import RankBegan
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
     Kept,
@@ -68,13 +69,35 @@ def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
     assert driven.hear(StockTaken(Kept())) == []
 
 
-def test_restore_of_the_node_is_logged_and_told() -> None:
+FIRST, WHOLE = Restored(1, KEY, is_whole=False), Restored(1, KEY, newer_than=5)
+LOGGED = events.Write(SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.7, redone=2, newer_than=5))
+
+
+@pytest.mark.parametrize(
+    ("began", "told"),
+    [
+        # the node has restored when its slowest rank has; from the first one on the snapshot counts as read
+        ([RankBegan(KEY, 0.7, rank=0)] * 2 + [RankBegan(KEY, 0.2, 5, rank=10)] * 2, [FIRST, LOGGED, WHOLE]),
+        ([RankBegan(KEY, rank=0), RankBegan(KEY, 0.2, rank=10)], [replace(FIRST, without=0), FIRST]),
+        ([RankBegan(KEY, rank=0), RankBegan(KEY, rank=10)], [replace(FIRST, without=0)]),
+        ([RankBegan(SnapshotKey(0, 0, 6), 0.2, rank=0), RankBegan(KEY, 0.2, rank=1)], []),
+    ],
+)
+def test_node_has_restored_when_all_of_its_ranks_have(began: list[RankBegan], told: list[events.Effect]) -> None:
     driven = Driven(max_nodes=2)
     restoring(driven, Restore(KEY, reached=9))
-    record = SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.5, redone=2)
-    asked = driven.hear(SnapshotRestored(cycle=1, key=KEY, seconds=0.5))
-    assert asked == [events.Write(record), Restored(1, KEY)]
-    assert driven.hear(SnapshotRestored(cycle=0, key=KEY, seconds=0.5)) == []
+    assert driven.hear(*began) == told
+
+
+def test_failure_to_restore_what_was_not_chosen_or_after_a_start_without_it_is_ignored() -> None:
+    event = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
+    driven = Driven(max_nodes=2)
+    restoring(driven, None)
+    assert driven.hear(event) == []
+    driven = Driven(max_nodes=2)
+    restoring(driven, Restore(KEY))
+    driven.hear(RankBegan(KEY, rank=10))
+    assert driven.hear(event) == []
 
 
 @pytest.mark.parametrize("is_min_healthy", [False, True])
@@ -87,7 +110,7 @@ def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_mi
     assert (report.state, report.is_mixed) == (NodeState.UNHEALTHY, True)
     assert report.cause == Cause(kind=CauseKind.CRASH, text=text, rank=10)
     assert events.Write(event) in asked
-    assert driven.hear(SnapshotRestored(cycle=1, key=KEY)) == []
+    assert driven.hear(RankBegan(KEY, 0.5, rank=0)) == []
     # whatever the rank does then
     driven.exits(1, 3)
     assert driven.record.cause().text == text

@@ -26,8 +26,6 @@ from megatron_ft.memory.rules.snapshots import (
     SnapshotKey,
 )
 
-NAN, KILLED = "crash: loss is NaN", "signal 3: killed by SIGKILL"
-
 
 def key(iteration: int, cycle: int = 1) -> SnapshotKey:
     return SnapshotKey(cycle, 0, iteration)
@@ -76,11 +74,11 @@ def test_newest_snapshot_that_each_node_has_of_its_own_ranks_is_chosen(
     assert choose_of(nodes) == (None if chosen is None else Restore(chosen), reason)
 
 
-def after(restore: Restore | None, failure: str, **more: object) -> CycleEnd:
-    return dataclasses.replace(CycleEnd(2, restore, failure), **more)  # type: ignore[arg-type]
+def after(restore: Restore | None, *, failed: bool, **more: object) -> CycleEnd:
+    return dataclasses.replace(CycleEnd(2, restore, failed), **more)  # type: ignore[arg-type]
 
 
-SAME = Restore(key(7), failure=NAN, reached=9)
+SAME = Restore(key(7), reached=9)
 FROM_FILES = Restore(key(7), files="of a life", age_s=100.0)
 
 
@@ -88,26 +86,29 @@ FROM_FILES = Restore(key(7), files="of a life", age_s=100.0)
     ("last", "restore", "reason"),
     [
         # the first restore
-        (after(None, NAN, reached=9), SAME, ""),
-        (after(None, ""), Restore(key(7)), ""),
-        (after(None, "", reached=-1), Restore(key(7)), ""),
-        (after(Restore(key(3), 1, NAN), NAN, reached=9), SAME, ""),
+        (after(None, failed=True, reached=9), SAME, ""),
+        (after(None, failed=False), Restore(key(7)), ""),
+        (after(None, failed=False, reached=-1), Restore(key(7)), ""),
+        (after(Restore(key(3), 1), failed=True, reached=9), SAME, ""),
         # the same one again
-        (after(SAME, KILLED, reached=-1), replace(SAME, tries=1), ""),
-        (after(FROM_FILES, KILLED, reached=-1), replace(FROM_FILES, tries=1, reached=None), ""),
-        (after(FROM_FILES, "", reached=9, advanced=True), replace(FROM_FILES, reached=9), ""),
-        (after(SAME, KILLED, reached=11), replace(SAME, tries=1, reached=11), ""),
-        (after(SAME, KILLED), replace(SAME, tries=1, reached=None), ""),
-        (after(Restore(key(7)), NAN, reached=7, advanced=True), Restore(key(7), tries=1), ""),
-        (after(SAME, "", reached=None), replace(SAME, reached=None), ""),
-        (after(replace(SAME, tries=1), "", reached=9), replace(SAME, tries=1), ""),
+        (after(SAME, failed=True, reached=-1), replace(SAME, tries=1), ""),
+        (after(FROM_FILES, failed=True, reached=-1), replace(FROM_FILES, tries=1, reached=None), ""),
+        (after(FROM_FILES, failed=False, reached=9, advanced=True), replace(FROM_FILES, reached=9), ""),
+        (after(SAME, failed=True, reached=11), replace(SAME, tries=1, reached=11), ""),
+        (after(SAME, failed=True), replace(SAME, tries=1, reached=None), ""),
+        (after(Restore(key(7)), failed=True, reached=7, advanced=True), Restore(key(7), tries=1), ""),
+        (after(SAME, failed=False, reached=None), replace(SAME, reached=None), ""),
+        (after(replace(SAME, tries=1), failed=False, reached=9), replace(SAME, tries=1), ""),
         # bad
-        (after(SAME, NAN), None, "the cycle that restored iteration 7 failed in the same way as the one before"),
-        (after(replace(SAME, tries=1), KILLED), None, "2 cycles that restored iteration 7 failed before a new one"),
-        # not bad, because the job got further in between
-        (after(replace(SAME, tries=1), NAN, reached=12, advanced=True), Restore(key(7), 0, NAN, 12), ""),
         (
-            after(None, KILLED, resumes_from_file=True),
+            after(replace(SAME, tries=1), failed=True),
+            None,
+            "2 cycles that restored iteration 7 failed before a new one",
+        ),
+        # not bad, because the job got further in between
+        (after(replace(SAME, tries=1), failed=True, reached=12, advanced=True), Restore(key(7), reached=12), ""),
+        (
+            after(None, failed=True, resumes_from_file=True),
             None,
             "Megatron's re-run goes on from the checkpoint that it has saved",
         ),
