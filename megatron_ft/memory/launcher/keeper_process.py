@@ -245,6 +245,7 @@ class Keeper:
         try:
             ours = self._spawn_connected()
         except OSError as error:
+            self._process = None
             self._ended(f"can't be started ({error.strerror})")
             return
         self._channel, self._channel_fd, self._fault = Channel(ours), ours.fileno(), ""
