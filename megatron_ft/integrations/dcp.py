@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import (
@@ -35,18 +35,30 @@ from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 __all__ = ["MemoryReader", "MemoryWriter"]
 
+_T = TypeVar("_T")
 _LABEL = "torch.distributed.checkpoint"
 
 
-class MemoryWriter(StorageWriter):
+class _InMemory:
+    """What a storage without paths need not do."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
+        pass
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
+        return False  # a path is for files
+
+
+class MemoryWriter(_InMemory, StorageWriter):
     """Saves the state after ``iteration`` completed iterations, as `memory_checkpoint.save` does."""
 
     def __init__(self, iteration: int) -> None:
         self._iteration = iteration
         self._plan = SavePlan([])
-
-    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
-        pass
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
         pass
@@ -54,9 +66,6 @@ class MemoryWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self._plan = plan  # the global one leaves to one rank what several have
         return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
 
     def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
         """Begin to save.
@@ -69,19 +78,13 @@ class MemoryWriter(StorageWriter):
             data = planner.resolve_data(item)
             shards[item.index] = data.getvalue() if isinstance(data, io.BytesIO) else data
         objects.save(self._iteration, (_metadata(self._plan.items), shards), _LABEL)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
-        return done
+        return _done([WriteResult(item.index, 0, None) for item in plan.items])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         pass
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
-        return False  # a path is for files
 
-
-class MemoryReader(StorageReader):
+class MemoryReader(_InMemory, StorageReader):
     """Reader of one snapshot. ``iteration``: of its state."""
 
     def __init__(self, key: SnapshotKey) -> None:
@@ -95,9 +98,6 @@ class MemoryReader(StorageReader):
         found = objects.available(_LABEL)
         common = set.intersection(*map(set, GroupWrapper().all_gather_object(set(found))))
         return cls(found[max(common)]) if common else None
-
-    def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
-        pass
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return the metadata of this rank's shards.
@@ -114,9 +114,6 @@ class MemoryReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
 
     def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
         """Fill the shards of the caller's state.
@@ -141,13 +138,13 @@ class MemoryReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             target.copy_(saved)
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return _done(None)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[Any]) -> bool:
-        return False  # a path is for files
+
+def _done(result: _T) -> Future[_T]:
+    future: Future[_T] = Future()
+    future.set_result(result)
+    return future
 
 
 def _metadata(items: Iterable[WriteItem]) -> Metadata:

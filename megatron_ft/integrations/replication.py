@@ -21,11 +21,11 @@ def parse_group_sequence(replication_jump: int, replication_factor: int, world_s
     jump, factor = replication_jump, replication_factor
     assert jump > 0, f"the replication jump must be positive, not {jump}"
     assert factor > 0, f"the replication factor must be positive, not {factor}"
-    assert world_size % (jump * factor) == 0, (
-        f"{world_size} ranks can't be divided into groups of {factor} ranks with {jump} between two of them: "
-        f"{jump * factor} must divide their number"
-    )
     block = jump * factor
+    groups = f"groups of {factor} ranks with {jump} between two of them"
+    assert world_size % block == 0, (
+        f"{world_size} ranks can't be divided into {groups}: {block} must divide their number"
+    )
     return [
         tuple(range(first, first + block, jump)) for at in range(0, world_size, block) for first in range(at, at + jump)
     ]

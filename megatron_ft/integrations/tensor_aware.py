@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Sequence, ValuesView
 from typing import Any
 
 import torch
@@ -70,15 +70,14 @@ class BasicTensorAwareStateDict(TensorAwareStateDict):
         return self._is_hollow
 
     @property
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         assert not self._is_hollow, "the tensors are taken out"
-        return (each for each in _leaves(self.state_dict) if isinstance(each, torch.Tensor))
+        return _replace(self.state_dict, torch.Tensor, lambda each: each)
 
     def pop_tensors(self) -> list[torch.Tensor]:
-        found = list(self.tensors)
-        _replace(self.state_dict, torch.Tensor, _Hollow)
+        assert not self._is_hollow, "the tensors are taken out"
         self._is_hollow = True
-        return found
+        return _replace(self.state_dict, torch.Tensor, _Hollow)
 
     def insert_tensors(self, tensor_data: Iterable[torch.Tensor]) -> None:
         assert self._is_hollow, "no tensors are taken out"
@@ -102,18 +101,13 @@ class BasicTensorAwareStateDict(TensorAwareStateDict):
         _replace(self.state_dict, torch.Tensor, lambda each: each.to(device, non_blocking=non_blocking))
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
-def _replace(value: Any, kind: type, make: Callable[[Any], Any]) -> None:
-    """Replace all values of a type in nested dicts and lists, in the order of `_leaves`."""
+def _replace(value: Any, kind: type, make: Callable[[Any], Any]) -> list[Any]:
+    """Replace all values of a type in nested dicts and lists, always in the same order. Return those replaced."""
+    found = []
     for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
         if isinstance(each, (dict, list)):
-            _replace(each, kind, make)
+            found += _replace(each, kind, make)
         elif isinstance(each, kind):
+            found.append(each)
             value[key] = make(each)
+    return found
