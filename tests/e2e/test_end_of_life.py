@@ -58,7 +58,7 @@ def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
     # that all ranks have the last one is known a moment after they have saved it
     (written,) = re.findall(r"wrote iteration [56] to (\S+) \(.* of this node, .* s\)", stopped[0].err)
     begins = KILLED_AT if f"iteration-{KILLED_AT}-" in written else KILLED_AT - 1
-    assert sorted(os.listdir(written)) == ["ranks-0-0", "ranks-1-1"]
+    assert sorted(os.listdir(written)) == ["rank-0", "rank-1"]
     for path in launcher.directory.glob("0.*"):
         path.unlink()  # what the ranks of cycle 0 meet by
     (launcher.directory / "second_life").touch()

@@ -6,14 +6,14 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from megatron_ft.link import tcp
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.keeper_messages import Offer, Want
+from megatron_ft.memory.base.keeper_messages import Fetch, Offer
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, Door
+from megatron_ft.memory.keeper.copies import Door
 from megatron_ft.memory.keeper.segments import HeldSegment, SegmentState
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
@@ -69,7 +69,7 @@ class Loop:
         if fd >= 0:
             os.close(fd)
 
-    def lend(self, want: Want) -> int | str | None:
+    def lend(self, want: Fetch) -> int | str | None:
         return made(self.content) if want.rank in (0, 2) else f"there is no verified segment of rank {want.rank}"
 
 
@@ -82,8 +82,14 @@ class Peer:
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         Door(listener, SECRET, self.loop, lambda call: call())
 
-    def send(self, key: bytes = SECRET, bytes_per_s: int = 0, address: str = "") -> str:
-        return copies.send(Copying(OFFER, address or self.address), key, self.loop.lend, bytes_per_s)
+    def send(
+        self,
+        key: bytes = SECRET,
+        bytes_per_s: int = 0,
+        address: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> str:
+        return copies.send(address or self.address, OFFER, key, self.loop.lend, bytes_per_s, check)
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
         fd, why = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)

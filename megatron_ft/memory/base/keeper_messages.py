@@ -29,9 +29,10 @@ class CommitSegment(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Ask for the rank's verified segment of a snapshot."""
+    """Ask for a rank's verified segment of a snapshot. ``rank``: only keepers ask for others than their own."""
 
     key: SnapshotKey
+    rank: Rank = 0
 
 
 class RankBegan(PartMessage, frozen=True):
@@ -59,10 +60,12 @@ RANK_TO_KEEPER: Vocabulary[RankToKeeper] = Vocabulary(RankToKeeper)
 class Granted(Message, frozen=True):
     """The request is done: with a descriptor if it was for a segment, after all digests are compared if it commits one.
 
-    ``pickle_key``: in the answer to a hello, as in `Prepare`.
+    ``pickle_key``: in the answer to a hello, as in `Prepare`; ``nbytes``: of the segment that follows, for a keeper of
+    another node, in frames of `PIECE_BYTES`.
     """
 
     pickle_key: str = ""
+    nbytes: Count = 0
 
 
 class NotKept(Message, frozen=True):
@@ -183,7 +186,7 @@ PIECE_BYTES = 4 << 20
 
 
 class Offer(Message, frozen=True):
-    """A snapshot of which the other keeper may keep a copy. It is asked for each rank's segment (`Want`), and then told
+    """A snapshot of which the other keeper may keep a copy. It asks for each rank's segment (`Fetch`), and says in the end
     that all are verified (`Granted`), or why not (`NotKept`).
 
     Args:
@@ -198,18 +201,5 @@ class Offer(Message, frozen=True):
     complete: SnapshotKey | None = None
 
 
-class Want(Message, frozen=True):
-    """Ask for the verified segment of a rank. The answer is `Coming`, or `NotKept`."""
-
-    key: SnapshotKey
-    rank: Rank
-
-
-class Coming(Message, frozen=True):
-    """The segment follows, in frames of `PIECE_BYTES`."""
-
-    nbytes: Count
-
-
-BetweenKeepers = Offer | Want | Coming | Granted | NotKept
+BetweenKeepers = Offer | Fetch | Granted | NotKept
 BETWEEN_KEEPERS: Vocabulary[BetweenKeepers] = Vocabulary(BetweenKeepers)

@@ -1,8 +1,9 @@
 """Segments as files, which outlive the job: written whole or not at all, and copied back into memory.
 
-DIR/iteration-1207-of-16-3f2a9c0d41b7/    all ranks' files; the last part tells one life of the job from others
-    ranks-0-7/                            one node's; it has this name once it is whole, and on the disk
-        rank-0 ... rank-7                 segments, byte by byte: each has the digests of all that is in it
+DIR/iteration-1207-of-16-3f2a9c0d41b7/    the last part tells one life of the job from others
+    rank-0 ... rank-15                    segments, byte by byte: each has the digests of all that is in it
+
+A file has this name once all of its node are whole, and on the disk.
 
 No link below the user's directory is followed, and only files of this user are read: others may be able to write there.
 What is another one's is a ForeignFileError, a file that isn't whole a LayoutError, all else an OSError.
@@ -17,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from megatron_ft.errors import LayoutError
@@ -33,7 +34,6 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
-_PART = re.compile(r"ranks-(\d{1,8})-(\d{1,8})")
 
 
 def set_name(iteration: int, world: int, life: str) -> str:
@@ -50,34 +50,31 @@ def write(directory: str, name: str, segments: Mapping[int, int], check: Callabl
 
     ``check`` is called between blocks, in several threads, and raises if they aren't wanted any more.
     """
-    with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as whole:
-        temporary = temporary_name()
-        os.mkdir(temporary, 0o700, dir_fd=whole)
+    temporary = temporary_name()
+    with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as folder:
         try:
-            with _opened(os.open(temporary, _FOLDER, dir_fd=whole)) as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
-                sizes = list(pool.map(lambda item: _write_file(folder, item[0], item[1], check), segments.items()))
-                os.fsync(folder)
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                paths = [f"{temporary}-{rank}" for rank in segments]
+                sizes = list(pool.map(lambda path, fd: _write_file(folder, path, fd, check), paths, segments.values()))
             check()
-            try:
-                os.rename(temporary, f"ranks-{min(segments)}-{max(segments)}", src_dir_fd=whole, dst_dir_fd=whole)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                _remove_tree(whole, temporary)  # another node has written the same ranks
+            for rank in segments:
+                os.rename(f"{temporary}-{rank}", f"rank-{rank}", src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            with contextlib.suppress(OSError):
-                _remove_tree(whole, temporary)
+            for rank in segments:
+                for path in (f"{temporary}-{rank}", f"rank-{rank}"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(path, dir_fd=folder)
             with contextlib.suppress(OSError):
                 os.rmdir(name, dir_fd=root)  # if no other node has written anything
             raise
-        os.fsync(whole)
+        os.fsync(folder)
         os.fsync(root)
     return sum(sizes)
 
 
-def _write_file(folder: int, rank: int, source: int, check: Callable[[], None]) -> int:
+def _write_file(folder: int, path: str, source: int, check: Callable[[], None]) -> int:
     size = os.fstat(source).st_size
-    with _opened(os.open(f"rank-{rank}", _NEW, 0o600, dir_fd=folder)) as fd:
+    with _opened(os.open(path, _NEW, 0o600, dir_fd=folder)) as fd:
         _copy(source, fd, size, lambda _: check())
         os.fsync(fd)
     return size
@@ -102,30 +99,18 @@ def load(directory: str, name: str, rank: int, make_room: Callable[[int], None] 
 
     ``make_room`` is called with the bytes of each block before it is read, and raises if there isn't the memory.
     """
-    with _own_folder(directory, name) as whole:
-        part = next((each for each in sorted(os.listdir(whole)) if rank in (_ranks_in(each) or ())), None)
-        if part is None:
-            raise LayoutError("there is no such file")
-        with _opened(os.open(part, _FOLDER, dir_fd=whole)) as folder:
-            owners = {os.geteuid(), os.fstat(whole).st_uid}
-            with _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
-                status = os.fstat(source)
-                if not stat.S_ISREG(status.st_mode) or status.st_uid not in owners:
-                    raise ForeignFileError(f"rank-{rank} isn't a regular file of this user")
-                fd = segment.create()
-                try:
-                    _copy(source, fd, status.st_size, make_room)
-                    segment.seal(fd, status.st_size)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                return fd
-
-
-def _ranks_in(part: str) -> range | None:
-    """Return the ranks whose files are in a directory of this name; None if it isn't that of a node."""
-    found = _PART.fullmatch(part)
-    return None if found is None else range(int(found[1]), int(found[2]) + 1)
+    with _own_folder(directory, name) as folder, _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
+            raise ForeignFileError(f"rank-{rank} isn't a regular file of this user")
+        fd = segment.create()
+        try:
+            _copy(source, fd, status.st_size, make_room)
+            segment.seal(fd, status.st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------
@@ -142,28 +127,17 @@ def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
             parsed = _SET.fullmatch(name)
             with contextlib.suppress(OSError):
                 if parsed is not None:
-                    with _own_folder(directory, name) as whole:
-                        world, written_ns = int(parsed[2]), os.fstat(whole).st_mtime_ns
+                    with _own_folder(directory, name) as folder:
+                        world, written_ns = int(parsed[2]), os.fstat(folder).st_mtime_ns
                         files = SavedFiles(name, int(parsed[1]), world, max(0.0, time.time() - written_ns / 1e9))
-                        found.append((written_ns, files, _lacking(os.listdir(whole), world)))
+                        lacking = {f"rank-{rank}" for rank in range(world)}.difference(os.listdir(folder))
+                        found.append((written_ns, files, len(lacking)))
     return [(files, lacking) for _, files, lacking in sorted(found, key=lambda each: each[0], reverse=True)]
-
-
-def _lacking(parts: Iterable[str], world: int) -> int:
-    """Return the number of ranks of which there is no file, by the names of the directories."""
-    covered = reached = 0
-    for ranks in sorted(filter(None, map(_ranks_in, parts)), key=lambda each: (each.start, each.stop)):
-        covered += max(0, min(ranks.stop, world) - max(ranks.start, reached))
-        reached = max(reached, ranks.stop)
-    return world - covered
 
 
 def remove_set(directory: str, name: str) -> None:
     """Remove a snapshot's directory. If that is cut off, what is left isn't whole."""
     with _opened(open_own_folder(directory)) as root:
-        with _opened(os.open(name, _FOLDER, dir_fd=root)) as whole:
-            for part in os.listdir(whole):
-                os.rename(part, temporary_name(), src_dir_fd=whole, dst_dir_fd=whole)
         _remove_tree(root, name)
 
 

@@ -1,6 +1,6 @@
 """Copies of snapshots on another node: offered, fetched, and given back.
 
-Segments go one way only: who needs one asks for it (`Want`). A keeper with a new snapshot offers it, and is asked on
+Segments go one way only: who needs one asks for it (`Fetch`). A keeper with a new snapshot offers it, and is asked on
 the same connection. `CopyKeeping` is of the keeper's loop, which owns the segments and decides which copies are made
 and kept; `send`, `fetch` and `Door` run in threads, which may wait: they ask the loop, and change no segment of it.
 """
@@ -13,14 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import close_fds
-from megatron_ft.memory.base.keeper_messages import Coming, Granted, NotKept, Offer, OpenDoor, Prepare, Want
+from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
@@ -30,31 +29,21 @@ _MOST_CONNECTIONS = 32
 _VERIFY_S = 120.0
 """Seconds that another node has to verify what it has got."""
 _LOOK_S = 0.05
-Lend = Callable[[Want], int | str | None]
+Lend = Callable[[Fetch], int | str | None]
 """Returns a descriptor for the caller, or why there is none; None: it isn't verified yet."""
 
 
-@dataclass(eq=False, slots=True)
-class Copying:
-    """Copying of a snapshot that is under way."""
+def send(address: str, offer: Offer, key: bytes, lend: Lend, bytes_per_s: int, check: Callable[[], None]) -> str:
+    """Offer a snapshot to the keeper of another node, which fetches and verifies it. Return why that failed, or "".
 
-    offer: Offer
-    address: str
-    is_wanted: bool = True
-
-    def check(self) -> None:
-        if not self.is_wanted:
-            raise SnapshotError("no longer needed")
-
-
-def send(copying: Copying, key: bytes, lend: Lend, bytes_per_s: int) -> str:
-    """Offer a snapshot to the keeper of another node, which fetches and verifies it. Return why that failed, or ""."""
+    ``check`` raises SnapshotError once the copy isn't wanted any more.
+    """
     try:
-        with contextlib.closing(link.connect(copying.address, key)) as peer:
-            copying.check()
-            peer.send(copying.offer)
-            while isinstance(message := peer.receive(_VERIFY_S), Want):
-                _give(peer, message, lend, bytes_per_s, copying.check)
+        with contextlib.closing(link.connect(address, key)) as peer:
+            check()
+            peer.send(offer)
+            while isinstance(message := peer.receive(_VERIFY_S), Fetch):
+                _give(peer, message, lend, bytes_per_s, check)
             return message.why if isinstance(message, NotKept) else ""
     except link.FAILURES as error:
         return work.why(error)
@@ -64,18 +53,18 @@ def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted:
     """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
     try:
         with contextlib.closing(link.connect(address, key)) as peer:
-            return _take(peer, Want(snapshot, rank), is_wanted), ""
+            return _take(peer, Fetch(snapshot, rank), is_wanted), ""
     except link.FAILURES as error:
         return -1, work.why(error)
 
 
-def _take(peer: Link, want: Want, is_wanted: Callable[[], bool]) -> int:
+def _take(peer: Link, want: Fetch, is_wanted: Callable[[], bool]) -> int:
     peer.send(want)
-    return peer.receive_segment(peer.expect(Coming, _VERIFY_S).nbytes, work.room_maker(is_wanted))
+    return peer.receive_segment(peer.expect(Granted, _VERIFY_S).nbytes, work.room_maker(is_wanted))
 
 
 def _give(
-    peer: Link, want: Want, lend: Lend, bytes_per_s: int = 0, on_piece: Callable[[], None] = lambda: None
+    peer: Link, want: Fetch, lend: Lend, bytes_per_s: int = 0, on_piece: Callable[[], None] = lambda: None
 ) -> None:
     found: int | str | None = _awaited(lambda: lend(want))
     if not isinstance(found, int):
@@ -83,7 +72,7 @@ def _give(
         return
     try:
         nbytes = os.fstat(found).st_size
-        peer.send(Coming(nbytes))
+        peer.send(Granted(nbytes=nbytes))
         peer.send_segment(found, nbytes, bytes_per_s, on_piece)
     finally:
         os.close(found)
@@ -137,7 +126,7 @@ class Door:
                     match peer.receive():
                         case Offer() as offer:
                             self._keep(peer, offer)
-                        case Want() as want:
+                        case Fetch() as want:
                             _give(peer, want, lambda want: self._ask(lambda: self._host.lend(want)))
                         case _:
                             raise ProtocolError("an answer came without a question")
@@ -156,7 +145,7 @@ class Door:
         for at, held in enumerate(admitted):
             fd = -1
             try:
-                fd = _take(peer, Want(offer.key, held.rank), lambda: are_verified() is None)
+                fd = _take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
             finally:
                 for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
                     self._ask(partial(self._host.take, each, fd, "the connection has ended"))
@@ -186,7 +175,7 @@ class CopyKeeping:
         self._bytes_per_s = 0
         self._address = ""
         """Keeper that gets copies of this node's snapshots."""
-        self._copying: Copying | None = None
+        self._copying: Offer | None = None
         self._done: SnapshotKey | None = None
         """Newest snapshot that was copied, or could not be."""
         self.has_room = True
@@ -194,10 +183,8 @@ class CopyKeeping:
 
     def begin(self, prepared: Prepare) -> None:
         """Begin a cycle: where copies go is told anew."""
-        if self._copying is not None:
-            self._copying.is_wanted = False
         self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
-        self._copying = None
+        self._copying = None  # what is under way ends
 
     def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
         """Serve keepers of other nodes from now on, or copy to one of them."""
@@ -243,20 +230,24 @@ class CopyKeeping:
             return newest
         is_newer = all(before is None or newest > before for before in (self._done, complete))
         if is_newer and not self.is_under_way(settled):
-            offer = Offer(newest, self._prepared.ranks, self._prepared.world, complete)
-            copying = self._copying = Copying(offer, self._address)
+            offer = self._copying = Offer(newest, self._prepared.ranks, self._prepared.world, complete)
+
+            def check() -> None:
+                if self._copying is not offer:
+                    raise SnapshotError("no longer needed")
+
             lend = lambda want: self._reactor.call_in_loop(lambda: self.lend(want))  # noqa: E731
-            job = partial(send, copying, self.key, lend, self._bytes_per_s)
-            work.aside(self._reactor, job, partial(self._copied, copying))
+            job = partial(send, self._address, offer, self.key, lend, self._bytes_per_s, check)
+            work.aside(self._reactor, job, partial(self._copied, offer))
         return self._done
 
-    def _copied(self, copying: Copying, why: str) -> None:
-        if copying is not self._copying:
+    def _copied(self, offer: Offer, why: str) -> None:
+        if offer is not self._copying:
             return  # given up meanwhile
-        self._done, self._copying = copying.offer.key, None
+        self._done, self._copying = offer.key, None
         if why:  # the snapshot counts without a copy: the ranks of this node may still restore it
-            of = f"iteration {copying.offer.key.iteration}"
-            self._say("copies", f"the node at {copying.address} has no copy of {of}: {why}")
+            of = f"iteration {offer.key.iteration}"
+            self._say("copies", f"the node at {self._address} has no copy of {of}: {why}")
 
     # -- copies of another node's snapshots -------------------------------------------------------------------
 
@@ -279,7 +270,7 @@ class CopyKeeping:
             admitted.append(held)
         return admitted
 
-    def lend(self, want: Want) -> int | str | None:
+    def lend(self, want: Fetch) -> int | str | None:
         """Return what `Lend` returns, in the keeper's loop."""
         held = self._segments.verified(want.rank).get(want.key)
         if held is not None:

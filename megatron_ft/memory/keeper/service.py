@@ -21,29 +21,9 @@ from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.linux.processes import is_gone
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.wire import Channel, ChannelClosedError, Received, accept_peer, close_fds
+from megatron_ft.memory.base import keeper_messages as m
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.digests import Digest
-from megatron_ft.memory.base.keeper_messages import (
-    LAUNCHER_TO_KEEPER,
-    RANK_TO_KEEPER,
-    CommitSegment,
-    DropSegment,
-    Fetch,
-    FilesWritten,
-    Granted,
-    KeeperHello,
-    KeeperSays,
-    KeeperToLauncher,
-    KeeperToRank,
-    NotKept,
-    OpenDoor,
-    Prepare,
-    RankBegan,
-    SealedSegment,
-    Stock,
-    TakeStock,
-    WriteFiles,
-)
 from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
@@ -74,7 +54,7 @@ class RankCaller:
     pidfd: int
     rank: int = -1
     writes: bool = False
-    waits_for: BeginSegment | CommitSegment | Fetch | None = None
+    waits_for: BeginSegment | m.CommitSegment | m.Fetch | None = None
     """Request that isn't answered yet."""
     fd: int = field(init=False)
 
@@ -85,7 +65,7 @@ class RankCaller:
     def is_open(self) -> bool:
         return self.channel.fileno() >= 0
 
-    def answer(self, message: KeeperToRank, fds: tuple[int, ...] = ()) -> None:
+    def answer(self, message: m.KeeperToRank, fds: tuple[int, ...] = ()) -> None:
         """Send a message; a caller that has gone is noticed when it is read."""
         self.waits_for = None
         with contextlib.suppress(ChannelClosedError):
@@ -108,7 +88,7 @@ class _Cycle:
         said: subjects of lines.
     """
 
-    prepared: Prepare
+    prepared: m.Prepare
     complete: SnapshotKey | None = None
     saved: SnapshotKey | None = None
     settled: SnapshotKey | None = None
@@ -139,10 +119,10 @@ class KeeperService:
         self._segments = Segments()
         self._callers: dict[int, RankCaller] = {}
         """By descriptor."""
-        self._cycle = _Cycle(Prepare(0, (), 1))
+        self._cycle = _Cycle(m.Prepare(0, (), 1))
         self._is_prepared = False
         self._is_verifying = False
-        self._to_write: tuple[WriteFiles, float] | None = None
+        self._to_write: tuple[m.WriteFiles, float] | None = None
         """Order that waits for segments to be verified, and the time by which its files are written."""
         self._copies = CopyKeeping(self._segments, self._reactor, drop=self._drop, take=self._received, say=self._say)
 
@@ -164,13 +144,13 @@ class KeeperService:
                     self._say("descriptors", f"{_NO_DESCRIPTORS}: some memory checkpoints are given up")
                     for caller in self._callers.values():
                         if caller.waits_for is not None:
-                            caller.answer(NotKept(_NO_DESCRIPTORS))
+                            caller.answer(m.NotKept(_NO_DESCRIPTORS))
                     time.sleep(_PAUSE_S)
                     self._reactor.post(lambda: None)  # what has failed is tried again
         except LauncherGoneError:
             return
 
-    def _advance(self, cycle: _Cycle, prepared: Prepare) -> None:
+    def _advance(self, cycle: _Cycle, prepared: m.Prepare) -> None:
         """Do all that can be done by now."""
         for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.settled):
             self._drop(held)
@@ -178,7 +158,7 @@ class KeeperService:
             match caller.waits_for:
                 case BeginSegment() as request:
                     self._begin(caller, request)
-                case Fetch(key):
+                case m.Fetch(key):
                     self._fetch(caller, key)
         sealed = self._segments.next_to_verify(cycle.complete)
         if sealed is not None and not self._is_verifying:
@@ -193,14 +173,14 @@ class KeeperService:
             number, _ = cycle.question
             # what is verified after its time is told, too
             cycle.question = None if sealed is None else (number, math.inf)
-            self._tell(Stock(number, self._segments.stock()))
+            self._tell(m.Stock(number, self._segments.stock()))
         if self._to_write is not None and sealed is None:
             (order, until_s), self._to_write = self._to_write, None
             self._write_files(order, until_s)
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
-    def _tell(self, message: KeeperToLauncher, fds: tuple[int, ...] = ()) -> None:
+    def _tell(self, message: m.KeeperToLauncher, fds: tuple[int, ...] = ()) -> None:
         try:
             self._launcher.send(message, fds, timeout_s=_SEND_S)
         except ChannelClosedError:
@@ -210,42 +190,42 @@ class KeeperService:
         """Have the launcher print a line, once per subject and cycle."""
         if subject not in self._cycle.said:
             self._cycle.said.add(subject)
-            self._tell(KeeperSays(text))
+            self._tell(m.KeeperSays(text))
 
     def _hear_launcher(self) -> None:
         try:
             for message, fds in self._launcher.receive():
-                self._obey(LAUNCHER_TO_KEEPER.parse(message), fds)
+                self._obey(m.LAUNCHER_TO_KEEPER.parse(message), fds)
         except (ChannelClosedError, ProtocolError):
             raise LauncherGoneError from None
 
     def _obey(self, order: Any, fds: tuple[int, ...]) -> None:
         match order:
-            case Prepare():
+            case m.Prepare():
                 self._prepare(order)
             case Settled(key, complete):
                 if complete not in (None, self._cycle.complete):
                     self._cycle.incomplete.clear()
                 self._cycle.settled, self._cycle.complete = key, complete or self._cycle.complete
-            case OpenDoor() | CopyTo():
+            case m.OpenDoor() | CopyTo():
                 self._copies.obey(order, fds)
-            case TakeStock():
+            case m.TakeStock():
                 for caller in list(self._callers.values()):
                     self._read(caller)
                 within_s = math.inf if order.within_s is None else order.within_s
                 self._cycle.question = order.question, time.monotonic() + within_s
-            case WriteFiles():
+            case m.WriteFiles():
                 self._to_write = order, time.monotonic() + order.within_s
-            case SealedSegment(number, rank, key):
+            case m.SealedSegment(number, rank, key):
                 (fd,) = fds
                 held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
                 held.key, held.is_with_launcher = key, True
-            case DropSegment(number):
+            case m.DropSegment(number):
                 dropped = self._segments.get(number)
                 if dropped is not None and dropped.state is SegmentState.LEAVING:
                     self._close(dropped)
 
-    def _prepare(self, order: Prepare) -> None:
+    def _prepare(self, order: m.Prepare) -> None:
         for caller in list(self._callers.values()):
             self._forget(caller)
         lends = bool(self._copies.key)
@@ -281,11 +261,11 @@ class KeeperService:
             for message, fds in received:
                 close_fds(fds)
                 if self._callers.get(caller.fd) is caller:
-                    self._serve(caller, RANK_TO_KEEPER.parse(message))
+                    self._serve(caller, m.RANK_TO_KEEPER.parse(message))
         except ChannelClosedError:
             has_ended = True
         except ProtocolError as error:
-            caller.answer(NotKept(f"the keeper can't read the request: {error}"))
+            caller.answer(m.NotKept(f"the keeper can't read the request: {error}"))
             has_ended = True
         if has_ended and self._callers.get(caller.fd) is caller:
             self._forget(caller)
@@ -301,25 +281,25 @@ class KeeperService:
             self._drop(held)
 
     def _serve(self, caller: RankCaller, request: Any) -> None:
-        if isinstance(request, KeeperHello):
+        if isinstance(request, m.KeeperHello):
             refused = self._refuse(caller, request)
             if not refused:
                 caller.rank = request.rank
-            caller.answer(NotKept(refused) if refused else Granted(self._cycle.prepared.pickle_key))
+            caller.answer(m.NotKept(refused) if refused else m.Granted(self._cycle.prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
         match request:
             case BeginSegment():
                 self._demand(caller, request)
-            case Fetch():
+            case m.Fetch():
                 caller.waits_for = request
-            case CommitSegment():
+            case m.CommitSegment():
                 self._commit(caller, request)
-            case RankBegan() | RestoreFailed():
+            case m.RankBegan() | RestoreFailed():
                 self._tell(replace(request, rank=caller.rank))
 
-    def _refuse(self, caller: RankCaller, hello: KeeperHello) -> str:
+    def _refuse(self, caller: RankCaller, hello: m.KeeperHello) -> str:
         if hello.cycle != self._cycle.prepared.cycle:
             return f"this is cycle {self._cycle.prepared.cycle}, not {hello.cycle}"
         if hello.rank not in self._cycle.prepared.ranks:
@@ -347,7 +327,7 @@ class KeeperService:
                 refused = retention.refusal(demands, ranks, held, memory)
             if refused:
                 self._say("memory", f"no memory checkpoints on this node, training goes on without them: {refused}")
-                caller.answer(NotKept(refused))
+                caller.answer(m.NotKept(refused))
                 return
             self._cycle.demands = demands
         for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
@@ -358,7 +338,7 @@ class KeeperService:
         """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
         held.state = SegmentState.LEAVING
         if held.is_with_launcher:
-            self._tell(DropSegment(held.number))
+            self._tell(m.DropSegment(held.number))
         else:
             self._close(held)
 
@@ -379,7 +359,7 @@ class KeeperService:
         if len(verified) < retention.SEGMENTS:
             fd = segment.create()
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
-            caller.answer(Granted(), (fd,))
+            caller.answer(m.Granted(), (fd,))
             return
         saved, settled = self._cycle.saved, self._cycle.settled
         is_copying = self._copies.is_under_way(settled)
@@ -393,20 +373,20 @@ class KeeperService:
         if key is not None:
             self._drop(verified[key])
         elif is_copying:
-            caller.answer(NotKept("copies of the snapshot before are still on their way to another node"))
+            caller.answer(m.NotKept("copies of the snapshot before are still on their way to another node"))
 
-    def _commit(self, caller: RankCaller, request: CommitSegment) -> None:
+    def _commit(self, caller: RankCaller, request: m.CommitSegment) -> None:
         held = next(iter(self._segments.of(caller.rank, SegmentState.WRITING)), None)
         is_of_cycle = request.key.cycle == self._cycle.prepared.cycle
         if held is None or request.nbytes > held.nbytes or not is_of_cycle:
             of = f"iteration {request.key.iteration} of cycle {request.key.cycle}"
-            caller.answer(NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
+            caller.answer(m.NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
             return
         try:
             segment.seal(held.fd, request.nbytes)
         except OSError as error:
             self._drop(held)
-            caller.answer(NotKept(f"the segment can't be sealed: {error.strerror}"))
+            caller.answer(m.NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
         held.key, held.nbytes, caller.waits_for = request.key, request.nbytes, request
         self._sealed(held)
@@ -415,7 +395,7 @@ class KeeperService:
         """Have the launcher keep a segment, too. It is verified next."""
         assert held.key is not None
         held.state, held.is_with_launcher = SegmentState.SEALED, True
-        self._tell(SealedSegment(held.number, held.rank, held.key), (held.fd,))
+        self._tell(m.SealedSegment(held.number, held.rank, held.key), (held.fd,))
 
     def _verify(self, checked: HeldSegment) -> None:
         fd = os.dup(checked.fd)
@@ -444,8 +424,8 @@ class KeeperService:
             held.state, held.world = SegmentState.VERIFIED, found.world
             self._note_verified(held, found)
         for caller in self._callers.values():
-            if caller.rank == held.rank and isinstance(caller.waits_for, CommitSegment):
-                caller.answer(NotKept(why) if why else Granted())
+            if caller.rank == held.rank and isinstance(caller.waits_for, m.CommitSegment):
+                caller.answer(m.NotKept(why) if why else m.Granted())
 
     def _note_verified(self, held: HeldSegment, layout: Layout) -> None:
         """Say, once per cycle each, that a rank's tensors don't change, and that none of its snapshots is complete."""
@@ -472,19 +452,19 @@ class KeeperService:
         if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.RECEIVING):
             return  # it may be one of these
         if held is not None:
-            caller.answer(Granted(), (held.fd,))
+            caller.answer(m.Granted(), (held.fd,))
             return
         why = f"rank {caller.rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
-        caller.answer(NotKept(why))
+        caller.answer(m.NotKept(why))
 
     # -- files ------------------------------------------------------------------------------------------------
 
-    def _write_files(self, order: WriteFiles, until_s: float) -> None:
+    def _write_files(self, order: m.WriteFiles, until_s: float) -> None:
         """Write what the launcher has asked for."""
         found = {rank: self._segments.verified(rank).get(order.key) for rank in self._cycle.prepared.ranks}
         lacking = [rank for rank, held in found.items() if held is None]
         if lacking:
-            self._tell(FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
+            self._tell(m.FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
             return
         segments = {rank: os.dup(held.fd) for rank, held in found.items() if held is not None}
 
@@ -492,13 +472,13 @@ class KeeperService:
             if time.monotonic() > until_s:
                 raise SnapshotError("there was no more time")
 
-        def write() -> FilesWritten:
+        def write() -> m.FilesWritten:
             began_s = time.monotonic()
             try:
                 nbytes = segment_files.write(order.directory, order.name, segments, check)
-                return FilesWritten(nbytes, time.monotonic() - began_s)
+                return m.FilesWritten(nbytes, time.monotonic() - began_s)
             except (OSError, SnapshotError) as error:
-                return FilesWritten(why=work.why(error))
+                return m.FilesWritten(why=work.why(error))
             finally:
                 close_fds(list(segments.values()))
 

@@ -29,20 +29,7 @@ from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, listen
-from megatron_ft.memory.base.keeper_messages import (
-    KEEPER_TO_LAUNCHER,
-    DropSegment,
-    FilesWritten,
-    KeeperSays,
-    LauncherToKeeper,
-    OpenDoor,
-    Prepare,
-    RankBegan,
-    SealedSegment,
-    Stock,
-    TakeStock,
-    WriteFiles,
-)
+from megatron_ft.memory.base import keeper_messages as m
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
 from megatron_ft.memory.rules.snapshots import (
@@ -107,12 +94,12 @@ class Keeper:
         """Why the process was killed, if it was; its end is awaited then."""
         self._channel: Channel | None = None
         self._channel_fd = -1
-        self._held: dict[int, tuple[SealedSegment, int]] = {}
+        self._held: dict[int, tuple[m.SealedSegment, int]] = {}
         """Each sealed segment with its descriptor, by number."""
-        self._prepared: Prepare | None = None
-        self._orders: dict[type, LauncherToKeeper] = {}
+        self._prepared: m.Prepare | None = None
+        self._orders: dict[type, m.LauncherToKeeper] = {}
         """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
-        self._written: FilesWritten | None = None
+        self._written: m.FilesWritten | None = None
         self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
@@ -149,7 +136,7 @@ class Keeper:
 
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: Restore | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
-        is_first, order = self._prepared is None, Prepare(cycle, tuple(ranks), world, pickle_key=self._pickle_key)
+        is_first, order = self._prepared is None, m.Prepare(cycle, tuple(ranks), world, pickle_key=self._pickle_key)
         if restore is not None:
             path = self._files.path_of(restore.files)
             order = replace(order, restore=restore.key, files=path, sources=restore.sources)
@@ -197,9 +184,9 @@ class Keeper:
         self._order(order, repeats=True)
         is_over = lambda: self._written is not None or self._process is None or is_hurried()  # noqa: E731
         self._reactor.run_until(is_over, time.monotonic() + order.within_s)
-        del self._orders[WriteFiles]
+        del self._orders[m.WriteFiles]
         why = "a second signal asked to stop" if is_hurried() else "there was no more time"
-        self._files.written(order, self._written or FilesWritten(why=why))
+        self._files.written(order, self._written or m.FilesWritten(why=why))
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -279,7 +266,7 @@ class Keeper:
             except OSError as error:
                 self._say(f"{none}: there is no port for them: {error.strerror or error}")
         if self._door is not None and self._channel is not None:
-            self._order(OpenDoor(self._copies_key, self._copies_bytes_per_s), (self._door.fileno(),))
+            self._order(m.OpenDoor(self._copies_key, self._copies_bytes_per_s), (self._door.fileno(),))
             self._on_event(KeeperPort(prepared.cycle, self._port))
 
     def _spawn_connected(self) -> socket.socket:
@@ -343,7 +330,7 @@ class Keeper:
             self._start()
             if self._asked is None:  # it may have everything to verify: its answer is an event
                 self._question += 1
-                self._order(TakeStock(self._question))
+                self._order(m.TakeStock(self._question))
             return
         self.is_given_up = True
         self._say(
@@ -374,7 +361,7 @@ class Keeper:
 
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def _order(self, order: LauncherToKeeper, fds: tuple[int, ...] = (), *, repeats: bool = False) -> None:
+    def _order(self, order: m.LauncherToKeeper, fds: tuple[int, ...] = (), *, repeats: bool = False) -> None:
         """``repeats``: a keeper that replaces this one gets it, too."""
         if repeats:
             self._orders[type(order)] = order
@@ -394,7 +381,7 @@ class Keeper:
             received.extend(channel.receive())
             while received:
                 message, fds = received.popleft()
-                self._take(KEEPER_TO_LAUNCHER.parse(message), fds)
+                self._take(m.KEEPER_TO_LAUNCHER.parse(message), fds)
         except (ChannelClosedError, ProtocolError):
             for _, unread in received:
                 close_fds(unread)
@@ -403,27 +390,27 @@ class Keeper:
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
-            case SealedSegment(number):
+            case m.SealedSegment(number):
                 if len(fds) != 1 or number in self._held:
                     close_fds(fds)
                     raise ProtocolError("a segment comes with one descriptor, once")
                 self._held[number] = message, fds[0]
                 return
-            case DropSegment(number):
+            case m.DropSegment(number):
                 gone = [self._held.pop(number)[-1]] if number in self._held else []
                 # without a keeper the launcher is the last one that has it
                 (_close_in_background if is_gone(self._pidfd) else close_fds)(gone)
                 self._order(message)
-            case Stock(question, kept) if question == self._question:
+            case m.Stock(question, kept) if question == self._question:
                 kept = replace(kept, port=self._port)
                 if self._asked is None:  # the keeper's second answer
                     self._stock_changed(kept)
                 self._answer(kept)
-            case FilesWritten():
+            case m.FilesWritten():
                 self._written = message
-            case KeeperSays(text):
+            case m.KeeperSays(text):
                 self._say(text)
-            case RankBegan() | RestoreFailed() | Saved():
+            case m.RankBegan() | RestoreFailed() | Saved():
                 self._on_event(message)
         close_fds(fds)
 
@@ -439,7 +426,7 @@ class Keeper:
         """Ask for the stock, in time for the timer."""
         assert self._asked is not None
         left_s = self._asked[1].at_s - time.monotonic() - _ANSWER_S
-        self._order(TakeStock(self._question, max(0.0, left_s)))
+        self._order(m.TakeStock(self._question, max(0.0, left_s)))
 
     def _stock_overdue(self) -> None:
         self._answer(Kept())

@@ -12,10 +12,10 @@ from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.base.codec import PartState
 from megatron_ft.link.facts.launcher import CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
-from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
 from megatron_ft.memory.rules import lines
 from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, choose_files, next_restore
 from megatron_ft.memory.rules.snapshots import (
+    CopyTo,
     KeeperPort,
     Kept,
     OfSnapshots,
@@ -37,7 +37,8 @@ class SnapshotsAtLeader(LeaderPart):
     def __init__(self) -> None:
         self._cycle: JobCycle | None = None
         self._snapshots = CompleteSnapshots(-1, 0)
-        self._copies = SnapshotCopies(-1, 0, 0)
+        self._copies: dict[int, str] = {}
+        """Addresses of keepers that take copies, by the place of their node."""
         self._without = ""
         """Why the cycle that was planned last restores nothing; empty if it does, or if there are no snapshots."""
 
@@ -48,7 +49,7 @@ class SnapshotsAtLeader(LeaderPart):
         restored = None if restore is None else restore.key
         cycle.has_restored = restore is not None
         self._snapshots = CompleteSnapshots(decision.cycle, decision.world, restored)
-        self._copies = SnapshotCopies(decision.cycle, decision.world, cycle.rules.segment)
+        self._copies = {}
         return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
 
     def joined(self, node: Node, place: int) -> Answers:
@@ -88,11 +89,20 @@ class SnapshotsAtLeader(LeaderPart):
         return [] if settled is None or cycle.outcome is not None else [ToNodes(settled)]
 
     def _serves(self, node: Node, place: int, message: KeeperPort) -> list[ToNodes]:
-        """Tell the nodes that copy their snapshots to that one, or take its copies, where to."""
-        address = node.address_of(message.port)
-        if self._cycle is None or not address or message.cycle != self._cycle.decision.cycle:
+        """Tell the nodes that copy their snapshots to that one, or take its copies, where to.
+
+        Each node keeps copies of one other. With segments of nodes that is one of the next segment: what takes a whole
+        segment down leaves its copies.
+        """
+        address, cycle, here = node.address_of(message.port), self._cycle, self._copies
+        if cycle is None or not address or message.cycle != cycle.decision.cycle:
             return []
-        return [ToNodes(each, [at]) for at, each in self._copies.serves(place, address)]
+        here[place] = address
+        nodes, segment = cycle.decision.world, cycle.rules.segment
+        step = segment if nodes > segment > 0 else 1
+        pairs = (place, (place + step) % nodes), ((place - step) % nodes, place)
+        told = [(at, CopyTo(message.cycle, here[to])) for at, to in pairs if at != to and at in here and to in here]
+        return [ToNodes(copy_to, [at]) for at, copy_to in told]
 
     def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Sequence[PartState]:
         """Choose the snapshot for the next cycle, and keep the reason if there is none.

@@ -6,6 +6,7 @@ one of another job or rank is a SnapshotError.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import io
 import pickle
@@ -100,15 +101,13 @@ def _key(place: Place) -> str:
     """Return the key of the MAC; empty, with a line, if no keeper has one."""
     if place.path in _keys:
         return _keys[place.path]
-    connection = KeeperConnection(place)
-    try:
-        connection.open(_CONNECT_S, must=False)
-        _keys[place.path] = connection.pickle_key
-    except SnapshotError as error:
-        say.warn_of_rank(f"no memory checkpoint is saved: {error}")
-    finally:
-        connection.close()
-    return connection.pickle_key
+    with contextlib.closing(KeeperConnection(place)) as connection:
+        try:
+            connection.open(_CONNECT_S, must=False)
+            _keys[place.path] = connection.pickle_key
+        except SnapshotError as error:
+            say.warn_of_rank(f"no memory checkpoint is saved: {error}")
+        return connection.pickle_key
 
 
 # -- the pickle ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import math
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from megatron_ft.errors import SnapshotError
@@ -67,16 +68,6 @@ def allocate(fd: int, nbytes: int) -> None:
         if refused := refuse_chunk(count, node_memory()):
             raise OSError(refused)
         os.posix_fallocate(fd, offset, count)
-
-
-@dataclass(eq=False)
-class _Filled:
-    """A segment with the tensors of a snapshot."""
-
-    mapping: Mapping
-    key: SnapshotKey
-    head: bytes
-    plan: Plan
 
 
 class Saver:
@@ -166,7 +157,7 @@ class Saver:
                 raise
             return self._warn(key.iteration, error)
         self._last_saved, self._taken = key, self._taken + 1
-        self._finish(_Filled(self._mapping, key, head, plan))
+        self._finish(partial(self._commit, self._mapping, key, head, plan))
         return ""
 
     def _prepare(self, key: SnapshotKey, state: object) -> tuple[bytes, list[Any], Plan]:
@@ -186,9 +177,9 @@ class Saver:
             )
         return head, tensors, plan
 
-    def _finish(self, filled: _Filled | None) -> None:
+    def _finish(self, commit: Callable[[], None] | None) -> None:
         """Have a filled segment verified in a thread, which gets the next one; None: only that."""
-        thread = threading.Thread(target=self._run, args=(filled,), name="ft_memory", daemon=True)
+        thread = threading.Thread(target=self._run, args=(commit,), name="ft_memory", daemon=True)
         try:
             thread.start()
             self._thread = thread
@@ -242,12 +233,11 @@ class Saver:
 
     # -- the thread -------------------------------------------------------------------------------------------
 
-    def _run(self, filled: _Filled | None) -> None:
+    def _run(self, commit: Callable[[], None] | None) -> None:
         """Have a filled segment verified, and allocate and map the segment for the next snapshot."""
         try:
-            if filled is not None:
-                self._commit(filled)
-                self.verified, self._failed, self._is_failing = filled.key, 0, False
+            if commit is not None:
+                commit()
             self._let_go()
             if self._connection.open(must=False) and self._place.restore is not None and not restoring.has_restored():
                 self._connection.tell(RankBegan(self._place.restore))  # it trains without what was chosen
@@ -267,15 +257,16 @@ class Saver:
             self._connection.close()
             self._reason = self._warn(self._newest, error)
 
-    def _commit(self, filled: _Filled) -> None:
-        mapping, plan, digest = filled.mapping, filled.plan, self._place.digest
+    def _commit(self, mapping: Mapping, key: SnapshotKey, head: bytes, plan: Plan) -> None:
+        digest = self._place.digest
         assert digest is not None
         try:
             digests = [digest([mapping.bytes(*each)]) for each in zip(plan.offsets, plan.nbytes, strict=True)]
-            length = segment.write_end(mapping.fd, filled.head, digests, plan.data_bytes, digest)
+            length = segment.write_end(mapping.fd, head, digests, plan.data_bytes, digest)
         finally:
             self._let_go()  # a segment that is mapped can't be sealed
-        self._connection.ask(CommitSegment(filled.key, length), _ANSWER_S)
+        self._connection.ask(CommitSegment(key, length), _ANSWER_S)
+        self.verified, self._failed, self._is_failing = key, 0, False
 
     def _let_go(self) -> None:
         """Give back the mapped segment."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.errors import LayoutError, SnapshotError
+from megatron_ft.errors import SnapshotError
 from megatron_ft.link.files.own_files import ForeignFileError
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
@@ -69,12 +69,12 @@ def test_disk_that_fails_leaves_nothing(tmp_path: Path, fd: int, failing: str, m
 
 
 def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd: int) -> None:
-    """Its temporary directory stays, as complete as it may be."""
+    """Its temporary file stays, as complete as it may be."""
     write(tmp_path, fd)
-    os.rename(tmp_path / NAME / "ranks-0-0", tmp_path / NAME / ".1-ab.tmp")
+    os.rename(tmp_path / NAME / "rank-0", tmp_path / NAME / ".1-ab.tmp-0")
     ((files, lacking),) = find_sets(str(tmp_path))
     assert (files.iteration, lacking) == (KEY.iteration, 1)
-    with pytest.raises(LayoutError, match="no such file"):
+    with pytest.raises(FileNotFoundError):
         load(str(tmp_path), NAME, 0)
 
 
@@ -97,12 +97,10 @@ def test_removal_follows_no_link(tmp_path: Path, fd: int) -> None:
     assert (other / "precious").exists()
 
 
-@pytest.mark.parametrize("place", ["file", "part", "set"])
+@pytest.mark.parametrize("place", ["file", "set"])
 def test_link_is_not_followed(tmp_path: Path, fd: int, place: str) -> None:
     write(tmp_path, fd)
-    path = {"file": tmp_path / NAME / "ranks-0-0" / "rank-0", "part": tmp_path / NAME / "ranks-0-0"}.get(
-        place, tmp_path / NAME
-    )
+    path = tmp_path / NAME / "rank-0" if place == "file" else tmp_path / NAME
     moved = tmp_path / "moved"
     path.rename(moved)
     path.symlink_to(moved)
@@ -113,7 +111,7 @@ def test_link_is_not_followed(tmp_path: Path, fd: int, place: str) -> None:
 
 def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
-    path = tmp_path / NAME / "ranks-0-0" / "rank-0"
+    path = tmp_path / NAME / "rank-0"
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ForeignFileError, match="regular file"):
@@ -122,7 +120,7 @@ def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> 
 
 def test_file_of_an_earlier_version_is_refused_with_a_line(tmp_path: Path, fd: int) -> None:
     write(tmp_path, fd)
-    (tmp_path / NAME / "ranks-0-0" / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
+    (tmp_path / NAME / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
     loaded = load(str(tmp_path), NAME, 0)
     assert work.check(loaded, DIGEST) == "an earlier version of megatron_ft has written it"
     os.close(loaded)
@@ -141,14 +139,20 @@ def test_file_that_is_not_wanted_or_has_no_memory_leaves_no_segment(
 
 
 def test_set_whose_removal_is_cut_off_is_not_whole(tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_arguments: object, **_named: object) -> None:
-        raise OSError(errno.EIO, "killed")
+    unlink, removed = os.unlink, list[str]()
 
-    write(tmp_path, fd)
+    def fail(path: str, **named: int) -> None:
+        if removed:
+            raise OSError(errno.EIO, "killed")
+        removed.append(path)
+        unlink(path, **named)
+
+    name = set_name(KEY.iteration, 2, "a life")
+    segment_files.write(str(tmp_path), name, {0: fd, 1: fd})
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", fail)
         with pytest.raises(OSError, match="killed"):
-            remove_set(str(tmp_path), NAME)
+            remove_set(str(tmp_path), name)
     assert [lacking for _, lacking in find_sets(str(tmp_path))] == [1]
-    remove_set(str(tmp_path), NAME)
+    remove_set(str(tmp_path), name)
     assert everything(tmp_path) == []

@@ -11,7 +11,7 @@ from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Copying, CopyKeeping
+from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
@@ -43,8 +43,8 @@ class Keeping:
         self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
         self.copies.obey(CopyTo(3, "node-b:1"), ())
 
-    def _send(self, copying: Copying, *_: object) -> str:
-        self.sent.append((copying.offer.key, copying.offer.complete))
+    def _send(self, address: str, offer: Offer, *_: object) -> str:
+        self.sent.append((offer.key, offer.complete))
         return self.why
 
     def _take(self, held: HeldSegment, fd: int, why: str) -> None:

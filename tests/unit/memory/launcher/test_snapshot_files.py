@@ -33,17 +33,18 @@ class Directory:
         return self.files.order(key, 4, "a life", asked_s=asked_s, persistent=persistent)
 
 
-def left(path: Path, *parts: str, name: str = NAME) -> None:
+def left(path: Path, ranks: int, name: str = NAME) -> None:
     """A snapshot of an earlier life."""
     (path / name).mkdir()
-    for part in parts:
-        (path / name / part).mkdir()
+    for rank in range(ranks):
+        (path / name / f"rank-{rank}").touch()
 
 
 def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path: Path) -> None:
-    left(tmp_path, "ranks-0-3")
+    left(tmp_path, 4)
     newer = set_name(9, 4, "a later life")
-    left(tmp_path, "ranks-0-1", ".12-ab.tmp", name=newer)
+    left(tmp_path, 2, newer)
+    (tmp_path / newer / ".12-ab.tmp-2").touch()
     os.utime(tmp_path / NAME, (0, 0))
     directory = Directory(tmp_path)
     directory.files.look()
@@ -59,8 +60,8 @@ def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path:
     [(SnapshotKey(EARLIER_LIFE, 0, 9), False), (SnapshotKey(0, 0, 7), False), (SnapshotKey(0, 0, 8), True)],
 )
 def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: SnapshotKey, is_gone: bool) -> None:
-    left(tmp_path, "ranks-0-3")
-    left(tmp_path, "ranks-0-1", name=set_name(5, 4, "another life"))
+    left(tmp_path, 4)
+    left(tmp_path, 2, set_name(5, 4, "another life"))
     directory = Directory(tmp_path)
     directory.files.look()
     directory.files.superseded(key)

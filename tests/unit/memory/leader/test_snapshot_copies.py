@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from megatron_ft.memory.leader.snapshot_copies import SnapshotCopies
-from megatron_ft.memory.rules.snapshots import CopyTo
+from megatron_ft.job.rules.leader_part import ToNodes
+from megatron_ft.memory.leader.snapshots_part import SnapshotsAtLeader
+from megatron_ft.memory.rules.snapshots import CopyTo, KeeperPort
 
 
-def targets(nodes: int, segment: int) -> dict[int, int]:
-    """The places of the nodes that keep copies, by those of the nodes whose copies they are."""
-    copies, found = SnapshotCopies(0, nodes, segment), {}
+def leader(nodes: int, segment: int = 0) -> SnapshotsAtLeader:
+    part = SnapshotsAtLeader()
+    decision = SimpleNamespace(cycle=3, world=nodes, restore=None)
+    cycle: Any = SimpleNamespace(decision=decision, rules=SimpleNamespace(segment=segment))
+    part.begin(cycle)
+    return part
+
+
+def serves(part: SnapshotsAtLeader, place: int, port: int) -> list[tuple[list[int] | None, str]]:
+    """Who is told where to copy when the keeper of that node takes copies."""
+    node: Any = SimpleNamespace(address_of=lambda port: f"node-{place}:{port}")
+    answers = [each for each in part.hear(node, place, KeeperPort(3, port), 0.0) if isinstance(each, ToNodes)]
+    return [(each.places, each.message.address) for each in answers if isinstance(each.message, CopyTo)]
+
+
+@pytest.mark.parametrize(("nodes", "segment"), [(2, 0), (3, 0), (8, 2), (12, 4), (4, 4), (1000, 16)])
+def test_copies_are_kept_in_another_segment(nodes: int, segment: int) -> None:
+    part, found = leader(nodes, segment), dict[int, int]()
     for place in range(nodes):
-        found |= {at: int(told.address) for at, told in copies.serves(place, str(place))}
-    return found
-
-
-@pytest.mark.parametrize(("nodes", "segment"), [(2, 0), (3, 0), (8, 2), (12, 4), (4, 4), (10_000, 16)])
-def test_each_node_keeps_copies_of_one_other(nodes: int, segment: int) -> None:
-    found = targets(nodes, segment)
+        found |= {at: int(address[5:-2]) for places, address in serves(part, place, 1) for at in places or ()}
     assert sorted(found) == sorted(found.values()) == list(range(nodes))
     assert all(place != target for place, target in found.items())
-
-
-@pytest.mark.parametrize(("nodes", "segment"), [(8, 2), (12, 4), (32, 16)])
-def test_copies_are_kept_in_another_segment(nodes: int, segment: int) -> None:
-    assert all(target // segment != place // segment for place, target in targets(nodes, segment).items())
-
-
-def test_job_of_one_node_has_no_copies() -> None:
-    assert SnapshotCopies(0, 1, 0).serves(0, "a:1") == []
+    if nodes > segment > 0:
+        assert all(target // segment != place // segment for place, target in found.items())
 
 
 def test_node_is_told_where_its_copies_go_once_both_serve() -> None:
-    copies = SnapshotCopies(3, 3, 0)
-    assert copies.serves(1, "b:1") == []
-    assert copies.serves(0, "a:1") == [(0, CopyTo(3, "b:1"))]
-    assert copies.serves(2, "c:1") == [(2, CopyTo(3, "a:1")), (1, CopyTo(3, "c:1"))]
-
-
-def test_two_nodes_keep_copies_of_each_other() -> None:
-    copies = SnapshotCopies(0, 2, 0)
-    assert copies.serves(0, "a:1") == []
-    assert copies.serves(1, "b:1") == [(1, CopyTo(0, "a:1")), (0, CopyTo(0, "b:1"))]
-
-
-def test_node_that_serves_at_another_address_has_its_copies_sent_there() -> None:
-    copies = SnapshotCopies(0, 2, 0)
-    copies.serves(0, "a:1")
-    copies.serves(1, "b:1")
-    assert copies.serves(1, "b:2") == [(1, CopyTo(0, "a:1")), (0, CopyTo(0, "b:2"))]
+    assert serves(leader(1), 0, 1) == []
+    part = leader(3)
+    assert serves(part, 1, 1) == []
+    assert serves(part, 0, 1) == [([0], "node-1:1")]
+    assert serves(part, 2, 1) == [([2], "node-0:1"), ([1], "node-2:1")]
+    # a keeper that replaces another one serves at another address
+    assert serves(part, 1, 7) == [([1], "node-2:1"), ([0], "node-1:7")]
