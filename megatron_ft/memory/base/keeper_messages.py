@@ -186,8 +186,8 @@ PIECE_BYTES = 4 << 20
 
 
 class Offer(Message, frozen=True):
-    """A snapshot of which the other keeper may keep a copy. That one asks for each rank's segment (`Fetch`), and says in
-    the end that all are verified (`Granted`), or why not (`NotKept`).
+    """A snapshot of which the other keeper may keep a copy. It asks for each rank's segment (`Fetch`), and then says
+    that all are verified (`Granted`), or why not (`NotKept`).
 
     Args:
         world: number of ranks of the job.
