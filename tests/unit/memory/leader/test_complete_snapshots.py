@@ -213,7 +213,8 @@ def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -
     machine.handle(actions.Heard(0, m.StatusChanged(Parts(kept(0, key(7))))), 0.0)
     machine.handle(actions.Heard(1, m.Ready(Parts(kept(1, key(7))))), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    assert [restored(each.record.decision) for each in effects if isinstance(each, actions.Decided)] == [Restore(key(7))]
+    (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    assert restored(decided) == Restore(key(7))
 
 
 def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:

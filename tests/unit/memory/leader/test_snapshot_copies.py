@@ -14,7 +14,7 @@ from megatron_ft.memory.rules.snapshots import CopyTo, KeeperPort
 
 def leader(nodes: int, segment: int = 0) -> SnapshotsAtLeader:
     part = SnapshotsAtLeader()
-    decision = SimpleNamespace(cycle=3, world=nodes, restore=None)
+    decision = SimpleNamespace(cycle=3, world=nodes, attachments={})
     cycle: Any = SimpleNamespace(decision=decision, rules=SimpleNamespace(segment=segment))
     part.begin(cycle)
     return part
