@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.job.rules.messages import StockTaken
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import memory_pickle_key
@@ -34,7 +33,7 @@ from megatron_ft.memory.launcher import keeper_process as module
 from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
-from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Settled, SnapshotKey, StockTaken
 from tests.support.reactors import reactor
 
 __all__ = ["reactor"]
