@@ -117,16 +117,21 @@ class ScriptedKeeper:
                         channel.send(self.answers[type(request)])
 
 
-@pytest.fixture
-def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeeper]:
-    """Keeper of this process, which is rank 0 in cycle 0."""
-    keeper = RealKeeper(tmp_path / "k")
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(tmp_path / "k")}
+def be_rank_0(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process rank 0 in cycle 0, whose keeper is at ``path``."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
     for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(saving, "_saver", None)
     monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
     monkeypatch.setattr(objects, "_keys", {})
     say.forget()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeeper]:
+    """Keeper of this process, which is rank 0 in cycle 0."""
+    keeper = RealKeeper(tmp_path / "k")
+    be_rank_0(tmp_path / "k", monkeypatch)
     yield keeper
     keeper.close()

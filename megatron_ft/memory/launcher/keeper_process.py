@@ -340,10 +340,7 @@ class Keeper:
         _close_in_background(self._take_all())
         self._answer(Kept())
         self._fail_restores()
-        self._stock_changed(Kept())
-
-    def _stock_changed(self, kept: Kept) -> None:
-        self._on_event(StockTaken(kept))
+        self._on_event(StockTaken(Kept(), is_last=True))
 
     def _let_go_of_socket(self) -> None:
         if self._listener is not None:
@@ -404,7 +401,7 @@ class Keeper:
             case m.Stock(question, kept) if question == self._question:
                 kept = replace(kept, port=self._port)
                 if self._asked is None:  # the keeper's second answer
-                    self._stock_changed(kept)
+                    self._on_event(StockTaken(kept))
                 self._answer(kept)
             case m.FilesWritten():
                 self._written = message

@@ -58,7 +58,9 @@ class SnapshotsOnNode(LauncherPart):
     def hear(self, event: FromKeeper | OfSnapshots, turn: Turn) -> None:
         cycle = self._cycle
         match event:
-            case StockTaken(kept):
+            case StockTaken(kept, is_last):
+                if is_last:
+                    self._found = Kept()  # neither files nor copies can be had
                 # ranks of a cycle that ended before its nodes had met aren't known, and are as many as before
                 ran, found = len(cycle.ranks) or self._kept.local_ranks, self._found
                 local_ranks = ran if kept.snapshots else found.local_ranks

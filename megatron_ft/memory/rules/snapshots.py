@@ -81,9 +81,10 @@ class Kept(PartState, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StockTaken(PartEvent):
-    """The keeper has another stock than before."""
+    """The keeper has another stock than before. ``is_last``: there will be no keeper any more."""
 
     kept: Kept
+    is_last: bool = False
 
 
 class SnapshotMessage(PartMessage, frozen=True):

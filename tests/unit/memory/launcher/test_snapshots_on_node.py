@@ -69,6 +69,13 @@ def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
     assert driven.hear(StockTaken(Kept())) == []
 
 
+def test_node_whose_keeper_was_given_up_does_not_offer_to_restore_copies() -> None:
+    driven = Driven(max_nodes=2, found=Kept(local_ranks=2))
+    failed(driven, Kept())
+    assert driven.done[-1] == m.Ready(Parts(Kept(local_ranks=2)))
+    assert driven.hear(StockTaken(Kept(), is_last=True)) == [m.StatusChanged(Parts(Kept()))]
+
+
 FIRST, WHOLE = Restored(1, KEY, is_whole=False), Restored(1, KEY, newer_than=5)
 LOGGED = events.Write(SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.7, redone=2, newer_than=5))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 
 from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.rank import objects, saving
-from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import SnapshotKey
-from megatron_ft.rank.base import say
-from tests.support.keepers import RealKeeper
+from tests.support.keepers import RealKeeper, keeper
+
+__all__ = ["keeper"]  # fixture
 
 KEY, ABOUT = "k" * 64, "rank 0"
 
@@ -74,27 +73,6 @@ def test_pickle_of_another_job_or_rank_is_not_read(tmp_path: Path, key: str, abo
 def test_object_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(SnapshotError, match="can't be pickled"):
         objects.pack({"f": lambda: None}, KEY, ABOUT)
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of a keeper's socket, in the environment of rank 0 in cycle 0."""
-    path = tmp_path / "k"
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
-    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(saving, "_saver", None)
-    monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
-    monkeypatch.setattr(objects, "_keys", {})
-    say.forget()
-    return path
-
-
-@pytest.fixture
-def keeper(path: Path) -> Iterator[RealKeeper]:
-    keeper = RealKeeper(path)
-    yield keeper
-    keeper.close()
 
 
 def test_newest_saved_object_can_be_loaded_in_the_same_cycle(keeper: RealKeeper) -> None:

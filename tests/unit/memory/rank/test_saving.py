@@ -27,12 +27,11 @@ from megatron_ft.memory.base.keeper_messages import (
     RankBegan,
 )
 from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
-from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rank.saving import Saver, is_aligned
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
 from megatron_ft.rank.base import say
-from tests.support.keepers import RealKeeper, ScriptedKeeper
+from tests.support.keepers import RealKeeper, ScriptedKeeper, be_rank_0
 from tests.support.launching import wait_until
 
 BOUND_S = 20.0
@@ -51,14 +50,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         raise EndedError(code)
 
     path = tmp_path / "k"
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
-    for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(saving, "_saver", None)
-    monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
+    be_rank_0(path, monkeypatch)
     monkeypatch.setattr(restoring, "_restored", False)
     monkeypatch.setattr(os, "_exit", end)
-    say.forget()
     yield path
     if saving._saver is not None:
         saving._saver.wait(BOUND_S)
@@ -269,30 +263,25 @@ def test_ten_failures_in_a_row_are_said_with_the_reason(
     assert capfd.readouterr().err.count("none of the last 10 memory checkpoints was kept: state['w'] is of type") == 1
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. 7 MiB"), MemoryError()])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("copy_tensors", RuntimeError("CUDA out of memory. 7 MiB")),
+        ("copy_tensors", MemoryError()),
+        ("refuse_chunk", OSError("0 GB are free")),
+    ],
+)
 def test_copy_without_memory_costs_one_snapshot_and_not_the_training(
-    keeper: RealKeeper, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    keeper: RealKeeper, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    assert save(1)
     with monkeypatch.context() as patched:
-        patched.setattr(saving, "copy_tensors", fail)
-        assert not save(2)
-        assert not save(3)
-    assert capfd.readouterr().err.count("is given up, training goes on") == 1
-    assert save(4)
-
-
-def test_node_without_memory_for_a_segment_costs_snapshots_one_line_and_not_the_training(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(saving, "refuse_chunk", lambda _count, _memory: "0 GB are free")
+        patched.setattr(saving, name, fail)
         assert not save(1)
         assert not save(2)
-    assert capfd.readouterr().err.count("is given up, training goes on: 0 GB are free") == 1
+    assert capfd.readouterr().err.count(f"is given up, training goes on: {error or 'MemoryError'}") == 1
     assert save(3)
 
 
@@ -361,15 +350,6 @@ def test_keeper_that_refuses_is_asked_again_also_one_that_replaces_it(scripted: 
     assert not save(2)
     assert not save(3)
     assert (scripted.count(KeeperHello), scripted.count(BeginSegment)) == (2, 3)
-
-
-def test_snapshot_waits_until_copies_have_left_the_node(scripted: ScriptedKeeper) -> None:
-    scripted.answers[BeginSegment] = NotKept("copies are on their way")
-    began_s = time.monotonic()
-    assert not save(1)
-    assert not save(2)
-    assert time.monotonic() - began_s < BOUND_S / 4  # neither is held up
-    assert scripted.count(BeginSegment) == 2
 
 
 def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
