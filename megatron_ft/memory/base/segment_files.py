@@ -148,9 +148,10 @@ def _remove_tree(parent: int, name: str) -> None:
                 _remove_tree(folder, each)
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
             raise
-        os.unlink(name, dir_fd=parent)
+        with contextlib.suppress(FileNotFoundError):  # another launcher removes the same set
+            os.unlink(name, dir_fd=parent)
 
 
 @contextlib.contextmanager

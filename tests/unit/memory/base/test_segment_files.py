@@ -154,5 +154,6 @@ def test_set_whose_removal_is_cut_off_is_not_whole(tmp_path: Path, fd: int, monk
         with pytest.raises(OSError, match="killed"):
             remove_set(str(tmp_path), name)
     assert [lacking for _, lacking in find_sets(str(tmp_path))] == [1]
-    remove_set(str(tmp_path), name)
+    for _ in range(2):  # another launcher does so, too
+        remove_set(str(tmp_path), name)
     assert everything(tmp_path) == []
