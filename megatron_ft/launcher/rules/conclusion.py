@@ -96,7 +96,7 @@ class RankShutdown:
     ) -> None:
         self._options, self._cycle, self._outcome = options, cycle, outcome
         self._end, self._leaving = orders.end, leaving
-        self._by_signals = outcome is Outcome.STOPPED and bool(leaving.signals)
+        self._by_signals = bool(leaving.signals)
         self._was_hurried = False
         self._awaited, patience_s = self._patience(turn)
         self.alarm_ns = turn.now_ns + round(patience_s * 1e9)

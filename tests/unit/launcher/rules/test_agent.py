@@ -444,13 +444,14 @@ def test_the_second_request_kills_at_once(second: signal.Signals) -> None:
     assert driven.done[-1] == events.TerminateRanks(TerminationMode.KILLED, 5.0)
 
 
-def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart() -> None:
+@pytest.mark.parametrize("has_verdict", [False, True])
+def test_a_stop_that_comes_while_a_failed_cycle_ends_leaves_out_the_restart(has_verdict: bool) -> None:
     driven = running()
     driven.hear(attached(0, 0, 1), found_hung(0, 0, HANG))
     driven.ends()
     assert driven.all_of(events.TerminateRanks) == []
     assert driven.stop() == [events.TerminateRanks(TerminationMode.TERMINATED, 0.1)]
     driven.exits(0, -9)
-    driven.hear(events.RanksEnded())
+    driven.hear(*([verdict(node=0)] if has_verdict else []), events.RanksEnded())
     assert driven.agent.phase is AgentPhase.LEAVING
     assert driven.said[-1].endswith("; not restarting")
