@@ -129,19 +129,18 @@ def _leave(code: int) -> NoReturn:
     # otherwise torch's threads, which copy the ranks' output, wait for a file server
     if output_copying.ENDS.wait(output_copying.LAST_COPY_S):
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons, as Python would
+
     # if the output isn't read, a thread may hold a stream for good that these functions, or we, would flush
-    last = threading.Thread(target=_run_exit_functions, daemon=True)
+    def run_exit_functions() -> None:
+        atexit._run_exitfuncs()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed when Python started
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+    last = threading.Thread(target=run_exit_functions, daemon=True)
     last.start()
     last.join(_LONGEST_EXIT_S)
     os._exit(code)
-
-
-def _run_exit_functions() -> None:
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # None: it was closed when Python started
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -63,8 +62,8 @@ class SignalWatch:
         self._untaken: list[tuple[signal.Signals, bool]] = []
         self._stop_requests = SecondRequest()
         self._is_second = False
-        self._early_s: float | None = None
-        self._was_continued = False
+        self._early_s: list[float] = []
+        self._continued: list[int] = []
 
     def blocking(self, function: Callable[[], T]) -> T:
         """Run a function that may wait for other nodes, while the event loop goes on.
@@ -108,24 +107,19 @@ class SignalWatch:
             # nohup ignores SIGHUP, and a job started so must outlive its terminal
             ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not (ignored and self._keep_ignored_hangup):
-                signal.signal(number, self._note)
+                signal.signal(number, lambda number, _frame: self.note(signal.Signals(number), time.monotonic()))
         for number in self._forwarded:
             signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
         # the wake-up needs a handler: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if signal.SIGCONT not in (*self._numbers, *self._forwarded):
-            signal.signal(signal.SIGCONT, self._note_continued)
+            signal.signal(signal.SIGCONT, lambda number, _frame: self._continued.append(number))
 
     def drain(self) -> None:
         """Empty the wake-up descriptor."""
         with contextlib.suppress(BlockingIOError):
             while self._read.recv(4096):
                 pass
-
-    def take_continued(self) -> bool:
-        """Return True if this process, maybe with others, was stopped and continued since the last call."""
-        continued, self._was_continued = self._was_continued, False
-        return continued
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Return the signals to forward since the last call."""
@@ -135,10 +129,13 @@ class SignalWatch:
         """Return the requests to stop since the last call, each with True for a second request."""
         return _take_all(self._untaken)
 
-    def take_early(self) -> float | None:
-        """Return, once, the seconds after which a repeated SIGINT will be a second request; None if there was none."""
-        early_s, self._early_s = self._early_s, None
-        return early_s
+    def take_continued(self) -> bool:
+        """Return True if this process, maybe with others, was stopped and continued since the last call."""
+        return bool(_take_all(self._continued))
+
+    def take_early(self) -> list[float]:
+        """Return the seconds after which SIGINT will be a second request, for each early one since the last call."""
+        return _take_all(self._early_s)
 
     def is_in_a_hurry(self) -> bool:
         """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
@@ -151,7 +148,7 @@ class SignalWatch:
             again = self._stop_requests.note(now_s) is Asked.AGAIN
             if not again and number in self.received:
                 if number == signal.SIGINT:  # a person: Slurm sends SIGTERM twice
-                    self._early_s = self._stop_requests.wait_s(now_s)
+                    self._early_s.append(self._stop_requests.wait_s(now_s))
                 return
         self._is_second = self._is_second or again
         self.asked_s = now_s if self.asked_s is None else self.asked_s
@@ -166,12 +163,6 @@ class SignalWatch:
                 signal.signal(number, signal.SIG_DFL)
         self._read.close()
         self._write.close()
-
-    def _note_continued(self, _number: int, _frame: FrameType | None) -> None:
-        self._was_continued = True
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.note(signal.Signals(number), time.monotonic())
 
 
 def _is_in_main_thread() -> bool:

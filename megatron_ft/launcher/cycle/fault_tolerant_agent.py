@@ -193,11 +193,12 @@ class FaultTolerantAgent(TorchAgent):
                 self._timer.cancel()
             if alarm_ns is not None:
                 delay_s = (alarm_ns - time.monotonic_ns()) / 1e9
-                self._timer = self._launcher.reactor.call_later(delay_s, self._ring)
 
-    def _ring(self) -> None:
-        self._alarm_ns = None
-        self._hear(events.Tick())
+                def ring() -> None:
+                    self._alarm_ns = None
+                    self._hear(events.Tick())
+
+                self._timer = self._launcher.reactor.call_later(delay_s, ring)
 
     def _take_signals(self) -> None:
         signals = self._launcher.signals
@@ -207,7 +208,7 @@ class FaultTolerantAgent(TorchAgent):
             for worker in self._launcher.workers.values():
                 worker.poll_end()  # a rank that has ended by then isn't signalled
             self._hear(events.StopAsked(number, again))
-        if (wait_s := signals.take_early()) is not None:
+        for wait_s in signals.take_early():
             self._launcher.say(
                 "received SIGINT again: the ranks are still ending, "
                 f"SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
@@ -481,25 +482,18 @@ class _Lazy(dict[int, T]):
 
 
 def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
+    failure_of = partial(ProcessFailure, rank_exit.local_rank, rank_exit.pid or 0, rank_exit.exitcode)
     try:
-        failure = bounded_call(lambda: _failure_of(rank_exit, error_file), None)
+        failure = bounded_call(lambda: failure_of(error_file) if os.path.isfile(error_file) else None, None)
     except Exception:  # noqa: BLE001 - torch raises whatever a half-written file makes it raise
         failure = None
-    failure = failure or _failure_of(rank_exit, "")
+    if failure is None:
+        failure = failure_of("")
+        failure.timestamp = 0
+    if not failure.timestamp:
+        failure.timestamp = round(time.time() - (time.monotonic_ns() - rank_exit.at_ns) / 1e9)
     if rank_exit.exitcode == 0:
         failure.message = "exited with 0 after its monitor had found it hung"
-    return failure
-
-
-def _failure_of(rank_exit: RankExited, error_file: str) -> ProcessFailure:
-    failure = ProcessFailure(
-        local_rank=rank_exit.local_rank,
-        pid=rank_exit.pid or 0,
-        exitcode=rank_exit.exitcode,
-        error_file=error_file,
-    )
-    if not failure.timestamp or not os.path.isfile(error_file):
-        failure.timestamp = round(time.time() - (time.monotonic_ns() - rank_exit.at_ns) / 1e9)
     return failure
 
 

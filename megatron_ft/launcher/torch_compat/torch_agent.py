@@ -78,18 +78,17 @@ class WorkerContext(PContext):
     def _start(self) -> None:
         assert not self.workers, "a group of ranks starts once"
         assert isinstance(self.entrypoint, str), "functions are started by torch itself"
-        self._spawn([self._spec(local_rank) for local_rank in range(self.nprocs)], self._spawned, self._ended)
-
-    def _spec(self, local_rank: int) -> RankSpec:
-        assert isinstance(self.entrypoint, str)
-        argv = [self.entrypoint, *(str(arg) for arg in self.args[local_rank])]
-        return RankSpec(
-            local_rank=local_rank,
-            argv=self._numa_bound(argv, local_rank),
-            env={**self._environment, **self.envs[local_rank]},
-            stdout=self.stdouts[local_rank] or None,
-            stderr=self.stderrs[local_rank] or None,
-        )
+        specs = [
+            RankSpec(
+                local_rank=local_rank,
+                argv=self._numa_bound([self.entrypoint, *map(str, self.args[local_rank])], local_rank),
+                env={**self._environment, **self.envs[local_rank]},
+                stdout=self.stdouts[local_rank] or None,
+                stderr=self.stderrs[local_rank] or None,
+            )
+            for local_rank in range(self.nprocs)
+        ]
+        self._spawn(specs, self._spawned, self._ended)
 
     def _numa_bound(self, argv: list[str], local_rank: int) -> list[str]:
         """Return the command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
