@@ -13,6 +13,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.all_kinds import Record
@@ -30,7 +31,7 @@ from megatron_ft.link.messages.job_facts import (
     make_rows,
 )
 from megatron_ft.records.rules.accounting import Accounting, Ledger
-from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
+from megatron_ft.records.rules.metrics import GaugeValues
 
 _LONGEST_TEXT = 2000
 _SUM_NS, _SELDOM = 5_000_000_000, 50
@@ -41,7 +42,7 @@ class JobStatus:
     """Answers status requests; all facts are collected on request."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
-        self._agent: Agent | None = None
+        self._agent = Agent(Options(max_restarts=line.namespace.max_restarts))
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors
@@ -112,46 +113,43 @@ class JobStatus:
     @property
     def _record(self) -> NodeCycle | None:
         """Record of the last cycle whose ranks were started."""
-        return None if self._agent is None else self._agent.started
+        return self._agent.started
 
     @property
     def _lags(self) -> Lags:
-        slow = None if self._agent is None else self._agent.part(SlowRanksOnNode)
+        slow = self._agent.part(SlowRanksOnNode)
         return Lags(-1, 0.0) if slow is None else slow.lags
 
     @property
     def is_spokesman(self) -> bool:
         """True if no other launcher is known to speak for the job."""
-        return self._agent is None or self._agent.is_spokesman
+        return self._agent.is_spokesman
 
     def readings(self, *, is_last: bool = False) -> GaugeValues:
         """Return what the metrics show of this node now; ``is_last``: however long it takes."""
-        boards, agent = self.boards().values(), self._agent
+        boards = self.boards().values()
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return GaugeValues(
             accounting=self.accounting(at_once=is_last),
             iteration=self.last_iteration(),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
-            nodes={self._node: NodeActivity.WAITING if agent is None else agent.activity},
+            nodes={self._node: self._agent.activity},
             lags=self._lags.worst,
         )
 
     def facts(self) -> JobFacts:
         """Return the answer to a status request."""
         agent, record, paused = self._agent, self._record, self._monitors.paused
-        max_restarts = self._line.namespace.max_restarts
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
-        accounting, restarts_left, last_cause = self.accounting(at_once=False), max_restarts, None
+        accounting, restarts_left, last_cause = self.accounting(at_once=False), agent.restarts_left, None
         phase = JobPhase.STARTING if record is None else JobPhase.RUNNING
-        if agent is not None:
-            restarts_left, ended, failed = agent.restarts_left, agent.ended, agent.failed
-            if ended is not None:
-                phase = JobPhase.RESTARTING if ended.action == Action.RESTART.value else JobPhase.ENDING
-                restarts_left = ended.restarts_left or 0
-            if failed is not None and (cause := failed.cause) is not None:
-                text = cause.text[:_LONGEST_TEXT]
-                last_cause = LastCause(cycle=failed.cycle, text=text, rank=cause.rank, kind=cause.kind.value)
+        if agent.ended is not None:
+            phase = JobPhase.RESTARTING if agent.ended.action == Action.RESTART.value else JobPhase.ENDING
+            restarts_left = agent.ended.restarts_left or 0
+        if agent.failed is not None and (cause := agent.failed.cause) is not None:
+            text = cause.text[:_LONGEST_TEXT]
+            last_cause = LastCause(cycle=agent.failed.cycle, text=text, rank=cause.rank, kind=cause.kind.value)
         now_ns = time.monotonic_ns()  # taken after the boards were read, so that nothing on them lies in the future
         return JobFacts(
             run_id=self._line.run_id,
@@ -163,7 +161,7 @@ class JobStatus:
             cycle_started_ns=None if record is None else record.spawned_ns,
             nodes=0 if record is None else record.nodes,
             world_size=0 if record is None else record.world_size,
-            max_restarts=max_restarts,
+            max_restarts=self._line.namespace.max_restarts,
             restarts_left=restarts_left,
             observe_only=self._line.options.observe_only,
             paused_since_ns=paused.since_ns,

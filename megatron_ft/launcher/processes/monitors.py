@@ -89,9 +89,9 @@ class MonitorSlot:
         self._started_at = 0.0
         self._short_lives = 0
         self._seen_overdue = False
-        self._paused_since_ns: int | None = None
-        self._rank_pid: int | None = None
-        self._started_rank: int | None = None
+        self._pause: Pause | None = None
+        self._guard: GuardGroup | None = None
+        """Group to end if the launcher dies."""
         self._is_ending = False
         """True once the job is over: reports are only logged."""
         self._arm: Arm | None = None
@@ -130,10 +130,9 @@ class MonitorSlot:
         self._channel = Channel(ours)
         self._reactor.watch(self._channel.fileno(), self.read)
         self._reactor.watch(self._pidfd, self._replace, Priority.DEATH)
-        if self._rank_pid is not None:
-            self._order(GuardGroup(self._rank_pid, self._started_rank))
-        if self._paused_since_ns is not None:
-            self._order(Pause(self._paused_since_ns))  # read before it checks a rank
+        for standing in (self._guard, self._pause):
+            if standing is not None:
+                self._order(standing)  # read before it checks a rank
         self._arm_attached()
 
     def is_lost(self) -> bool:
@@ -194,8 +193,8 @@ class MonitorSlot:
 
     def rank_started(self, pid: int, rank: int | None) -> None:
         """Tell the monitor, and replacements, which group to end if the launcher dies. ``rank`` is global."""
-        self._rank_pid, self._started_rank = pid, rank
-        self._order(GuardGroup(pid, rank))
+        self._guard = GuardGroup(pid, rank)
+        self._order(self._guard)
 
     def last_words(self, cycle: int) -> str:
         """Return what the rank of this cycle wrote of its stacks and last exception; empty if it never connected."""
@@ -218,8 +217,8 @@ class MonitorSlot:
 
     def pause(self, since_ns: int | None) -> None:
         """Suspend hang detection, also in a replacement process, from ``since_ns`` on (monotonic); None resumes it."""
-        self._paused_since_ns = since_ns
-        self._order(Resume() if since_ns is None else Pause(since_ns))
+        self._pause = None if since_ns is None else Pause(since_ns)
+        self._order(self._pause or Resume())
 
     def ask_to_stop(self) -> None:
         """Tell the monitor that the job is over."""
