@@ -6,6 +6,7 @@ Termination is a signal, a grace in seconds, SIGKILL; stopped processes are cont
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -327,11 +328,15 @@ class Termination:
         deadline_s, is_over = time.monotonic() + grace_s, False
         while left and not is_over:
             soon_s = min(deadline_s, time.monotonic() + _LOOK_AGAIN_S)
-            self._reactor.run_until(lambda: self._in_a_hurry() and not patient, deadline_s=soon_s)
+            are_gone = self._reactor.run_until(functools.partial(self._is_answered, left, patient), deadline_s=soon_s)
             is_over = time.monotonic() >= deadline_s or (self._in_a_hurry() and not patient)
-            if is_over or not any(_is_same(stat, read_stat(stat.pid)) for stat in left):
+            if is_over or are_gone:
                 left = self._left_behind(ended)
         return left
+
+    def _is_answered(self, left: list[ProcessStat], patient: bool) -> bool:
+        is_hurried = self._in_a_hurry() and not patient
+        return is_hurried or not any(_is_same(stat, read_stat(stat.pid)) for stat in left)
 
 
 def _ask(workers: Iterable[Worker], number: int = signal.SIGTERM, *, whole_group: bool = True) -> None:
