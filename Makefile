@@ -11,7 +11,6 @@
 # make megatron an unmodified checkout of Megatron-LM on the CPU, with faults     MEGATRON_ARGS="CHECKOUT ..."
 # make slurm    jobs on a real Slurm in namespaces of this machine, and what clusters do to them     SLURM_ARGS="--only scancel"
 # make programs other people's programs beside torchrun, each loses a rank     PROGRAMS_ARGS="--python PYTHON --sources DIR"
-# make endurance  10^7 section events, 10^5 control messages: nothing grows     ENDURANCE_ARGS="--events 1000000"
 # make docs     the site of docs/ into build/site, strictly: a broken link fails
 # make clean    remove what the targets above made, .venv included
 #
@@ -36,7 +35,7 @@ BENCH_INSTALLED := .venv/.bench-installed
 DOCS_INSTALLED := .venv/.docs-installed
 CODE := megatron_ft tests examples
 
-.PHONY: help demo test lint bench gpu verdicts chaos simulate mutate fuzz endurance megatron programs slurm docs clean
+.PHONY: help demo test lint bench gpu verdicts chaos simulate mutate fuzz megatron programs slurm docs clean
 
 help:
 	@sed -n 's/^# \(make [a-z]*\)/\1/p' Makefile
@@ -75,9 +74,6 @@ mutate: $(INSTALLED)
 fuzz: $(INSTALLED)
 	@$(BIN)/python tests/fuzz/run.py $(FUZZ_ARGS)
 	@$(BIN)/python -m pytest --timeout 0 --hypothesis-profile=fuzz tests/unit/campaigns/test_fuzz_texts.py
-
-endurance: $(INSTALLED)
-	@$(BIN)/python tests/fuzz/endurance.py $(ENDURANCE_ARGS)
 
 megatron: $(INSTALLED)
 	@$(BIN)/python tests/megatron/campaign.py $(MEGATRON_ARGS)

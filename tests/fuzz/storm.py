@@ -15,7 +15,7 @@ from typing import NamedTuple
 from megatron_ft.link.wire import encode
 from tests.fuzz.hostile import Attack, Hostile
 
-__all__ = ["ANSWER_S", "Counts", "begin", "exchange", "finish", "storm"]
+__all__ = ["ANSWER_S", "Counts", "exchange", "storm"]
 
 ANSWER_S = 60.0
 """A peer that neither answers nor hangs up for so long hangs itself. It is waited for on loaded machines, too."""
@@ -78,29 +78,12 @@ def exchange(path: str, message: dict[str, object]) -> bytes:
 
     Raises:
         TimeoutError: none came.
-    """
-    return finish(begin(path, message))
-
-
-def begin(path: str, message: dict[str, object]) -> socket.socket:
-    """An honest question, on its way."""
-    sock = _connected(path)
-    sock.sendall(encode(message))
-    return sock
-
-
-def finish(sock: socket.socket) -> bytes:
-    """The raw answer to it.
-
-    Raises:
-        TimeoutError: none came.
         struct.error, ConnectionError: the peer hung up.
     """
-    try:
+    with _connected(path) as sock:
+        sock.sendall(encode(message))
         head = sock.recv(4, socket.MSG_WAITALL)
         return sock.recv(struct.unpack(">I", head)[0], socket.MSG_WAITALL)
-    finally:
-        sock.close()
 
 
 def _connected(path: str) -> socket.socket:

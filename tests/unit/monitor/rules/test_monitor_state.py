@@ -246,7 +246,7 @@ def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
 
 @pytest.mark.parametrize("says_sigcont", [True, False])
 def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
-    """With stops of the whole node at random moments; `make endurance` has eight times as many events."""
+    """With stops of the whole node at random moments."""
     live(60_000, says_sigcont=says_sigcont)
 
 
