@@ -79,8 +79,8 @@ class Rank:
         if fault == "board":
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
-            from megatron_ft.rank.faults.acts import InjectedFault
-            from tests.chaos.faults import inject
+            from megatron_ft.rank.faults.acts import InjectedFault, inject
+            from tests.verdicts import job as ways
 
             # Each in a way of its own: after two starts in a row that failed in the same way the launcher gives up.
             if fault == "rank_killed_soon":  # in the middle of a copy, of its commit, or of its verification
@@ -89,7 +89,11 @@ class Rank:
                 return
             if fault == "exception":
                 raise InjectedFault(f"simulated fault {'abcdef'[number]}")
-            inject(fault, exit_code=3 + number)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if fault == "exit":
+                os._exit(3 + number)
+            getattr(ways, f"fault_{fault}", lambda: inject(fault))()
         else:
             if fault == "state_disk_full":
                 self._full.append(number)
