@@ -279,7 +279,8 @@ class FaultTolerantAgent(TorchAgent):
             case events.OrderMonitor(local_rank, order):
                 self._monitors[local_rank].order(order)
             case Release():
-                self._monitors.release(effect)
+                for slot in self._monitors.slots:
+                    slot.order(effect)
             case events.SignalRanks(local_ranks, number, whole_group):
                 asked = [workers[local_rank] for local_rank in local_ranks]
                 self._termination.ask(asked, number, whole_group=whole_group)

@@ -220,7 +220,8 @@ class LauncherNode:
         """
         try:
             self.control.start()
-            self.monitors.start()
+            for slot in self.monitors.slots:  # before the ranks, whose groups they end if the launcher is killed
+                slot.start()
             self.keeper.listen()
             if self.forking is not None:
                 self.forking.prepare(command, why_fresh(command))
@@ -263,7 +264,8 @@ class LauncherNode:
         for number in self.signals.take_to_forward():
             self._forward(number)
         self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
-        self.monitors.check_states()
+        for slot in self.monitors.slots:
+            slot.replace_if_stopped()
         self._reap_orphans()
 
     def _forward(self, number: signal.Signals) -> None:

@@ -36,7 +36,6 @@ from megatron_ft.link.messages.monitor_messages import (
     Pause,
     RankOrder,
     RankReport,
-    Release,
     Report,
     Resume,
     Stop,
@@ -417,7 +416,7 @@ class Monitors:
         self._log = log
         self._say = say
         self._on_check = on_check
-        self._slots = [
+        self.slots = [
             MonitorSlot(
                 local_rank,
                 socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
@@ -433,7 +432,7 @@ class Monitors:
 
     def is_lost(self) -> bool:
         """Return True if the socket of a monitor was removed."""
-        return any(slot.is_lost() for slot in self._slots)
+        return any(slot.is_lost() for slot in self.slots)
 
     def listen_again(self) -> None:
         """Recreate removed sockets.
@@ -441,29 +440,15 @@ class Monitors:
         Raises:
             OSError: a socket can't be made.
         """
-        for slot in self._slots:
+        for slot in self.slots:
             slot.listen_again()
 
-    def start(self) -> None:
-        """Start all monitors: before the ranks, whose groups they end if the launcher is killed.
-
-        Raises:
-            OSError: a socket or process can't be made.
-        """
-        for slot in self._slots:
-            slot.start()
-
     def __getitem__(self, local_rank: int) -> MonitorSlot:
-        return self._slots[local_rank]
+        return self.slots[local_rank]
 
     def pids(self) -> set[int]:
         """Return the PIDs of running monitors."""
-        return {slot.pid for slot in self._slots if slot.pid is not None}
-
-    def release(self, order: Release) -> None:
-        """Let monitors terminate hung ranks now: the evidence of all ranks is collected."""
-        for slot in self._slots:
-            slot.order(order)
+        return {slot.pid for slot in self.slots if slot.pid is not None}
 
     def pause_or_resume(self, order: PauseDetection | ResumeDetection, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, for process ``by``. Return True if that changes anything.
@@ -473,7 +458,7 @@ class Monitors:
         since_ns, now_ns = self.paused.since_ns, time.monotonic_ns()
         if not (self.paused.begin(now_ns) if isinstance(order, PauseDetection) else self.paused.end(now_ns)):
             return False
-        for slot in self._slots:
+        for slot in self.slots:
             slot.pause(self.paused.since_ns)
         if since_ns is None:
             self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
@@ -491,27 +476,22 @@ class Monitors:
         if text is not None:
             self._say(text)
 
-    def check_states(self) -> None:
-        """Replace monitors that were stopped by a signal. Called after each SIGCHLD."""
-        for slot in self._slots:
-            slot.replace_if_stopped()
-
     def hear_all(self) -> None:
         """Read all pending messages of monitors."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.read()
 
     def stop(self) -> None:
         """End all monitors and release everything."""
         self._timer.cancel()
-        for slot in self._slots:
+        for slot in self.slots:
             slot.ask_to_stop()
         deadline = time.monotonic() + _STOP_WAIT_S
-        for slot in self._slots:
+        for slot in self.slots:
             slot.end(deadline)
 
     def _check_looks(self) -> None:
         self._on_check()
-        for slot in self._slots:
+        for slot in self.slots:
             slot.replace_if_overdue()
         self._timer = self._reactor.call_later(_CHECK_S, self._check_looks)
