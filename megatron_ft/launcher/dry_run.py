@@ -88,27 +88,28 @@ def meaning_of_flag(flag: GivenFlag) -> str:
     return f"torchrun: {known.here}" if known is not None and known.here else "torchrun: the same"
 
 
-def _job(line: CommandLine, ranks: int) -> Iterator[tuple[str, str]]:
+def _job(line: CommandLine, ranks: int) -> list[tuple[str, str]]:
     namespace = line.namespace
-    nodes = f"{line.min_nodes}" if line.min_nodes == line.max_nodes else f"{line.min_nodes} to {line.max_nodes}"
-    yield "nodes", nodes
-    yield "ranks on this node", str(ranks)
-    yield "restarts", str(namespace.max_restarts)
-    yield "rendezvous", str(namespace.rdzv_backend)
-    yield "endpoint", str(namespace.rdzv_endpoint or f"{namespace.master_addr}:{namespace.master_port}")
-    yield "job id", line.run_id
-    if line.taken:
-        yield "from the scheduler", line.taken
-    yield "script", f"{namespace.training_script} ({len(namespace.training_script_args)} arguments)"
+    return [
+        ("nodes", f"{line.min_nodes}" if line.min_nodes == line.max_nodes else f"{line.min_nodes} to {line.max_nodes}"),
+        ("ranks on this node", str(ranks)),
+        ("restarts", str(namespace.max_restarts)),
+        ("rendezvous", str(namespace.rdzv_backend)),
+        ("endpoint", str(namespace.rdzv_endpoint or f"{namespace.master_addr}:{namespace.master_port}")),
+        ("job id", line.run_id),
+        *([("from the scheduler", line.taken)] if line.taken else []),
+        ("script", f"{namespace.training_script} ({len(namespace.training_script_args)} arguments)"),
+    ]
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield name, after.get(name, _NOT_PASSED_ON)
-    yield "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...", "set by torch for each rank"
-    yield "FT_CYCLE", "number of the cycle, from 0"
-    yield "FT_KEEPER_SOCKET, FT_MEMORY_RESTORE", "set for memory checkpoints"
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str]]:
+    names = sorted(before.keys() | after.keys())
+    return [
+        *((name, after.get(name, _NOT_PASSED_ON)) for name in names if before.get(name) != after.get(name)),
+        ("RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...", "set by torch for each rank"),
+        ("FT_CYCLE", "number of the cycle, from 0"),
+        ("FT_KEEPER_SOCKET, FT_MEMORY_RESTORE", "set for memory checkpoints"),
+    ]
 
 
 def _print_table(title: str, rows: Sequence[Sequence[str]] | Iterator[Sequence[str]]) -> None:

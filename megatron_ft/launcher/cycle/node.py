@@ -239,18 +239,21 @@ class LauncherNode:
 
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
-        steps: list[Callable[[], object]] = [self.telemetry.close]
-        steps += [] if self.health is None else [self.health.close]
-        steps += [] if self.forking is None else [self.forking.close]
-        steps += [
+        steps: list[Callable[[], object]] = [
+            self.telemetry.close,
+            *([] if self.health is None else [self.health.close]),
+            *([] if self.forking is None else [self.forking.close]),
             self.keeper.close,
             self.monitors.stop,
             self.control.close,
             self.run_dir.close,
+            lambda: self._orphans.reap(lambda _pid: False),
+            self.signals.close,
+            self.orphan_watch.close,
+            self.reactor.close,
         ]
-        steps += [lambda: self._orphans.reap(lambda _pid: False), self.signals.close, self.orphan_watch.close]
         failed: list[OSError] = []
-        for step in [*steps, self.reactor.close]:
+        for step in steps:
             try:
                 step()
             except OSError as error:

@@ -86,17 +86,12 @@ def _forgotten_srun(environ: Mapping[str, str]) -> str:
 
 def _defeats(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return warnings about srun's own settings, as it passes them on."""
-    told = []
-    if environ.get("SLURM_KILL_BAD_EXIT", "0") not in ("", "0"):
-        told.append(
-            "SLURM_KILL_BAD_EXIT is set: srun terminates all tasks when one of them fails; add --kill-on-bad-exit=0"
-        )
-    if environ.get("SLURM_WAIT", "0") not in ("", "0"):
-        told.append(
-            f"SLURM_WAIT is {environ['SLURM_WAIT']}: srun terminates all tasks that many seconds after the first exit; "
-            "add --wait=0"
-        )
-    return tuple(told)
+    seconds = environ.get("SLURM_WAIT")
+    told = {
+        "SLURM_KILL_BAD_EXIT": "is set: srun terminates all tasks when one of them fails; add --kill-on-bad-exit=0",
+        "SLURM_WAIT": f"is {seconds}: srun terminates all tasks that many seconds after the first exit; add --wait=0",
+    }
+    return tuple(f"{name} {text}" for name, text in told.items() if environ.get(name, "0") not in ("", "0"))
 
 
 def hosts(environ: Mapping[str, str], most: int) -> tuple[str, ...]:
