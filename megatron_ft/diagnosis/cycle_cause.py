@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from megatron_ft.diagnosis.attribution import attribute
 from megatron_ft.diagnosis.exits import (
@@ -23,7 +23,7 @@ from megatron_ft.diagnosis.exits import (
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU
 from megatron_ft.link.base.signal_rules import signal_name
-from megatron_ft.link.base.wording import counted
+from megatron_ft.link.base.wording import counted, when
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
 from megatron_ft.link.facts.shared import RankHung
 
@@ -67,6 +67,28 @@ def describe_overdue(verdict: RankHung) -> str:
     return f"hung out of section for {elapsed} {note}"
 
 
+def describe_interval(verdict: RankHung) -> str:
+    """Return "in 'step' for 3.0 s after iteration 7"."""
+    where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
+    return f"{where} for {verdict.elapsed_s:.1f} s{after_iteration(verdict)}"
+
+
+def after_iteration(verdict: RankHung) -> str:
+    return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
+
+
+def hang_cause(verdict: RankHung, detail: str = "") -> Cause:
+    """Return the cause of a cycle that ends because this rank hangs."""
+    return Cause(
+        kind=CauseKind.HANG,
+        text=describe_hang(verdict),
+        rank=verdict.rank,
+        iteration=verdict.iteration,
+        detail=detail,
+        section=verdict.timed,
+    )
+
+
 def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
     """Return the cause if the evidence names no rank; ``first`` was found hung first, and may only wait for another."""
     text = f"hang detected (first on rank {first.rank}: {describe_overdue(first)})"
@@ -84,16 +106,7 @@ def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
     """
     if len(places) == 1:
         ((rank, detail),) = places.items()
-        verdict = msgspec.structs.replace(verdict, rank=rank, state="T")
-        text = describe_hang(verdict)
-        return Cause(
-            kind=CauseKind.HANG,
-            text=text,
-            rank=rank,
-            iteration=verdict.iteration,
-            detail=detail,
-            section=verdict.timed,
-        )
+        return hang_cause(replace(verdict, rank=rank, state="T"), detail)
     candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
     return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
@@ -121,13 +134,8 @@ def find_cause(
     if verdicts:
         # two monitors may find hangs in the same millisecond: a stopped rank is the cause; otherwise a rank that is an
         # iteration behind is likelier, whichever was reported first
-        first = min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
-        return Cause(
-            kind=CauseKind.HANG,
-            text=describe_hang(first),
-            rank=first.rank,
-            iteration=first.iteration,
-            section=first.timed,
+        return hang_cause(
+            min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         )
     failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
     candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
@@ -158,7 +166,7 @@ def find_cause(
         parts.append(f"{counted(len(followed), 'other')} failed because of it")
     detail = ", ".join(part for part in parts if part)
     return Cause(
-        kind=_kind_of(cause),
+        kind=CauseKind.CRASH if cause.exitcode >= 0 or is_crash(cause.exitcode) else CauseKind.SIGNAL,
         text=describe_exit(cause),
         rank=None if cause.unread else cause.rank,
         iteration=cause.iteration,
@@ -171,12 +179,14 @@ def find_cause(
 
 def exited_early(end: RankExited | RankSnapshot, others: str, *, where: str = "") -> Cause:
     """Return the cause if a rank has exited with 0 while others waited for it. ``where``: its host, in words."""
+    others = others.removeprefix("has exited with 0").removeprefix("; ")
     return Cause(
         kind=CauseKind.CRASH,
         text=f"rank {end.rank}{where} exited with 0",
         rank=end.rank,
         iteration=end.iteration,
         detail="; ".join(filter(None, ("in the middle of training", others))),
+        host=end.host if isinstance(end, RankSnapshot) else "",
     )
 
 
@@ -205,7 +215,7 @@ def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
 def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[RankExited]:
     """Return the exits; for a rank killed while ending of its own exception, the exit it would have had."""
     return [
-        msgspec.structs.replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
+        replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
         if each.by_us and was_ending(each, has_raised=each.rank in raised)
         else each
         for each in failed
@@ -221,21 +231,13 @@ def _suspicion(rank_exit: RankExited) -> tuple[int, int, int, int]:
     return grade, rank_exit.raised_at_ns or rank_exit.at_ns, rank_exit.at_ns, rank_exit.rank
 
 
-def _kind_of(rank_exit: RankExited) -> CauseKind:
-    if rank_exit.exitcode >= 0 or is_crash(rank_exit.exitcode):
-        return CauseKind.CRASH
-    return CauseKind.SIGNAL
-
-
 def as_verdict(note: RankSnapshot, found: RankHung) -> RankHung:
     """Return the verdict on the rank that is the cause of another one's, with the time it has been in its place."""
     state = "T" if note.is_stopped else None
     if note.rank == found.rank or found.kind in ("heartbeat", "initial_heartbeat"):
         # its sections say nothing about heartbeats; both ranks have been silent for about as long
         iteration = found.iteration if note.rank == found.rank else note.iteration
-        return msgspec.structs.replace(
-            found, rank=note.rank, local_rank=note.local_rank, iteration=iteration, state=state
-        )
+        return replace(found, rank=note.rank, local_rank=note.local_rank, iteration=iteration, state=state)
     is_overdue = note.timeout_s is not None and note.open_s >= note.timeout_s
     return RankHung(
         rank=note.rank,

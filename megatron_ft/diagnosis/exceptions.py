@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from megatron_ft.diagnosis.rank_snapshot import stack_wait
@@ -138,7 +138,7 @@ def _words(text: str, mark: str, places: tuple[str, ...]) -> CrashOutput:
     error, _, traceback = rest.strip().partition("\n")
     return CrashOutput(
         error=without_empty_message(error.strip()),
-        where=_where_raised(traceback, places),
+        where=_place(_frames(traceback), places),
         exception=traceback.strip(),
         fatal_error=fatal,
         crashed_at=crashed_at,
@@ -159,7 +159,7 @@ def words_of_error_file(text: str, *, wall_offset_ns: int = 0, library: Iterable
         second, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return CrashOutput()  # none was written, or the rank was ended while it wrote
-    where = _where_raised(traceback, tuple(library))
+    where = _place(_frames(traceback), library)
     error = without_empty_message(innermost_error(error))
     return CrashOutput(
         error=error, where=where, exception=traceback, raised_at_ns=max(0, (second + 1) * 10**9 - wall_offset_ns)
@@ -218,12 +218,11 @@ def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
     # the crashed thread is the current one; if it isn't a Python thread, its place is unknown
     at = fatal.find("Current thread 0x")
     stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
-    frame = user_frame(stacks[0].frames, library=library) if stacks else None
-    return "" if frame is None else str(frame)
+    return _place(stacks[0].frames if stacks else (), library)
 
 
-def _where_raised(traceback: str, library: tuple[str, ...]) -> str:
-    frame = user_frame(_frames(traceback), library=library)
+def _place(frames: Sequence[Frame], library: Iterable[str]) -> str:
+    frame = user_frame(frames, library=library)
     return "" if frame is None else str(frame)
 
 

@@ -14,6 +14,7 @@ from megatron_ft.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
     as_verdict,
+    describe_interval,
     describe_overdue,
     exited_early,
     undetermined_hang,
@@ -22,7 +23,7 @@ from megatron_ft.diagnosis.exceptions import connection_loss, is_peer_loss, wait
 from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
 from megatron_ft.diagnosis.root_cause import RootCause, find, spans
-from megatron_ft.link.base.wording import listed, when
+from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts.launcher import Attribution, Cause, CauseKind, FailureClass
 from megatron_ft.link.facts.shared import RankHung
 
@@ -53,68 +54,56 @@ class HangDiagnosis:
         self.first = first
         self.asker = asker
         self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
-        self._awaited = set(asked)
+        self.decides = decides
+        self.awaited = set(asked)
         self._lost: set[int] = set()
         self._are_all = are_all
-        self.decides = decides
         self._notes: list[RankSnapshot] = []
-        self._found: tuple[Cause | None] | None = None
 
     def told(self, place: int, notes: Sequence[RankSnapshot], *, more: bool = False) -> None:
-        if place not in self._awaited:
-            return
-        self._notes += notes
-        if not more:
-            self._awaited.discard(place)
+        if place in self.awaited:
+            self._notes += notes
+            self.awaited -= set() if more else {place}
+
+    def lost(self, place: int) -> None:
+        if place in self.awaited:
+            self.awaited.discard(place)
+            self._lost.add(place)
+            self._are_all = False
 
     @property
     def is_of_lost_peer(self) -> bool:
         """True if begun for a rank that has failed because it had lost another one."""
         return self.first.kind == LOST_PEER
 
-    def awaits(self, place: int) -> bool:
-        return place in self._awaited
-
-    def lost(self, place: int) -> None:
-        if place in self._awaited:
-            self._awaited.discard(place)
-            self._lost.add(place)
-            self._are_all = False
-
     @property
     def unheard(self) -> list[int]:
         """Places of nodes whose evidence hasn't come."""
-        return sorted(self._awaited | self._lost)
+        return sorted(self.awaited | self._lost)
 
     def is_open(self, now_s: float) -> bool:
         """Return True if the cause may still become known."""
-        return bool(self._awaited) and now_s < self.bound_s
+        return bool(self.awaited) and now_s < self.bound_s
 
     def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent."""
-        is_silence = self.first.kind == COLLECTIVES and not self.decides
-        if is_silence and (goes_on(self._notes, self.first) or has_left_monitoring(self._notes)):
-            return None
+        """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent.
+
+        The collectives of a rank that has ended its monitoring and runs on aren't known.
+        """
+        notes, first = self._notes, self.first
+        if first.kind == COLLECTIVES and not self.decides:
+            known = (note.collective_s for note in notes if note.collective_s is not None)
+            goes_on = any(seconds < _MOST * first.elapsed_s for seconds in known)
+            if goes_on or any(note.closing and not (note.gone or note.raised) for note in notes):
+                return None
+        are_all = self._are_all and not self.awaited
         return review(
-            self._notes,
-            self.first,
-            cycle=cycle,
-            asker=self.asker,
-            are_all=self._has_all,
-            several=several,
-            decides=self.decides,
+            notes, first, cycle=cycle, asker=self.asker, are_all=are_all, several=several, decides=self.decides
         )
 
     def cause(self, *, several: bool) -> Cause | None:
-        """The cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
-        if self._found is None:
-            self._found = (blamed(self._notes, self.first, are_all=self._has_all, several=several),)
-        return self._found[0]
-
-    @property
-    def _has_all(self) -> bool:
-        """True if the notes on all ranks of the cycle have come."""
-        return self._are_all and not self._awaited
+        """Return the cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
+        return blamed(self._notes, self.first, are_all=self._are_all and not self.awaited, several=several)
 
 
 def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
@@ -124,9 +113,9 @@ def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, sev
     if not any(note.has_stack or note.state for note in notes):
         return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all)
-    if finding.rank is None:
+    note = next((note for note in notes if note.rank == finding.rank), None)
+    if note is None:
         return undetermined_hang(first, detail=finding.text)
-    note = next(note for note in notes if note.rank == finding.rank)
     return _of_one(finding, note, first, several=several)
 
 
@@ -137,31 +126,30 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
     connection was lost, for which a rank that lives is no cause.
     """
     victims = [note for note in notes if note.raised and is_peer_loss(note.raised)]
-    timeout_s = max(
-        (waited_s(error) or 0.0 for error in (first.error, *(note.raised for note in victims))), default=0.0
-    )
+    timeout_s = max(waited_s(error) or 0.0 for error in (first.error, *(note.raised for note in victims)))
     finding = find(notes, elapsed_s=timeout_s, are_all=are_all)
-    if finding.rank is None:
+    note = next((note for note in notes if note.rank == finding.rank), None)
+    if note is None:
         if timeout_s == 0.0 and are_all:
             return _lost_connection(victims, notes, first)
         return undetermined_hang(first, detail=finding.text) if finding.candidates or not are_all else None
-    note = next(note for note in notes if note.rank == finding.rank)
     if note.raised and not is_peer_loss(note.raised):
         return _of_one(finding, note, first, several=several)
-    if not note.gone and not _was_late(note, timeout_s):
+    # late for that long, or never seen to start; it may have come to its place a moment after the others began to wait
+    is_late = note.quiet_s >= timeout_s - min(_SLACK_S, _SLACK * timeout_s) or not (note.state or note.has_stack)
+    if not note.gone and not (timeout_s > 0.0 and is_late):
         return _lost_connection(victims, notes, first)
     if is_peer_loss(note.raised):
         return None
+    detail = "; ".join(filter(None, (finding.text, f"rank {first.rank} {describe_overdue(first)}")))
     where = f" ({note.host})" if several and note.host else ""
-    consequence = f"rank {first.rank} {describe_overdue(first)}"
     if note.exitcode == 0:
-        return _exited_early(note, finding, where, consequence)
+        return exited_early(note, detail, where=where)
     did = "keeps the others waiting"
     if note.section is not None:
-        did = f"keeps the others waiting in '{note.section}' for {note.open_s:.1f} s"
+        did += f" in '{note.section}' for {note.open_s:.1f} s"
     if note.is_stopped:
         did += " (process stopped)"
-    detail = "; ".join(filter(None, (finding.text, consequence)))
     return Cause(
         kind=CauseKind.HANG,
         text=f"rank {note.rank}{where} {did}",
@@ -173,36 +161,17 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
     )
 
 
-def _exited_early(note: RankSnapshot, finding: RootCause, where: str, consequence: str = "") -> Cause:
-    others = finding.text.removeprefix("has exited with 0").removeprefix("; ")
-    found = exited_early(note, "; ".join(filter(None, (others, consequence))), where=where)
-    return replace(found, host=note.host)
-
-
-def _was_late(note: RankSnapshot, timeout_s: float) -> bool:
-    """Return True if a rank hasn't moved for as long as others have waited for it, or was never seen to start.
-
-    It may have come to its place a moment after the others began to wait.
-    """
-    is_unseen = not (note.state or note.has_stack)
-    return timeout_s > 0.0 and (is_unseen or note.quiet_s >= timeout_s - min(_SLACK_S, _SLACK * timeout_s))
-
-
 def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapshot], first: RankHung) -> Cause:
     """Return the cause that accuses nobody: connections between ranks were lost."""
     ranks = sorted({first.rank, *(note.rank for note in victims)})
-    names = [
-        name
-        for note in notes
-        if note.rank in ranks
-        for name in (*(each.name for each in note.in_flight), note.waits_in)
-    ]
+    theirs = [note for note in notes if note.rank in ranks]
+    names = (name for note in theirs for name in (*(each.name for each in note.in_flight), note.waits_in))
     op = next((f" in {name}" for name in names if name), "")
     *most, last = map(str, ranks) if len(ranks) <= _NAMED else spans(ranks)
     between = f"of rank {last}" if len(ranks) == 1 else f"between ranks {last}"
     if most:
         between = f"between ranks {listed(most)} and {last}"
-    hosts = sorted({note.host for note in notes if note.rank in ranks and note.host})
+    hosts = sorted({note.host for note in theirs if note.host})
     ended = next((note.rank for note in notes if note.gone and note.rank not in ranks), None)
     return Cause(
         kind=CauseKind.CRASH,
@@ -218,7 +187,7 @@ def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several:
     verdict = as_verdict(note, first)
     where = f" ({note.host})" if several and note.host else ""
     if note.gone and note.exitcode == 0:
-        return _exited_early(note, finding, where)
+        return exited_early(note, finding.text, where=where)
     did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
     kind = CauseKind.HANG
     if note.raised:  # it would be a crash, if only it ended
@@ -232,17 +201,6 @@ def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several:
         host=note.host,
         section=verdict.timed if kind is CauseKind.HANG else "",
     )
-
-
-def goes_on(notes: Sequence[RankSnapshot], first: RankHung) -> bool:
-    """Return True if some rank has begun or completed a collective for less than half of that time."""
-    known = (note.collective_s for note in notes if note.collective_s is not None)
-    return any(seconds < _MOST * first.elapsed_s for seconds in known)
-
-
-def has_left_monitoring(notes: Sequence[RankSnapshot]) -> bool:
-    """Return True if a running rank has ended its monitoring, not with an exception: its collectives aren't known."""
-    return any(note.closing and not (note.gone or note.raised) for note in notes)
 
 
 def review(
@@ -268,42 +226,21 @@ def review(
     note = next((note for note in notes if note.rank == rank), None)
     verdict = first if note is None or (note.gone and decides) else as_verdict(note, first)
     facts = [note.host] if several and note is not None and note.host else []
-    found = Reviewed(
-        cycle=cycle,
-        asker=asker,
-        elapsed_s=first.elapsed_s,
-        timeout_s=first.timeout_s,
-        text=finding.text,
-        rank=rank,
-        is_waited=any(note.in_flight or note.waits_in for note in notes),
-    )
+    is_waited, text = any(note.in_flight or note.waits_in for note in notes), finding.text
     if is_interval:
-        what = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
-        what += f" for {verdict.elapsed_s:.1f} s" + ("" if verdict.iteration is None else f" {when(verdict.iteration)}")
-        text = ", ".join(filter(None, (f"{what} (learned timeout {first.timeout_s:.4g} s)", finding.text)))
-        return replace(found, text=_told(rank, facts, text), timed=first.timed, iteration=first.iteration)
-    if not decides and not found.is_waited:
+        text = f"{describe_interval(verdict)} (learned timeout {first.timeout_s:.4g} s)"
+        text = ", ".join(filter(None, (text, finding.text)))
+    elif not decides and not is_waited:
         places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
         text = f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"
-        return replace(found, rank=None, text=text)
-    if note is not None:
-        facts += ["process stopped"] if note.is_stopped and not decides else []
-        found = replace(found, text=_told(rank, facts, finding.text))
+        rank = note = None
+    elif note is not None and note.is_stopped and not decides:
+        facts += ["process stopped"]
+    if is_interval or note is not None:
+        text = f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {text}"
+    found = Reviewed(cycle, asker, first, text, rank, is_waited)
     if not decides:
         return found
     hanging = finding.candidates if note is None else () if note.gone else (note.rank,)  # for an exited rank all wait
-    return replace(
-        found,
-        elapsed_s=verdict.elapsed_s,
-        timeout_s=verdict.timeout_s,
-        progress=next((f"rank {each.rank} {each.progress}" for each in notes if each.progress), ""),
-        iteration=verdict.iteration,
-        decides=True,
-        hanging=hanging,
-        kind=verdict.kind,
-        section=verdict.section,
-    )
-
-
-def _told(rank: int | None, facts: Sequence[str], text: str) -> str:
-    return f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {text}"
+    progress = next((f"rank {each.rank} {each.progress}" for each in notes if each.progress), "")
+    return replace(found, verdict=verdict, decides=True, hanging=hanging, progress=progress)

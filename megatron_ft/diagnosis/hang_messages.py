@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.restart_policy import Reached
-from megatron_ft.link.base.codec import Finite, Int, PartMessage
+from megatron_ft.link.base.codec import Int, PartMessage
 from megatron_ft.link.facts.shared import RankHung
 
 
@@ -46,28 +47,26 @@ class Reviewed(PartMessage, frozen=True):
 
     Args:
         asker: the place of the node that had asked for it.
+        verdict: on the rank that was found first; where the review decides, on ``rank``, if that is known.
         text: which rank keeps the others waiting and where it is, and what they do; or that none waits.
         rank: that rank; None if it isn't known.
         is_waited: some rank waits in a collective.
-        timed: what exceeded its learned timeout, a section or a kind; empty if no collective completes.
-        iteration: that of the rank which was found first; where the review decides, that of ``rank``.
         decides: it answers suspicions, and under ``min-healthy`` says which ranks are to be terminated.
-        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides, as ``kind`` and
-            ``section``, what is overdue on ``rank``.
+        hanging: these ranks; empty if the evidence doesn't show them. Only where the review decides.
         progress: what a rank did while the evidence was collected, in words; empty if none was seen to do anything.
     """
 
     cycle: Int
     asker: Int
-    elapsed_s: Finite
-    timeout_s: Finite
+    verdict: RankHung
     text: str
     rank: Int | None = None
     is_waited: bool = False
-    timed: str = ""
-    iteration: Int | None = None
     decides: bool = False
     hanging: tuple[Int, ...] = ()
-    kind: str = ""
-    section: str | None = None
     progress: str = ""
+
+    @property
+    def reports(self) -> str:
+        """Kind of interval that outlasts a timeout that is only reported; empty if the review is of something else."""
+        return "" if self.decides or self.verdict.kind == COLLECTIVES else self.verdict.timed

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.cycle_cause import describe_hang, undetermined_hang
+from megatron_ft.diagnosis.cycle_cause import hang_cause, undetermined_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.slow_ranks import SlowRanks
@@ -44,7 +44,7 @@ class HangsAtLeader(LeaderPart):
     def joined(self, node: Node, place: int) -> Answers:
         if self._cycle.outcome is not None:
             return []
-        open_ones = [each for each in (self._diagnosis, self._review) if each is not None and each.awaits(place)]
+        open_ones = [each for each in (self._diagnosis, self._review) if each is not None and place in each.awaited]
         return [ToNodes(self._question(each), [place]) for each in open_ones]
 
     def _question(self, diagnosis: HangDiagnosis) -> DiagnoseHang:
@@ -133,7 +133,7 @@ class HangsAtLeader(LeaderPart):
     def _report(self, diagnosis: HangDiagnosis, found: Cause | None) -> None:
         """Report the hang for the node that has detected it."""
         first = diagnosis.first
-        cause = Cause(kind=CauseKind.HANG, text=describe_hang(first), rank=first.rank, section=first.timed)
+        cause = hang_cause(first)
         if found is None and not first.stopped:  # without evidence it may only have waited for another rank
             cause = undetermined_hang(first, detail="root cause undetermined")
         report = Report(self._cycle.decision.cycle, NodeState.UNHEALTHY, cause)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.evidence import RankEvidence
-from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.errors import ProtocolError
 from megatron_ft.learning.messages import Intervals
 from megatron_ft.link.base.codec import Fact, Message
@@ -51,6 +50,7 @@ class Reports:
         self._launcher = launcher
         self._local_rank = local_rank
         self.launcher_is_gone = False
+        """True once the launcher has ended; nothing is sent to it from then on."""
         self._complaints: dict[str, RateLimiter] = {}
 
     def tell(self, report: Message | Fact, fds: Sequence[int] = ()) -> None:
@@ -61,11 +61,7 @@ class Reports:
         try:
             self._launcher.send(report, fds)
         except ChannelClosedError:
-            self.lose_launcher()
-
-    def lose_launcher(self) -> None:
-        """Note that the launcher has ended; nothing is sent to it from now on."""
-        self.launcher_is_gone = True
+            self.launcher_is_gone = True
 
     def from_launcher(self) -> list[Received]:
         """Return messages from the launcher; sets ``launcher_is_gone`` once the connection has ended."""
@@ -73,7 +69,7 @@ class Reports:
         try:
             return self._launcher.receive(everything=False)
         except (ChannelClosedError, ProtocolError):
-            self.lose_launcher()
+            self.launcher_is_gone = True
             return []
 
     def record(self, record: records.Record | shared.Record) -> None:
@@ -111,11 +107,25 @@ class Reports:
         if self._launcher is None and not greeting.watch_only:
             self.record(report)
 
-    def evidence(self, log_dir: str | None, watched: WatchedRank, evidence: RankEvidence) -> None:
+    def evidence(self, log_dir: str | None, evidence: RankEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
-        self.observed(watched.attached, evidence.note)
+        note, cycle = evidence.note, evidence.cycle
+        self.tell(Observation(cycle, note))
+
+        def write(log_dir: str) -> None:
+            try:
+                file = write_evidence(log_dir, evidence)
+            except OSError as error:
+                text = f"the evidence on rank {note.rank} can't be written: {error.strerror}"
+                self._written.append(Warning_(text=text))
+            else:
+                summary, took_s = evidence.summary, evidence.took_s
+                self._written.append(
+                    shared.Evidence(rank=note.rank, cycle=cycle, file=file, summary=summary, took_s=took_s)
+                )
+
         if log_dir is not None:
-            self._files.do(functools.partial(self._write_evidence, log_dir, evidence))
+            self._files.do(functools.partial(write, log_dir))
 
     def report_written(self) -> None:
         """Report evidence that was written by now."""
@@ -129,21 +139,6 @@ class Reports:
         self.report_written()
         if self._log is not None:
             self._log.close(max(0.0, until_s - time.monotonic()))
-
-    def _write_evidence(self, log_dir: str, evidence: RankEvidence) -> None:
-        rank, cycle = evidence.note.rank, evidence.cycle
-        try:
-            path = write_evidence(log_dir, evidence)
-        except OSError as error:
-            self._written.append(Warning_(text=f"the evidence on rank {rank} can't be written: {error.strerror}"))
-            return
-        self._written.append(
-            shared.Evidence(rank=rank, cycle=cycle, file=path, summary=evidence.summary, took_s=evidence.took_s)
-        )
-
-    def observed(self, attached: AttachedRank, note: RankSnapshot) -> None:
-        """Send the launcher the snapshot of a rank."""
-        self.tell(Observation(attached.cycle, note))
 
     def news(self, watched: WatchedRank, snapshot: BoardSnapshot) -> None:
         """Report what the board shows for the first time: timeouts, first iteration and step, milestones."""

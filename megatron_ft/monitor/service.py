@@ -29,6 +29,7 @@ from megatron_ft.link.messages.monitor_messages import (
     ConfirmHang,
     ExtendTimeout,
     GuardGroup,
+    Observation,
     Pause,
     RankOrder,
     Release,
@@ -78,7 +79,7 @@ class MonitorService:
 
     def run(self) -> None:
         self._reactor.watch(self._signal_fd, self._take_signals, Priority.SIGNAL)
-        self._reactor.watch(self._parent_pidfd, self._reports.lose_launcher, Priority.DEATH)
+        self._reactor.watch(self._parent_pidfd, self._parent_is_gone, Priority.DEATH)
         self._reactor.watch(self._listener.fileno(), lambda: self._callers.accept(self._listener))
         if self._settings.launcher_fd is not None:
             self._reactor.watch(self._settings.launcher_fd, self._hear_launcher)
@@ -101,6 +102,9 @@ class MonitorService:
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _parent_is_gone(self) -> None:
+        self._reports.launcher_is_gone = True
 
     def _hear_launcher(self) -> None:
         for received in self._reports.from_launcher():
@@ -155,7 +159,7 @@ class MonitorService:
             case Release():
                 self._last_look.clear()  # the cycle is over: the launcher ends this rank with all others
             case Arm():
-                watched.arm(order)
+                watched.armed = order
                 self._next_look_ns = time.monotonic_ns()
             case ExtendTimeout() | ConfirmHang():
                 if self._last_look.obey(watched, order):
@@ -164,7 +168,7 @@ class MonitorService:
     def _take_signals(self) -> None:
         for number in os.read(self._signal_fd, 64):
             if number == signal.SIGCONT and self._watched is not None:
-                self._watched.continued()
+                self._watched.was_stopped = True
                 self._next_look_ns = time.monotonic_ns()
             elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
                 self._running = False
@@ -358,7 +362,7 @@ class MonitorService:
             # collect once only: collecting may have woken the rank
             if verdict is not None:
                 watched.note = replace(watched.note, found_hung=True)
-            self._reports.observed(watched.attached, watched.note)
+            self._reports.tell(Observation(watched.attached.cycle, watched.note))
             return
         watched.note_new_program()
         evidence = collect(
@@ -375,7 +379,7 @@ class MonitorService:
             evidence = dataclasses.replace(evidence, note=replace(evidence.note, progress=progress))
         if not passive:
             watched.note = evidence.note
-        self._reports.evidence(None if first is not None else self._settings.log_dir, watched, evidence)
+        self._reports.evidence(None if first is not None else self._settings.log_dir, evidence)
 
     def _go_on_terminating(self, termination: RankTermination) -> None:
         assert self._watched is not None

@@ -44,9 +44,11 @@ class WatchedRank:
         self.board = Board(attached.board_fd)
         self._check_interval_ns = round(config.workload_check_interval * 1e9)
         self.detector = HangDetector(check_interval_ns=self._check_interval_ns, last_look_ns=start_ns)
-        self._was_stopped = False
+        self.was_stopped = False
+        """True if this monitor, and maybe the whole node, was stopped since the last reading."""
         self._shown_timeouts: tuple[int, Arm | None] = 0, None
-        self._arm: Arm | None = None
+        self.armed: Arm | None = None
+        """Learned timeouts, which apply from the next reading on, also to sections that the rank adds later."""
         self._intervals: BoardIntervals | None = None
         self._reached = 0, 0, False
         """Milestones that were reported: saves, steps, and the end of the run."""
@@ -135,8 +137,8 @@ class WatchedRank:
                 self.rest()
                 raise
         self.detector.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
-        outcome = self.detector.check(snapshot, now, was_stopped=self._was_stopped)
-        self._was_stopped = False
+        outcome = self.detector.check(snapshot, now, was_stopped=self.was_stopped)
+        self.was_stopped = False
         self.last_good = snapshot
         words = self.board.words
         words[layout.W_LAST_LOOK] = now
@@ -152,7 +154,7 @@ class WatchedRank:
             self._reached = reached
             now_ns = time.monotonic_ns()
             yield self._feed(snapshot, now_ns).observed(snapshot, now_ns, self.detector.gaps)
-        timeouts = snapshot.timeouts_version, self._arm
+        timeouts = snapshot.timeouts_version, self.armed
         if timeouts != self._shown_timeouts:
             self._shown_timeouts = timeouts
             yield records.Timeouts(
@@ -184,17 +186,9 @@ class WatchedRank:
         self._has_shown_end |= is_first
         return is_first
 
-    def continued(self) -> None:
-        """Exclude the time in which this monitor, and maybe the whole node, was stopped."""
-        self._was_stopped = True
-
     def put_off(self, verdict: RankHung) -> None:
         """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
         self.detector.extend_timeout(verdict, round((verdict.elapsed_s + verdict.timeout_s) * 1e9))
-
-    def arm(self, order: Arm) -> None:
-        """Apply these learned timeouts from the next reading on, also to sections that the rank adds later."""
-        self._arm = order
 
     def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
         """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.
@@ -262,7 +256,7 @@ class WatchedRank:
         why = None if self.last_good is None else contradiction(self.last_good, snapshot)
         if why is not None:
             raise BoardDamagedError(why)
-        snapshot = with_armed(self._arm, snapshot)
+        snapshot = with_armed(self.armed, snapshot)
         self.board.put_armed(snapshot)
         return snapshot, now
 

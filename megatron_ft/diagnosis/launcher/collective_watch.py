@@ -72,7 +72,7 @@ class CollectiveWatch(LauncherPart):
         """Report the review of all ranks; the node that had asked logs it, and ends the cycle if the user wants that.
         Under ``min-healthy`` the node of the rank that keeps the others waiting ends that rank."""
         options, cycle, is_asker = self._options, self._cycle, event.asker == self._cycle.place
-        if event.timed or event.decides or turn.runs != event.cycle or not cycle.is_started:
+        if event.reports or event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
         ends = options.ends_for_collectives and event.is_waited and not options.observe_only
         self._is_told, self._is_asked = True, False
@@ -81,8 +81,8 @@ class CollectiveWatch(LauncherPart):
             silence = NoCollective(
                 cycle=cycle.cycle,
                 rank=event.rank,
-                elapsed_s=event.elapsed_s,
-                timeout_s=event.timeout_s,
+                elapsed_s=event.verdict.elapsed_s,
+                timeout_s=event.verdict.timeout_s,
                 text=event.text,
                 ends=ends,
             )
@@ -93,7 +93,7 @@ class CollectiveWatch(LauncherPart):
         if not (ends and is_asker and cycle.running):
             return
         local_rank = cycle.ranks.index(event.rank) if is_own else min(cycle.running)
-        verdict = self._verdict(local_rank, event.elapsed_s, turn)
+        verdict = self._verdict(local_rank, event.verdict.elapsed_s, turn)
         if options.min_healthy:
             self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {verdict.rank} "), turn)
         else:

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ft.diagnosis.cycle_cause import describe_overdue
+from megatron_ft.diagnosis.cycle_cause import after_iteration, describe_hang, describe_interval
 from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.root_cause import spans
-from megatron_ft.link.base.wording import counted, when
+from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.shared import RankHung
 
 
 def observed(verdict: RankHung) -> str:
     """Format a hang with ``--ft-observe-only``."""
-    return f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}: not killed (observe-only)"
+    return f"{describe_hang(verdict)}{after_iteration(verdict)}: not killed (observe-only)"
 
 
 def more_time(verdicts: Sequence[RankHung], progress: str, most_s: float) -> str:
     """Format that suspected ranks get more time because of ``progress``, until ``most_s`` at the latest."""
     first = verdicts[0]
     more = f" (and {counted(len(verdicts) - 1, 'other rank')} of this node)" if len(verdicts) > 1 else ""
-    where = f"in '{first.section}'" if first.section is not None else first.kind.replace("_", " ")
     return (
-        f"rank {first.rank}{more}: {where} for {first.elapsed_s:.1f} s{_at(first)}, longer than its learned timeout of "
+        f"rank {first.rank}{more}: {describe_interval(first)}, longer than its learned timeout of "
         f"{first.timeout_s:.4g} s, but {progress}: extending the timeout, to at most {most_s:.1f} s in total"
     )
 
 
 def only_waits(verdict: RankHung, why: str) -> str:
     """Format that a rank goes on after its timeout, because another one keeps it waiting."""
-    where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
-    timed = f"for {verdict.elapsed_s:.1f} s{_at(verdict)} (timeout {verdict.timeout_s:.1f} s)"
-    return f"rank {verdict.rank}: {where} {timed}, only waits for others and goes on: {why}"
+    timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
+    return f"rank {verdict.rank}: {timed}, only waits for others and goes on: {why}"
 
 
 def most_time_is_over(verdict: RankHung, most_s: float) -> str:
     """Format that a rank is ended despite progress: its timeout can't be extended beyond ``most_s``."""
-    what = f"rank {verdict.rank} {describe_overdue(verdict)}{_at(verdict)}"
+    what = f"{describe_hang(verdict)}{after_iteration(verdict)}"
     return f"{what}: its timeout is extended to at most {most_s:.1f} s, terminating it although ranks make progress"
-
-
-def _at(verdict: RankHung) -> str:
-    return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
 
 
 def calls_no_hooks(ranks: Sequence[int]) -> str:
@@ -61,7 +55,7 @@ def sends_no_heartbeats(ranks: Sequence[int]) -> str:
 def no_collective(review: Reviewed, *, ends: bool) -> str:
     """Format that ranks without hooks complete no collective. ``ends``: the cycle is ended for it."""
     follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
-    return f"no collective has completed on any rank for {review.elapsed_s:.0f} s: {review.text} ({follows})"
+    return f"no collective has completed on any rank for {review.verdict.elapsed_s:.0f} s: {review.text} ({follows})"
 
 
 def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
@@ -73,6 +67,6 @@ def would_be_hang(review: Reviewed, *, observes_only: bool = False) -> str:
 def finished_late(verdict: RankHung) -> str:
     """Format that a rank doesn't exit although all others of the node have finished."""
     return (
-        f"rank {verdict.rank} {describe_overdue(verdict)}: terminating it and treating it as finished, "
+        f"{describe_hang(verdict)}: terminating it and treating it as finished, "
         "because the other ranks of this node have finished"
     )

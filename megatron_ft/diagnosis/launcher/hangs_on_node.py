@@ -57,8 +57,9 @@ class HangsOnNode(LauncherPart):
         if turn.runs != event.cycle:
             return
         if isinstance(event, Reviewed):
-            if event.timed and (event.timed, event.iteration) not in self._would_hang:
-                self._would_hang.add((event.timed, event.iteration))
+            interval = event.reports, event.verdict.iteration
+            if event.reports and interval not in self._would_hang:
+                self._would_hang.add(interval)
                 self._report(event, turn)
         elif not event.passive:
             self._begin(turn, from_ns=turn.now_ns)
@@ -73,13 +74,13 @@ class HangsOnNode(LauncherPart):
         told = HangReported(
             cycle=review.cycle,
             rank=review.rank,
-            section=review.timed,
-            iteration=review.iteration,
-            elapsed_s=review.elapsed_s,
+            section=review.reports,
+            iteration=review.verdict.iteration,
+            elapsed_s=review.verdict.elapsed_s,
             text=review.text,
         )
         turn.do(Write(told))
-        self._learning.reported(review.timed, turn)
+        self._learning.reported(review.reports, turn)
 
     # -- what monitors say ----------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class LastLook(LauncherPart):
         over.
         """
         cycle, rank, suspects = self._cycle, event.rank, set(self._suspects)
-        if not event.decides or event.timed or turn.runs != event.cycle or not cycle.is_started:
+        if not event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
         self._decide(event.progress or self._own_progress(turn), event, turn)
         if not self._options.min_healthy or event.hanging != (rank,) or rank is None or rank not in cycle.ranks:
@@ -76,8 +76,8 @@ class LastLook(LauncherPart):
         local_rank = cycle.ranks.index(rank)
         if local_rank in suspects or local_rank not in cycle.running or local_rank in cycle.hung:
             return
-        facts = {name: getattr(event, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
-        verdict = cycle.verdict(local_rank, event.kind, turn, **facts)
+        facts = {name: getattr(event.verdict, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
+        verdict = cycle.verdict(local_rank, event.verdict.kind, turn, **facts)
         self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {rank} "), turn)
 
     def ending(self, turn: Turn) -> None:

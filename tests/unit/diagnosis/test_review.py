@@ -187,7 +187,7 @@ INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12
 def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
     slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
     found = review([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
-    assert (found.rank, found.timed, found.iteration, found.is_waited) == (0, "step", 60, True)
+    assert (found.rank, found.reports, found.verdict.iteration, found.is_waited) == (0, "step", 60, True)
     head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in loader.py:8 read"
     assert found.text.startswith(head)
 

@@ -99,7 +99,7 @@ ARM = Arm(0, {"late": 5.0, "step": 7.0, "heartbeat": 6.0})
 
 def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: WatchedRank) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    watched.arm(ARM)
+    watched.armed = ARM
     watched.read()
     recorder.add_section("late")
     shown = watched.read()[0].sections
@@ -110,7 +110,7 @@ def test_a_section_that_is_added_later_is_armed_at_the_next_look(watched: Watche
 def test_arming_is_news_of_timeouts_once(watched: WatchedRank) -> None:
     assert [type(each) for each in watched.take_news(watched.read()[0])] == [Timeouts]
     assert not list(watched.take_news(watched.read()[0]))
-    watched.arm(ARM)
+    watched.armed = ARM
     assert [type(each) for each in watched.take_news(watched.read()[0])] == [Timeouts]
     assert not list(watched.take_news(watched.read()[0]))
 
@@ -118,7 +118,7 @@ def test_arming_is_news_of_timeouts_once(watched: WatchedRank) -> None:
 def test_doubled_timeout_gives_way_to_a_longer_one_that_the_client_calculates(watched: WatchedRank) -> None:
     sections = SectionTimeouts(section=TIMEOUTS, out_of_section=0.2)
     recorder = Recorder(watched.board, sections)
-    watched.arm(ARM)
+    watched.armed = ARM
     recorder.heartbeat()
     for own_s in (4.0, 12.0):
         recorder.write_timeouts(sections, HeartbeatTimeouts(own_s, own_s, were_calculated=True))
@@ -141,7 +141,7 @@ def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer
     clock: Clock, watched: WatchedRank
 ) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
-    watched.arm(Arm(0, {"step": 0.3}))
+    watched.armed = Arm(0, {"step": 0.3})
     for put_off in (True, False):
         recorder.start("step")
         while (verdict := watched.read()[1].verdict) is None:

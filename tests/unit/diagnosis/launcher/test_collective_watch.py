@@ -10,13 +10,12 @@ from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.link.messages.monitor_messages import Collect
-from tests.support.agents import Driven, attached, observed
+from tests.support.agents import Driven, attached, hung, observed
 
 TIMEOUT_S = 40.0
 BOARD = BoardSnapshot(iteration=0, first_iteration=0)
-REVIEW = Reviewed(
-    cycle=0, asker=0, elapsed_s=40.0, timeout_s=40.0, text="rank 10 in train.py:3 f", rank=10, is_waited=True
-)
+SILENT = hung(kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0)
+REVIEW = Reviewed(cycle=0, asker=0, verdict=SILENT, text="rank 10 in train.py:3 f", rank=10, is_waited=True)
 
 
 def watching(**options: object) -> Driven:

@@ -37,14 +37,11 @@ def reviewed(*hanging: int, rank: int | None = None, progress: str = "") -> Revi
     return Reviewed(
         cycle=0,
         asker=0,
-        elapsed_s=60.1,
-        timeout_s=60.0,
+        verdict=hung(elapsed_s=60.1, timeout_s=60.0),
         text=f"rank {rank} in train.py:7 step",
         rank=rank,
         decides=True,
         hanging=hanging,
-        kind="section",
-        section="step",
         progress=progress,
     )
 

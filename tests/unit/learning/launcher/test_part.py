@@ -31,7 +31,7 @@ from tests.support.agents import attached as rank_attached
 PATH = "/ckpt/ft_state.json"
 HANG = hung(elapsed_s=75.1, timeout_s=75.0, iteration=60, learned=True)
 REVIEW = Reviewed(
-    cycle=0, asker=0, text="x", elapsed_s=6.1, timeout_s=5.0, rank=0, is_waited=True, timed="step", iteration=60
+    cycle=0, asker=0, verdict=hung(elapsed_s=6.1, timeout_s=5.0, iteration=60), text="x", rank=0, is_waited=True
 )
 REPORTED = FACT_HOOKS | FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED
 READY = REPORTED | FACT_LEARNS
@@ -403,7 +403,7 @@ def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None
     driven = loaded(learns=False)
     driven.hear(result(at="steps", facts=REPORTED, step=1.0))
     for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
-        driven.hear(replace(REVIEW, rank=None, is_waited=False, iteration=iteration))
+        driven.hear(replace(REVIEW, rank=None, is_waited=False, verdict=replace(REVIEW.verdict, iteration=iteration)))
         assert (armed_s(driven), enforces(driven)) == (expected_s, False)
     assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
 
