@@ -24,7 +24,7 @@ import pytest
 from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT
+from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
 from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
@@ -41,6 +41,7 @@ BOUND_S = 2.0
 SCRIPT = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
+from megatron_ft.link.base.layout import W_STACK_SIGNAL
 from megatron_ft.link.board import Board
 from megatron_ft.rank.crash_reporter.reporter import CrashReporter, restore_signals
 board, stack_fd, ask_fd = Board(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
@@ -185,7 +186,7 @@ def handler(number):
         os.write(stack_fd, line.encode())
         ctypes.CDLL(None).usleep(100_000)
 handler_in_c = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
-ctypes.CDLL(None).signal(board.words[25], handler_in_c)
+ctypes.CDLL(None).signal(board.words[W_STACK_SIGNAL], handler_in_c)
 sleeping()
 """)
     _, document = subject.collect(verdict=hung())
@@ -196,7 +197,7 @@ def test_a_rank_without_a_handler_gets_no_signal(subjects: Subjects) -> None:
     """A real-time signal that nobody handles ends a process."""
     subject = subjects.start("ready(); sleeping()")
     for number in (0, 1, signal.SIGRTMIN + 5, 2**63):
-        subject.board.words[25] = number
+        subject.board.words[W_STACK_SIGNAL] = number
         note, document = subject.collect(bound_s=0.2)
         assert document["threads"] == [] or document["stacks_by"] == "py-spy"
         assert any("no handler" in text for text in document["missing"])
