@@ -5,6 +5,7 @@ python -m tests.memory.lives LIVES SEED
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -23,8 +24,6 @@ from tests.support.nodes import meeting_place
 
 BOUND_S = 240.0
 _BAD = "2 cycles that restored iteration"
-SPARED_S = 11.0
-"""Keepers are spared that long after one was killed: five in a row that end within 10 s are given up."""
 KINDS = {"rank": 10, "both ranks": 3, "keeper": 3, "keeper and rank": 6, "node": 4, "job": 2}
 STATE = """
 import hashlib, json, os, sys, time, torch
@@ -65,12 +64,16 @@ while True:
 """
 
 
+def end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 class Job:
     """Two launchers on this machine, and what their ranks have told. What is wrong is a `RuntimeError`."""
 
     def __init__(self, where: Path) -> None:
-        self.where, self.life, self.begun, self.newest = where, 0, dict[int, Any](), {0: 0, 1: 0}
-        self.spared_until_s, self.bad = 0.0, 0
+        self.where, self.life, self.bad, self.begun, self.newest = where, 0, 0, dict[int, Any](), {0: 0, 1: 0}
         exec(STATE, undisturbed := dict[str, Any]())
         self._step, self._digest = undisturbed["step"], undisturbed["digest"]
         self._states = [undisturbed["fresh"](rank) for rank in (0, 1)]
@@ -79,7 +82,6 @@ class Job:
         (where / "train.py").write_text(STATE + TRAIN)
 
     def start(self) -> None:
-        """Begin a life."""
         self.life, self._place = self.life + 1, meeting_place("--nnodes=2", "--nproc-per-node=1")
         self.launchers = [self.start_node(node) for node in (0, 1)]
 
@@ -89,14 +91,14 @@ class Job:
         words += [f"--ft-memory-checkpoint-dir={self.where / 'files'}", str(self.where / "train.py"), str(self.where)]
         own = {"FT_SECRET": "5" * 32, "LIVES_LIFE": str(self.life), "LIVES_NODE": f"{self.where}:{node}"}
         with open(self.where / f"launcher.{node}", "ab") as log:
-            return subprocess.Popen(words, env={**os.environ, **own}, stdout=log, stderr=log)
+            return subprocess.Popen(words, env=os.environ | own, stdout=log, stderr=log)
 
     def kill(self, node: int, name: str = "") -> None:
         """Kill all processes of a node, or those of that name."""
         mark = f"LIVES_NODE={self.where}:{node}\0".encode()
         for each in list(all_processes()):
             if each.comm.startswith(name) and carries(each.pid, mark):
-                os.kill(each.pid, signal.SIGKILL)
+                end(each.pid)
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait, and compare each state with that of an undisturbed run."""
@@ -131,14 +133,12 @@ class Job:
         goal = max(each["iteration"] for each in self.begun.values()) + chance.choice([3, 5, 8, 13])
         self.wait(lambda: min(self.newest.values()) >= goal)
         kind, node = chance.choices(list(KINDS), list(KINDS.values()))[0], chance.randrange(2)
-        if "keeper" in kind and time.monotonic() < self.spared_until_s:
-            kind = "rank"
         before, pids = self.begun[0], [self.begun[rank]["pid"] for rank in (0, 1)]
         if "keeper" in kind:
-            self.spared_until_s = time.monotonic() + SPARED_S
+            time.sleep(10)  # a keeper that is not given up, as five in a row are that live for less
             self.kill(node, "ft_keeper")
         for pid in pids if kind == "both ranks" else [pids[node]] if "rank" in kind else []:
-            os.kill(pid, signal.SIGKILL)
+            end(pid)
         if kind == "node":  # not the one with the endpoint, without which the job ends
             self.kill(1)
             self.launchers[1].wait()
@@ -153,23 +153,18 @@ class Job:
         return kind
 
 
-def main(lives: int, seed: int) -> int:
-    """Run the campaign. The exit code is 1 if a cycle began with anything but what all ranks had."""
-    counts, chance, job, wrong = Counter[str](), random.Random(seed), Job(Path(tempfile.mkdtemp())), ""
+def main(lives: int, seed: int) -> None:
+    chance, job = random.Random(seed), Job(Path(tempfile.mkdtemp()))
+    print(job.where)
     try:
         job.start()
         job.wait(lambda: min(job.newest.values()) >= 10)  # snapshots are complete
-        for _ in range(lives):
-            counts[job.end_something(chance)] += 1
-    except RuntimeError as error:
-        wrong = f"; WRONG: {error}, see {job.where}"
-    for node in (0, 1):
-        job.kill(node)
-    print(
-        f"seed {seed}, {job.bad} bad: " + ", ".join(f"{each} {kind}" for kind, each in sorted(counts.items())) + wrong
-    )
-    return 1 if wrong else 0
+        counts = Counter(job.end_something(chance) for _ in range(lives))
+    finally:
+        for node in (0, 1):
+            job.kill(node)
+    print(f"seed {seed}: {dict(counts)}, {job.bad} condemned snapshots")
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    main(*map(int, sys.argv[1:]))
