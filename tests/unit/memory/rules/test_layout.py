@@ -121,11 +121,6 @@ def test_trailer_is_read_as_it_was_written() -> None:
     assert decode_trailer(TRAILER.encode(), SIZE) == TRAILER
 
 
-def test_trailer_of_an_earlier_version_is_named() -> None:
-    with pytest.raises(LayoutError, match="an earlier version of megatron_ft has written it"):
-        decode_trailer(bytes(8) + b"ftmemcp1" + bytes(TRAILER_BYTES - 16), SIZE)
-
-
 def test_changed_bit_of_the_sizes_makes_a_trailer_another_one() -> None:
     raw = TRAILER.encode()
     for bit in range(8 * (TRAILER_BYTES - 16)):
