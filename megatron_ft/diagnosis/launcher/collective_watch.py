@@ -145,8 +145,15 @@ class CollectiveWatch(LauncherPart):
         elif not self._is_told and turn.now_ns >= self._ask_again_ns:
             boards = (turn.seen.boards[local_rank] for local_rank in judged)
             # an enforced timeout that applies to each of these ranks now does the rest
-            if not all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
-                self._ask(min(judged), silent_ns, turn)
+            if all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
+                return
+            if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
+                self._is_asked = False
+                self._ask_again_ns = turn.now_ns + self._timeout_ns
+                return
+            self._is_asked = True
+            self._ask_again_ns = turn.now_ns + _ANSWER_NS
+            turn.do(Hang(self._cycle.cycle, self._verdict(min(judged), silent_ns / 1e9, turn), passive=True))
 
     def _begin_anew(self, now_ns: int) -> None:
         self._moved_ns = now_ns
@@ -158,13 +165,6 @@ class CollectiveWatch(LauncherPart):
         self._is_asked = False
         """True while the coordinator's review is awaited."""
         self._ask_again_ns = 0
-
-    def _ask(self, local_rank: int, silent_ns: int, turn: Turn) -> None:
-        if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
-            self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
-            return
-        self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
-        turn.do(Hang(self._cycle.cycle, self._verdict(local_rank, silent_ns / 1e9, turn), passive=True))
 
     def _verdict(self, local_rank: int, elapsed_s: float, turn: Turn) -> RankHung:
         timeout_s = self._timeout_ns / 1e9

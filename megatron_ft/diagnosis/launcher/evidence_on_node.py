@@ -11,7 +11,6 @@ from megatron_ft.diagnosis.hang_messages import RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
-from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import Collect, Observation
 
 _LAST_NOTES_NS = 150_000_000
@@ -36,15 +35,15 @@ class EvidenceOnNode:
         local_ranks: Collection[int],
         turn: Turn,
         *,
-        known: Collection[int] = (),
+        known: int | None = None,
         passive: bool | None = None,
         again_ns: int | None = None,
     ) -> None:
-        """Have evidence collected on these ranks, except ``known`` ones, on which it is being collected already."""
+        """Have evidence collected on these ranks, except a ``known`` one, on which it is being collected already."""
         self.asked |= {*local_ranks}
         passive = self._passive if passive is None else passive
         order = Collect(self._cycle.cycle, self.until_ns, passive=passive, again_ns=again_ns)
-        turn.order({*local_ranks} - {*known}, order)
+        turn.order({*local_ranks} - {known}, order)
 
     def noted(self, local_rank: int, report: Observation) -> None:
         """Keep a monitor's snapshot of its rank. The first one counts: since then the rank may have been stopped."""
@@ -101,19 +100,16 @@ class EvidenceOnNode:
             frame="" if end is None else end.where,
             waits_in=collective_raised_in(turn.seen.words[local_rank].exception) if end and end.error else "",
         )
-        return note if verdict is None else _as_found(note, verdict)
-
-
-def _as_found(note: RankSnapshot, verdict: RankHung) -> RankSnapshot:
-    """Return the snapshot as the monitor found the rank: that it has ended since is the monitor's doing."""
-    return replace(
-        note,
-        iteration=verdict.iteration if note.iteration is None else note.iteration,
-        section=verdict.section,
-        open_s=verdict.elapsed_s,
-        timeout_s=verdict.timeout_s,
-        found_hung=True,
-        state="T" if verdict.stopped else "",
-        gone=False,
-        exitcode=None,
-    )
+        if verdict is None:
+            return note
+        return replace(  # as the monitor found the rank: that it has ended since is the monitor's doing
+            note,
+            iteration=verdict.iteration if note.iteration is None else note.iteration,
+            section=verdict.section,
+            open_s=verdict.elapsed_s,
+            timeout_s=verdict.timeout_s,
+            found_hung=True,
+            state="T" if verdict.stopped else "",
+            gone=False,
+            exitcode=None,
+        )

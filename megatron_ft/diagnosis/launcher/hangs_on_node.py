@@ -115,10 +115,8 @@ class HangsOnNode(LauncherPart):
             kill = Killed(verdict.cycle, verdict.timed, verdict.timeout_s, verdict.was_extended)
             self._learning.killed(kill, turn)
         self._verdict = self._verdict or verdict
-        if is_seen:
-            self._begin(turn, from_ns=verdict.at_ns, known=verdict.local_rank)
-        else:
-            self._begin(turn, from_ns=turn.now_ns)
+        from_ns, known = (verdict.at_ns, verdict.local_rank) if is_seen else (turn.now_ns, None)
+        self._begin(turn, from_ns=from_ns, known=known)
 
     def exited(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
@@ -143,7 +141,7 @@ class HangsOnNode(LauncherPart):
             reached = self._cycle.reached(turn.seen) if self._verdict.is_certain else None
             turn.do(Hang(self._cycle.cycle, self._verdict, reached))
         self._evidence = EvidenceOnNode(self._cycle, from_ns, passive=decides)
-        self._evidence.ask(self._cycle.observed, turn, known=() if known is None else (known,))
+        self._evidence.ask(self._cycle.observed, turn, known=known)
 
     @property
     def is_deciding(self) -> bool:
@@ -151,11 +149,8 @@ class HangsOnNode(LauncherPart):
 
     @property
     def alarm_ns(self) -> int | None:
-        is_open = self._evidence is not None and not (self._is_told or self._is_over)
-        return earliest(
-            self._evidence.due_ns if self._evidence is not None and is_open else None,
-            None if self._review is None else self._review.due_ns,
-        )
+        evidence = None if self._is_told or self._is_over else self._evidence
+        return earliest(*(each.due_ns for each in (evidence, self._review) if each is not None))
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Send the snapshots, or decide, once evidence on all ranks has come, or the bound is near."""
@@ -170,9 +165,9 @@ class HangsOnNode(LauncherPart):
             evidence.tell(turn)
         elif self._verdict is not None:
             found = blamed(evidence.of_all(turn), self._verdict, are_all=True, several=False)
-            self._cycle.blame(found)
             if found is not None:
-                log_finding(self._cycle.cycle, found, turn)
+                self.blamed(found, turn)
+            self._cycle.found = found
             self.ending(turn)
 
     def ending(self, turn: Turn) -> None:
@@ -181,11 +176,7 @@ class HangsOnNode(LauncherPart):
         turn.do(Release(self._cycle.cycle))
 
     def blamed(self, cause: Cause, turn: Turn) -> None:
-        if self._cycle.found is None:  # otherwise it is logged already
-            log_finding(self._cycle.cycle, cause, turn)
-
-
-def log_finding(cycle: int, cause: Cause, turn: Turn) -> None:
-    """Log the cause of a hang, if the evidence on all ranks adds something. One launcher of the job does that."""
-    if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
-        turn.do(Write(Finding(cycle=cycle, rank=cause.rank, text=cause.detail)))
+        """Log the cause of a hang, if the evidence on all ranks adds something. One launcher of the job does that."""
+        is_known = self._cycle.found is not None  # then it is logged already
+        if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH) and not is_known:
+            turn.do(Write(Finding(cycle=self._cycle.cycle, rank=cause.rank, text=cause.detail)))
