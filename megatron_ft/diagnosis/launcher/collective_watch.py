@@ -117,6 +117,17 @@ class CollectiveWatch(LauncherPart):
         self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
         self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
 
+    def _begin_anew(self, now_ns: int) -> None:
+        self._moved_ns = now_ns
+        """Time at which the last collective was seen to begin or complete, as far as that counts."""
+        self._excused_ns = 0
+        """Nanoseconds since then in which the node was stopped, which don't count."""
+        self._is_told = False
+        """True once this silence was reported to the user."""
+        self._is_asked = False
+        """True while the coordinator's review is awaited."""
+        self._ask_again_ns = 0
+
     def _judge(self, turn: Turn) -> None:
         counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._cycle.observed)}
         known = {local_rank: found for local_rank, found in counts.items() if found is not None}
@@ -148,23 +159,10 @@ class CollectiveWatch(LauncherPart):
             if all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
                 return
             if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
-                self._is_asked = False
-                self._ask_again_ns = turn.now_ns + self._timeout_ns
+                self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
                 return
-            self._is_asked = True
-            self._ask_again_ns = turn.now_ns + _ANSWER_NS
+            self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
             turn.do(Hang(self._cycle.cycle, self._verdict(min(judged), silent_ns / 1e9, turn), passive=True))
-
-    def _begin_anew(self, now_ns: int) -> None:
-        self._moved_ns = now_ns
-        """Time at which the last collective was seen to begin or complete, as far as that counts."""
-        self._excused_ns = 0
-        """Nanoseconds since then in which the node was stopped, which don't count."""
-        self._is_told = False
-        """True once this silence was reported to the user."""
-        self._is_asked = False
-        """True while the coordinator's review is awaited."""
-        self._ask_again_ns = 0
 
     def _verdict(self, local_rank: int, elapsed_s: float, turn: Turn) -> RankHung:
         timeout_s = self._timeout_ns / 1e9
