@@ -193,6 +193,10 @@ class NodeCycle:
         """Note that a rank has another state than the others. Its exit, if it has one, only follows from that."""
         self.mixed = self.mixed or Cause(kind=CauseKind.CRASH, text=text, rank=rank)
 
+    def blame(self, cause: Cause | None) -> None:
+        """Note the cause found by comparing the evidence on all ranks; None if undetermined."""
+        self.found = cause
+
     def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
         """Note the first hang found by the launcher itself, of which one of these ranks is the cause."""
         self.suspects = self.suspects or (verdict, local_ranks)
