@@ -18,7 +18,7 @@ from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, Coordinator
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
-from megatron_ft.job.rules.messages import TO_LEADER, Beat, Dismiss, FromMember, Hello
+from megatron_ft.job.rules.messages import ANSWER, TO_LEADER, Dismiss, FromMember, Hello
 from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.log import COORDINATOR
@@ -34,7 +34,7 @@ GREETING_S = 10.0
 _ACCEPTED_AT_ONCE = 1000
 MOST_STRANGERS = 256
 """Connections of one address that haven't said hello; a further one is closed at once. A launcher tries again."""
-_BEAT = encode(Beat())
+_BEAT = encode(ANSWER)
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors for which a waiting connection can't be taken; it stays in the queue."""
 FULL_PAUSE_S = 1.0
@@ -265,7 +265,7 @@ class Service:
         COORDINATOR.debug("effect", effect)
         match effect:
             case Send(numbers, message):
-                data = _BEAT if message == Beat() else encode(message)
+                data = _BEAT if message is ANSWER else encode(message)
                 for number in numbers:
                     if (link := self.links.get(number)) is not None:
                         self.bytes_sent += link.connection.queue(data)

@@ -260,7 +260,7 @@ class Coordinator:
                     self._waiting.discard(node)
                 self.needs_settling = True
             case m.Beat(progress_s=age_s):
-                self._out.append(Send([link], m.Beat()))
+                self._out.append(Send([link], m.ANSWER))
                 if age_s is not None and cycle is not None:
                     cycle.progressed(node, self._clock.now_s - age_s)
             case m.Ready(parts, store):

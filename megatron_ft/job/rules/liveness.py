@@ -71,8 +71,10 @@ class OwnClock:
     def set(self, now_s: float) -> None:
         """Set the time by the caller's clock, which doesn't go back."""
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
-        self.now_s += min(passed_s, _LONGEST_GAP_S)
-        if passed_s > _LONGEST_GAP_S:
+        if passed_s <= _LONGEST_GAP_S:
+            self.now_s += passed_s
+        else:
+            self.now_s += _LONGEST_GAP_S
             self.slept_s = self.now_s
 
     def mark_unanswered(self) -> None:

@@ -302,6 +302,10 @@ class Beat(Message, frozen=True):
     progress_s: Finite | None = None
 
 
+ANSWER = Beat()
+"""The leader's answer to a launcher's beat."""
+
+
 # -- from the coordinator -------------------------------------------------------------------------------------
 
 
