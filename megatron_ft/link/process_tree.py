@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux import processes
-from megatron_ft.link.linux.processes import ProcessStat, all_processes, kill_if_still, read_stat
+from megatron_ft.link.linux.processes import ProcessStat, all_processes, kill_if_still, kill_matching, read_stat
 from megatron_ft.link.reactor import Reactor
 
 _STOPPED_FOR_S = 0.1
@@ -60,19 +60,12 @@ def end_strays(leader: int, name: str, known: Callable[[], Collection[int]]) -> 
     Their orphans become the launcher's, and are ended, too.
     """
 
-    def is_stray(stat: ProcessStat) -> bool:
-        return stat.comm == name or leader in (stat.group, stat.session)
+    def listed() -> list[ProcessStat]:
+        is_known = {leader, *known()}
+        stats = [*filter(None, map(read_stat, children() - is_known)), *left_behind([leader], is_known)]
+        return [stat for stat in stats if stat.pid not in is_known]
 
-    deadline_s = time.monotonic() + _STRAYS_S
-    while time.monotonic() < deadline_s:
-        mine, is_known = children(), {leader, *known()}
-        stats = [*filter(None, map(read_stat, mine - is_known)), *left_behind([leader], is_known)]
-        strays = [stat for stat in stats if stat.pid not in is_known and stat.state not in "ZX" and is_stray(stat)]
-        if not strays:
-            return
-        for stat in strays:
-            kill_if_still(stat, is_stray)
-        time.sleep(0.001)
+    kill_matching(lambda stat: stat.comm == name or leader in (stat.group, stat.session), _STRAYS_S, listed)
 
 
 def tidies_up(stat: ProcessStat) -> bool:

@@ -102,7 +102,7 @@ while True:
     with watched(tmp_path, timeout_s=2.0) as both:
         for cycle in (CYCLE, CYCLE + 1, 2**62):
             answer = exchange(both.path, {"type": "hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
-            assert b'"refused"' in answer, answer
+            assert b'"rank_refused"' in answer, answer
         before, sent = figures(both.monitor.pid, both.log_dir)["fds"], tmp_path / "sent"
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock, sent.open("w") as file:

@@ -1,22 +1,49 @@
-"""Wait between two cycles until the driver has taken back the device memory of the last ranks."""
+"""Wait between two cycles until the driver has taken back the device memory of the last ranks.
+
+An ended process may be listed a moment longer, while the driver takes its memory back; a new rank that allocates then
+finds too little.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from megatron_ft.link.base.device_memory import LONGEST_WAIT_S, Holding, describe, held_by, look_again_s
+from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.linux import nvml
 from megatron_ft.link.reactor import THREAD_PREFIX, Reactor
 from megatron_ft.records.event_log import EventLog
 
+LONGEST_WAIT_S = 10.0
+"""Seconds after which the memory counts as lost, and the ranks start without it."""
+_FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.02, 0.5
+_SHOWN = 4
 TELL_AFTER_S = 1.0
 DRIVER_S = 5.0
 """Additional seconds for the driver's answer; a slower driver isn't asked again."""
 _RECENT_S = LONGEST_WAIT_S + DRIVER_S
+
+
+def look_again_s(held: Sequence[Holding], waited_s: float) -> float | None:
+    """Return the seconds until the next look, ``waited_s`` after the processes ended; None if nothing is waited for.
+
+    Short at first, and never beyond the longest wait.
+    """
+    if not held or waited_s >= LONGEST_WAIT_S:
+        return None
+    pause_s = min(max(_FIRST_LOOK_S, waited_s / 4), _SLOWEST_LOOK_S)
+    return min(pause_s, LONGEST_WAIT_S - waited_s)
+
+
+def describe(held: Sequence[Holding]) -> str:
+    """Describe the holdings for a line: process, device, size."""
+    sizes = ["" if each.used_bytes is None else f" ({each.used_bytes / 2**30:.1f} GiB)" for each in held]
+    parts = [f"process {each.pid} on GPU {each.device}{size}" for each, size in zip(held, sizes, strict=True)]
+    return listed(parts, most=_SHOWN)
 
 
 class _Look:
@@ -65,7 +92,7 @@ class DeviceMemoryWait:
         self._look = None
         library = None if self._gave_up or not ended else self._load()
         if library is not None:
-            self._look = _Look(lambda: held_by(self._query(library) or [], ended))
+            self._look = _Look(lambda: [each for each in self._query(library) or [] if each.pid in ended])
 
     def wait(self, check: Callable[[], None]) -> None:
         """Wait until the memory is free, or given up; serves everything else meanwhile.

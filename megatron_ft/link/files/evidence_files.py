@@ -7,7 +7,8 @@ import os
 import socket
 
 from megatron_ft.diagnosis.evidence import RankEvidence, evidence_text
-from megatron_ft.link.files.own_files import open_own_folder, replace_in_own_folder
+from megatron_ft.link.files.atomic_write import replace
+from megatron_ft.link.files.own_files import open_own_folder
 
 DIRECTORY = "evidence"
 LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -36,8 +37,8 @@ def write_evidence(log_dir: str, evidence: RankEvidence, *, suffix: str = "") ->
         os.close(outer)
     try:
         packed = json.dumps(evidence.packed(), indent=1) + "\n"
-        replace_in_own_folder(folder, f"{stem}.json", packed.encode(errors="replace"))
-        replace_in_own_folder(folder, f"{stem}.txt", evidence_text(evidence).encode(errors="replace"))
+        for name_of_file, text in ((f"{stem}.json", packed), (f"{stem}.txt", evidence_text(evidence))):
+            replace(folder, name_of_file, text.encode(errors="replace"), mode=0o600, fsync=False)
     finally:
         os.close(folder)
     return f"{DIRECTORY}/{name}/{stem}.txt"

@@ -89,17 +89,6 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
         os.close(folder)
 
 
-def replace_in_own_folder(folder: int, name: str, data: bytes) -> None:
-    """Write a file atomically in a directory of `open_own_folder`.
-
-    An existing file is this user's, and is replaced without being opened; a directory stays.
-
-    Raises:
-        OSError: the file can't be written; no temporary file is left.
-    """
-    replace(folder, name, data, mode=0o600, fsync=False)
-
-
 def open_own_folder(path: str) -> int:
     """Create a directory with mode 0700 if it is missing. Return a descriptor of it.
 

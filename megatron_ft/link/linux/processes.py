@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from megatron_ft.link.linux.polling import wait_ready
@@ -191,12 +191,16 @@ def carries(pid: int, marker: bytes) -> bool:
         return False
 
 
-def kill_matching(belongs: Callable[[ProcessStat], bool], timeout_s: float) -> list[ProcessStat]:
-    """SIGKILL every process for which ``belongs`` is true, until none is left or the time is over. Return the
+def kill_matching(
+    belongs: Callable[[ProcessStat], bool],
+    timeout_s: float,
+    listed: Callable[[], Iterable[ProcessStat]] = all_processes,
+) -> list[ProcessStat]:
+    """SIGKILL every listed process for which ``belongs`` is true, until none is left or the time is over. Return the
     survivors."""
     deadline = time.monotonic() + timeout_s
     while True:
-        left = [stat for stat in all_processes() if stat.state not in "ZX" and belongs(stat)]
+        left = [stat for stat in listed() if stat.state not in "ZX" and belongs(stat)]
         if not left or time.monotonic() > deadline:
             return left
         for stat in left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from megatron_ft.link.base.codec import Count, Message, Pid, Seconds, Vocabulary
 
@@ -54,7 +54,6 @@ class ImportsReady(Message, frozen=True):
 
     where: str
     took_s: Seconds
-    NAME: ClassVar[str] = "ready"
 
 
 class ImportActs(Message, frozen=True):
@@ -64,7 +63,6 @@ class ImportActs(Message, frozen=True):
     where: str
     what: str
     module: str
-    NAME: ClassVar[str] = "acts"
 
 
 class FilesChanged(Message, frozen=True):

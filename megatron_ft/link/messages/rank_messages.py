@@ -43,8 +43,6 @@ class RankHello(Message, frozen=True, kw_only=True):
 class ShowRank(Message, frozen=True):
     """``megatron-ft stacks`` asks what the rank does now. The answer is a `RankShown`, or a `RankRefused`."""
 
-    NAME: ClassVar[str] = "show"
-
 
 FromRank = RankHello | ShowRank
 FROM_RANK: Vocabulary[FromRank] = Vocabulary(FromRank)
@@ -63,14 +61,12 @@ class RankRefused(Message, frozen=True):
     """The rank isn't watched."""
 
     reason: str
-    NAME: ClassVar[str] = "refused"
 
 
 class RankShown(Message, frozen=True):
     """Evidence on the rank, as text."""
 
     text: str
-    NAME: ClassVar[str] = "shown"
 
 
 ToRank = RankWelcome | RankRefused

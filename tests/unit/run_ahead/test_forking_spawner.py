@@ -37,7 +37,7 @@ say(sys.argv[1])
 while sock.recv(65536):
     say(sys.argv[2])
 """
-READY = {"type": "ready", "where": "train.py:7", "took_s": 0.1}
+READY = {"type": "imports_ready", "where": "train.py:7", "took_s": 0.1}
 
 
 def started(tmp_path: Path, *, says: list[Any], answers: list[Any]) -> ServerProcess:
@@ -62,9 +62,9 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "ready", "took_s": 0.1},
-        {"type": "ready", "where": "train.py:7", "took_s": "long"},
-        {"type": "acts", "statement": "import x", "where": "", "what": ""},
+        {"type": "imports_ready", "took_s": 0.1},
+        {"type": "imports_ready", "where": "train.py:7", "took_s": "long"},
+        {"type": "import_acts", "statement": "import x", "where": "", "what": ""},
         {"type": "failed"},
         {"type": "spawn", "env": {}},
         {"type": "forked", "pids": [0]},

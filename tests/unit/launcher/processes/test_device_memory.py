@@ -10,7 +10,6 @@ import pytest
 
 from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
-from megatron_ft.link.base import device_memory as core
 from megatron_ft.link.base.device_memory import Holding
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import NullEventLog
@@ -60,7 +59,7 @@ Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
 
 
 def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(device_memory_wait, "TELL_AFTER_S", 0.05)
     one = waiting(lambda: [HELD])
     one.wait(7)
@@ -73,7 +72,7 @@ def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: 
 def test_node_that_has_stood_by_since_says_nothing_of_what_was_held(
     waiting: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.05)
     monkeypatch.setattr(device_memory_wait, "_RECENT_S", -1.0)
     one = waiting(lambda: [HELD])
     one.wait(7)
@@ -94,3 +93,23 @@ def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch:
     answer.set()
     assert one.loads == 1
     assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
+
+
+def test_the_wait_is_bounded() -> None:
+    assert (
+        device_memory_wait.look_again_s([], 0.0)
+        is device_memory_wait.look_again_s([HELD], device_memory_wait.LONGEST_WAIT_S)
+        is None
+    )
+    waited_s, pauses_s = 0.0, list[float]()
+    while (pause_s := device_memory_wait.look_again_s([HELD], waited_s)) is not None:
+        waited_s += pause_s
+        pauses_s.append(pause_s)
+    assert waited_s == pytest.approx(device_memory_wait.LONGEST_WAIT_S)
+    assert len(pauses_s) < 60
+    assert pauses_s[0] < 0.05
+
+
+def test_held_memory_is_described_in_words() -> None:
+    assert device_memory_wait.describe([HELD, Holding(1, 8)]) == "process 7 on GPU 0 (3.0 GiB), process 8 on GPU 1"
+    assert device_memory_wait.describe([HELD] * 6).endswith("(3.0 GiB) and 2 more")
