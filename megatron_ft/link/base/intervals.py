@@ -21,7 +21,7 @@ Rules
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from megatron_ft.link.base.layout import FLAG_ARE_LEARNED, ArmedTimeout, BoardSnapshot, SectionView
@@ -79,21 +79,25 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
     """Yield every interval with a finite timeout; none once the board is ``closing``."""
     if board.closing:
         return
-    slow = next((section for section in board.sections if section.name == WARMUP), None)
+    sections = {section.name: section for section in board.sections}
+    slow, opened = sections.get(WARMUP), [section for section in board.sections if section.opened_at_ns]
     warming_up = slow is None and _is_warming_up(board)
-    any_open = any_opened = False
-    for section in board.sections:
-        any_opened = any_opened or section.open_count > 0
-        if not section.opened_at_ns:
-            continue
-        any_open = True
+    for section in opened:
         bound = _section_bound(section)
-        if section.name == STEP:
-            bound = _step_bound(board, bound, slow, warming_up=warming_up)
+        if section.name == STEP and warming_up:
+            bound = _warm_up_bound(board, bound)
+        elif (
+            section.name == STEP
+            and slow
+            and 0 < board.iterations_seen <= (board.warmup_iterations or WARMUP_ITERATIONS)
+        ):
+            bound = _section_bound(slow)
         if bound.timeout_ns is not None:
             yield Interval(HangKind.SECTION, section.name, section.opened_at_ns, bound.timeout_ns, *bound[1:])
-    if not any_open:
-        bound = _out_of_section_bound(board, warming_up=warming_up)
+    if not opened:
+        own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+        bound = _bound(board.armed_out_of_section, own_ns, is_calculated=is_calculated)
+        bound = _warm_up_bound(board, bound) if warming_up else _first_step_bound(board, bound, sections)
         if bound.timeout_ns is not None:
             since = max(board.last_transition_ns, board.start_ns, board.warm_up_over_ns)
             yield Interval(HangKind.OUT_OF_SECTION, None, since, bound.timeout_ns, *bound[1:])
@@ -103,7 +107,7 @@ def running_intervals(board: BoardSnapshot) -> Iterator[Interval]:
     else:
         kind, since, timeout = HangKind.HEARTBEAT, board.last_heartbeat_ns, board.heartbeat_timeout_ns
     # a heartbeat's count is written before its stamp: a missing stamp is not "since the epoch"
-    if timeout is not None and since and (board.heartbeats or not any_opened):
+    if timeout is not None and since and (board.heartbeats or not any(each.open_count for each in board.sections)):
         yield Interval(kind, None, since, timeout, bool(board.heartbeat_flags & FLAG_ARE_LEARNED))
 
 
@@ -117,36 +121,18 @@ def _bound(armed: ArmedTimeout | None, own_ns: int | None, *, is_calculated: boo
     return _Bound(armed.timeout_ns, is_learned=True, enforced=armed.enforced)
 
 
-def _out_of_section_bound(board: BoardSnapshot, *, warming_up: bool) -> _Bound:
-    own_ns, is_calculated = board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
-    bound = _bound(board.armed_out_of_section, own_ns, is_calculated=is_calculated)
-    if warming_up:
-        return _warm_up_bound(board, bound)
-    return bound if bound.timeout_ns is None else _first_step_bound(board, bound, bound.timeout_ns)
-
-
-def _first_step_bound(board: BoardSnapshot, bound: _Bound, timeout_ns: int) -> _Bound:
+def _first_step_bound(board: BoardSnapshot, bound: _Bound, sections: Mapping[str, SectionView]) -> _Bound:
     """Return at least the timeout of "setup" until the first step is over: other ranks may still be in theirs.
 
     "setup" is no collective. A rank whose setup is quick waits for the others in its first step, which is out of
     section.
     """
-    sections = {section.name: section for section in board.sections}
     setup, step = sections.get(SETUP), sections.get(STEP)
     is_first = not board.first_step_at_ns and (step is None or not step.open_count)
-    if not is_first or setup is None or not setup.open_count:
+    if bound.timeout_ns is None or not is_first or setup is None or not setup.open_count:
         return bound
     of_setup = _section_bound(setup)
-    return of_setup if of_setup.timeout_ns is not None and of_setup.timeout_ns > timeout_ns else bound
-
-
-def _step_bound(board: BoardSnapshot, bound: _Bound, slow: SectionView | None, *, warming_up: bool) -> _Bound:
-    """Return the bound of a "step"; ``slow``: the section "warmup", if it is configured."""
-    if warming_up:
-        return _warm_up_bound(board, bound)
-    if slow is not None and 0 < board.iterations_seen <= (board.warmup_iterations or WARMUP_ITERATIONS):
-        return _section_bound(slow)
-    return bound
+    return of_setup if of_setup.timeout_ns is not None and of_setup.timeout_ns > bound.timeout_ns else bound
 
 
 def _warm_up_bound(board: BoardSnapshot, bound: _Bound) -> _Bound:
