@@ -134,22 +134,17 @@ def _no_files(count: int) -> LogsDest:
     )
 
 
-def cycle_file(prefix: str, cycle: int) -> str:
-    """Return the file of ``--ft-per-cycle-applog-prefix`` for a cycle: /logs/job.log becomes /logs/job_cycle3.log."""
-    base, extension = os.path.splitext(prefix)
-    return f"{base}_cycle{cycle}{extension or '.log'}"
-
-
 def taken_from(
     files: LogsDest, envs: Mapping[int, Mapping[str, str]], *, prefix: str, say: Callable[[str], None]
 ) -> list[CopiedStream]:
     """Replace torch's copying to the launcher's output by copying to the cycle's file. Return the copiers.
 
-    torch copies the ranks' own files line by line, as for ``--tee``; all nodes append to the same file.
+    The file of cycle 3 is /logs/job_cycle3.log for the ``prefix`` /logs/job.log, or /logs/job. torch copies the ranks' own files line by line, as for ``--tee``; all nodes append to the same file.
     """
     streams = [*files.tee_stdouts.items(), *files.tee_stderrs.items()]
     files.tee_stdouts, files.tee_stderrs = {}, {}
-    path = cycle_file(prefix, int(envs[0]["FT_CYCLE"]))
+    base, extension = os.path.splitext(prefix)
+    path = f"{base}_cycle{envs[0]['FT_CYCLE']}{extension or '.log'}"
     ranks = {each: env["RANK"].rjust(len(str(int(env["WORLD_SIZE"]) - 1))) for each, env in envs.items()}
     return [CopiedStream(source, path, rank=ranks[local_rank], say=say) for local_rank, source in streams]
 

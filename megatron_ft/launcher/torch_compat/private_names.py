@@ -33,7 +33,6 @@ _AGENT_METHODS = (
     "_rendezvous",
     "_shutdown",
     "_start_workers",
-    "_stop_workers",
 )
 _CONTEXT_METHODS = ("_close", "_poll", "_start", "close", "pids", "start")
 _CONTEXT_ATTRIBUTES = ("args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")

@@ -217,9 +217,6 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
             raise FaultToleranceError(f"the ranks can't be started: {error}") from error
         return context
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown()
-
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
         """End all ranks, however ``run`` ends, even by an unexpected error."""
         private_names.shut_down_agent(super()._shutdown, death_sig, self.grace_s)
