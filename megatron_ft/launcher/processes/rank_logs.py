@@ -139,7 +139,8 @@ def taken_from(
 ) -> list[CopiedStream]:
     """Replace torch's copying to the launcher's output by copying to the cycle's file. Return the copiers.
 
-    The file of cycle 3 is /logs/job_cycle3.log for the ``prefix`` /logs/job.log, or /logs/job. torch copies the ranks' own files line by line, as for ``--tee``; all nodes append to the same file.
+    The file of cycle 3 is /logs/job_cycle3.log for the ``prefix`` /logs/job.log, or /logs/job. torch copies the ranks'
+    own files line by line, as for ``--tee``; all nodes append to the same file.
     """
     streams = [*files.tee_stdouts.items(), *files.tee_stderrs.items()]
     files.tee_stdouts, files.tee_stderrs = {}, {}
