@@ -54,7 +54,7 @@ from megatron_ft.link.linux.proc import process_facts, run_delays_ns
 from megatron_ft.link.log import LAUNCHER
 from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import Release
-from megatron_ft.link.reactor import Timer
+from megatron_ft.link.reactor import Priority, Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import Kept, Restore, StockTaken
 
@@ -216,10 +216,13 @@ class FaultTolerantAgent(TorchAgent):
 
     def _started(self, worker: Worker) -> None:
         local_rank, rank = worker.local_rank, self._machine.cycle.ranks[worker.local_rank]
+        self._launcher.workers[local_rank] = worker
         self._monitors[local_rank].rank_started(worker.pid, rank)
         self._hear(RankStarted(rank=rank, local_rank=local_rank, pid=worker.pid, at_ns=worker.started_at_ns))
+        self._launcher.reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)
 
     def _ended(self, worker: Worker) -> None:
+        self._launcher.reactor.unwatch(worker.pidfd)
         self._launcher.orphan_watch.check()  # a rank may have ended because its output has no reader
         # first read the messages of the rank or its monitor from before the exit
         self._launcher.control.accept_all()
@@ -420,12 +423,10 @@ class FaultTolerantAgent(TorchAgent):
             prefix=line.options.per_cycle_applog_prefix,
         )
         context = WorkerContext(
-            spawn=self._spawner.spawn,
+            spawn=lambda specs: self._spawner.spawn(specs, self._started, self._ended),
             environment=line.rank_environment(),
             reactor=node.reactor,
             end=self._termination.end,
-            on_start=self._started,
-            on_exit=self._ended,
             envs=envs,
             logs_specs=specs,
             **given,

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.errors import ConfigError, FaultToleranceError
@@ -107,7 +107,7 @@ class LauncherNode:
         )
         self.over: LauncherExit | None = None
         """End of the launcher's part in the job; None while it runs, or if the launcher itself has failed."""
-        self.workers: Mapping[int, Worker] = {}
+        self.workers: dict[int, Worker] = {}
         """Ranks of the running cycle, or of the last one, by local rank; more may be added while they start."""
         self._make_keeper(ranks, announce)
         self.health = self._make_health_check()

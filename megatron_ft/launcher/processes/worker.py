@@ -99,11 +99,6 @@ class Worker:
 WorkerCallback = Callable[[Worker], None]
 
 
-Spawn = Callable[[Sequence[RankSpec], WorkerCallback, WorkerCallback], None]
-"""Starts ranks, each a child of the launcher and leader of its own session. The callbacks: with each rank immediately,
-and when its end is seen. Raises OSError if a rank can't be started; those before it were."""
-
-
 class Spawner:
     """Has ranks forked, or starts their command itself. Ranks die with the launcher, even with one that is killed."""
 
@@ -113,6 +108,14 @@ class Spawner:
         self._setpriv = find_setpriv()
 
     def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
+        """Start ranks, each a child of the launcher and leader of its own session.
+
+        The callbacks: with each rank immediately, and when its end is seen.
+
+        Raises:
+            OSError: a rank can't be started; those before it were.
+        """
+
         def adopt(spec: RankSpec, pid: int) -> None:
             on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
 

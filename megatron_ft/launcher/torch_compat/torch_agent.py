@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunPr
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.base import output_copying
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
-from megatron_ft.launcher.processes.worker import Spawn, Worker
+from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.link.messages.fork_server_messages import RankSpec
-from megatron_ft.link.reactor import Priority, Reactor
+from megatron_ft.link.reactor import Reactor
 
 
 class WorkerContext(PContext):
@@ -32,12 +32,10 @@ class WorkerContext(PContext):
     def __init__(
         self,
         *,
-        spawn: Spawn,
+        spawn: Callable[[Sequence[RankSpec]], None],
         environment: Mapping[str, str],
         reactor: Reactor,
         end: Callable[[list[Worker], int, float], None],
-        on_start: Callable[[Worker], None],
-        on_exit: Callable[[Worker], None],
         numa_options: Any = None,
         logs_specs: CycleLogs,
         **torch_arguments: Any,
@@ -49,10 +47,9 @@ class WorkerContext(PContext):
         self._environment = environment
         self._reactor = reactor
         self._end = end
-        self._on_start = on_start
-        self._on_exit = on_exit
         self._numa_options = numa_options
         self.workers: dict[int, Worker] = {}
+        """Ranks that ``spawn`` has started."""
 
     def start(self) -> None:
         """Start all ranks, then the copying of their output. Signal handlers stay ours, which torch would take here."""
@@ -88,7 +85,7 @@ class WorkerContext(PContext):
             )
             for local_rank in range(self.nprocs)
         ]
-        self._spawn(specs, self._spawned, self._ended)
+        self._spawn(specs)
 
     def _numa_bound(self, argv: list[str], local_rank: int) -> list[str]:
         """Return the command of a rank, bound to its GPU's CPUs if ``--numa-binding`` asks for it.
@@ -104,15 +101,6 @@ class WorkerContext(PContext):
         if wrap is None:
             raise RuntimeError(f"--numa-binding isn't possible with torch {torch.__version__}")
         return list(wrap(tuple(argv), gpu_index=local_rank, numa_options=self._numa_options))
-
-    def _spawned(self, worker: Worker) -> None:
-        self.workers[worker.local_rank] = worker
-        self._on_start(worker)
-        self._reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)
-
-    def _ended(self, worker: Worker) -> None:
-        self._reactor.unwatch(worker.pidfd)
-        self._on_exit(worker)
 
     def _poll(self) -> RunProcsResult | None:
         """Report the end of all ranks, for torch's interface only; the agent reads ``workers``."""
