@@ -70,10 +70,15 @@ def describe_overdue(verdict: RankHung) -> str:
 def describe_interval(verdict: RankHung) -> str:
     """Return "in 'step' for 3.0 s after iteration 7"."""
     where = f"in '{verdict.section}'" if verdict.section is not None else verdict.kind.replace("_", " ")
-    return f"{where} for {verdict.elapsed_s:.1f} s{after_iteration(verdict)}"
+    return f"{where} for {verdict.elapsed_s:.1f} s{_after_iteration(verdict)}"
 
 
-def after_iteration(verdict: RankHung) -> str:
+def describe_hang_and_iteration(verdict: RankHung) -> str:
+    """Return "rank 0 hung in 'step' for 3.0 s (timeout 3.0 s) after iteration 7"."""
+    return f"{describe_hang(verdict)}{_after_iteration(verdict)}"
+
+
+def _after_iteration(verdict: RankHung) -> str:
     return "" if verdict.iteration is None else f" {when(verdict.iteration)}"
 
 

@@ -15,7 +15,6 @@ PACKAGE = ROOT / "megatron_ft"
 GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = (
     "launcher/rules/cycle_lines.py",
-    "diagnosis/launcher/hang_lines.py",
     "job/rules/job_lines.py",
     "launcher/base/launcher_lines.py",
     "memory/rules/lines.py",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
-from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
 from megatron_ft.launcher.rules.events import Write
@@ -76,7 +75,10 @@ class CollectiveWatch(LauncherPart):
             return
         ends = options.ends_for_collectives and event.is_waited and not options.observe_only
         self._is_told, self._is_asked = True, False
-        turn.say_for_all(hang_lines.no_collective(event, ends=ends))
+        follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
+        turn.say_for_all(
+            f"no collective has completed on any rank for {event.verdict.elapsed_s:.0f} s: {event.text} ({follows})"
+        )
         if is_asker:
             silence = NoCollective(
                 cycle=cycle.cycle,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.cycle_cause import describe_hang
-from megatron_ft.diagnosis.launcher import hang_lines
+from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.launcher.rules.events import SignalRanks, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
@@ -131,7 +131,11 @@ class Deadlines(LauncherPart):
         """Say which configured timeouts protect nothing, because no hook tells that they run."""
         cycle = self._cycle
         if idle := sorted(cycle.ranks[local_rank] for local_rank in cycle.running - cycle.hooked):
-            turn.say_for_all(hang_lines.calls_no_hooks(idle))
+            who = f"rank {idle[0]} has" if len(idle) == 1 else f"ranks {', '.join(spans(idle))} have"
+            turn.say_for_all(
+                f"timeouts are configured, but {who} not called setup or init_workload_monitoring: "
+                "hangs there are not detected"
+            )
         boards = {local_rank: turn.seen.boards[local_rank] for local_rank in cycle.running & cycle.hooked}
         silent = sorted(
             cycle.ranks[local_rank]
@@ -139,7 +143,11 @@ class Deadlines(LauncherPart):
             if board is not None and not board.heartbeats and any(section.open_count for section in board.sections)
         )
         if silent and any(self._configured.get(name) for name in HEARTBEATS):
-            turn.say_for_all(hang_lines.sends_no_heartbeats(silent))
+            who, s = (f"rank {silent[0]}", "s") if len(silent) == 1 else (f"ranks {', '.join(spans(silent))}", "")
+            turn.say_for_all(
+                f"heartbeat timeouts are configured, but {who} open{s} sections and send{s} no heartbeat: "
+                "they do not apply"
+            )
 
     # -- ranks that are late --------------------------------------------------------------------------------------
 
@@ -192,11 +200,14 @@ class Deadlines(LauncherPart):
         )
         turn.do(Write(replace(verdict, text=describe_hang(verdict))))
         if verdict.observed_only:
-            turn.say(hang_lines.observed(verdict))
+            turn.say(f"{describe_hang_and_iteration(verdict)}: not killed (observe-only)")
             return
         if wait.kind == "exit" and cycle.only_exits_are_missing(turn.seen):
             cycle.finished_late(local_rank)
-            turn.say(hang_lines.finished_late(verdict))
+            turn.say(
+                f"{describe_hang(verdict)}: terminating it and treating it as finished, "
+                "because the other ranks of this node have finished"
+            )
         else:
             cycle.found_hung(verdict, turn, by_monitor=False)
             self._suspect_late_ones(verdict, wait, turn)

@@ -7,11 +7,10 @@ rank when the cycle is ended, or when its own bound is over, so that missing evi
 
 from __future__ import annotations
 
-from megatron_ft.diagnosis.cycle_cause import LOST_PEER
+from megatron_ft.diagnosis.cycle_cause import LOST_PEER, describe_hang_and_iteration
 from megatron_ft.diagnosis.exits import is_secondary_failure, one_line
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
-from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
 from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
@@ -70,7 +69,10 @@ class HangsOnNode(LauncherPart):
 
     def _report(self, review: Reviewed, turn: Turn) -> None:
         """Report a hang that ends no rank."""
-        turn.say_for_all(hang_lines.would_be_hang(review, observes_only=self._options.observe_only))
+        follows = "; set timeouts or --ft-learn on to restart"
+        if self._options.observe_only:
+            follows = ": not killed (observe-only)"
+        turn.say_for_all(f"would be a hang: {review.text}{follows}")
         told = HangReported(
             cycle=review.cycle,
             rank=review.rank,
@@ -86,7 +88,7 @@ class HangsOnNode(LauncherPart):
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         if isinstance(report, RankHung) and report.observed_only and not report.learned:
-            turn.say(hang_lines.observed(report))
+            turn.say(f"{describe_hang_and_iteration(report)}: not killed (observe-only)")
             return
         if not self._cycle.has(local_rank, report.cycle):
             return

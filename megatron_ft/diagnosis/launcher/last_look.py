@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from megatron_ft.diagnosis.cycle_cause import describe_hang_and_iteration, describe_interval
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
-from megatron_ft.diagnosis.launcher import hang_lines
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.launcher.rules.events import OrderMonitor, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.learning.rule import MOST_EXTENDED
 from megatron_ft.link.base.launcher_part import LauncherPart
+from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import MoreTime
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
@@ -56,7 +57,10 @@ class LastLook(LauncherPart):
         self._suspects[local_rank] = verdict
         if verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
             if verdict.enforced and not self._options.observe_only:
-                turn.say(hang_lines.most_time_is_over(verdict, MOST_EXTENDED * verdict.timeout_s))
+                turn.say(
+                    f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
+                    f"{MOST_EXTENDED * verdict.timeout_s:.1f} s, terminating it although ranks make progress"
+                )
             self._decide("", None, turn)
         else:
             turn.do(Hang(self._cycle.cycle, verdict, passive=True, decides=True))
@@ -96,14 +100,21 @@ class LastLook(LauncherPart):
                 extended.append(verdict)
             elif review is not None and self._only_waits(verdict, review):
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
-                turn.say(hang_lines.only_waits(verdict, review.text))
+                timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
+                turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
         keys = {(each.local_rank, each.iteration, each.timed): each for each in extended if each.enforced}
         news = [each for key, each in keys.items() if key not in self._said]
         self._said |= keys.keys()
         if news:
-            turn.say(hang_lines.more_time(news, progress, MOST_EXTENDED * news[0].timeout_s))
+            first = news[0]
+            more = f" (and {counted(len(news) - 1, 'other rank')} of this node)" if len(news) > 1 else ""
+            turn.say(
+                f"rank {first.rank}{more}: {describe_interval(first)}, longer than its learned timeout of "
+                f"{first.timeout_s:.4g} s, but {progress}: extending the timeout, to at most "
+                f"{MOST_EXTENDED * first.timeout_s:.1f} s in total"
+            )
 
     def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
         is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._cycle.running
