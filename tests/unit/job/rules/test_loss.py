@@ -154,6 +154,10 @@ def test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress() -> Non
     assert cut_off_at_s(stops_at(100.0)) == pytest.approx(100.0 + STALLED_S, abs=1.5)
 
 
+def test_node_that_is_cut_off_ends_its_ranks_after_ten_minutes_though_they_make_progress() -> None:
+    assert cut_off_at_s(stops_at(1000.0)) == pytest.approx(9.75 + 600.0, abs=1.5)
+
+
 def test_node_that_is_cut_off_ends_its_ranks_after_30_s_where_nothing_tells_progress() -> None:
     assert cut_off_at_s(lambda _now_s: None) == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
 
