@@ -31,12 +31,6 @@ if CYCLE == 0:
     forever()
 client.shutdown_workload_monitoring()
 """
-# nemo_run's test of its FaultTolerance launcher, and the defaults of the plugin in Bridge's performance scripts
-NEMO_RUN = (
-    "--ft-workload_check_interval 10 --ft-initial_rank_heartbeat_timeout 1800 --ft-rank_heartbeat_timeout 300 "
-    "--ft-rank_termination_signal SIGINT --ft-log_level INFO --max-restarts 3 --rdzv-backend c10d "
-    "--rdzv-endpoint 127.0.0.1:{port} --rdzv-id 1 --nnodes 2 --nproc-per-node 1 --node-rank {node} --tee 3"
-)
 
 
 @dataclass(frozen=True)
@@ -78,8 +72,16 @@ LINES = (
         nodes=2,
         env="FT_NVLINK_DOMAIN=rack{node}",
     ),
-    Line("NeMo-Run", NEMO_RUN, nodes=2),
-    Line("NeMo-Run, a command", f"{NEMO_RUN} --no-python", nodes=2, wraps=True),
+    # nemo_run's test of its FaultTolerance launcher, and the defaults of the plugin in Bridge's performance scripts
+    Line(
+        "NeMo-Run, a command",
+        "--ft-workload_check_interval 10 --ft-initial_rank_heartbeat_timeout 1800 --ft-rank_heartbeat_timeout 300 "
+        "--ft-rank_termination_signal SIGINT --ft-log_level INFO --max-restarts 3 --rdzv-backend c10d "
+        "--rdzv-endpoint 127.0.0.1:{port} --rdzv-id 1 --nnodes 2 --nproc-per-node 1 --node-rank {node} --tee 3 "
+        "--no-python",
+        nodes=2,
+        wraps=True,
+    ),
     Line(
         "NeMo-Run without a configuration",
         "--ignore-missing-fault-tol-cfg --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id 1 --nnodes 1 "
@@ -91,13 +93,6 @@ LINES = (
         "--ft-rank_section_timeouts=setup:600,step:180,checkpointing:420 --ft-rank_out_of_section_timeout=300 "
         "--monitor-interval=5 --max-restarts=3",
         env="GROUP_RANK=0",
-    ),
-    Line(
-        "Megatron-LM's hooks",
-        "--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{port} --nnodes=2 --nproc-per-node=1 --max-restarts=3 "
-        "--ft-param-rank_section_timeouts=setup:600,step:180,checkpointing:420 "
-        "--ft-param-rank_out_of_section_timeout=300",
-        nodes=2,
     ),
     Line(
         "Megatron-LM's CI",
