@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
-from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
+from tests.support.nodes import cycles_of, meeting_place, rendezvous_settings, tell, wait_for_all
 
 __all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
@@ -30,31 +30,10 @@ while not told("finish") and not told(f"finish-{CYCLE}-{RANK}"):
 
 
 def start_three(launcher: Launcher, *options: str) -> list[Launched]:
-    return start_some(launcher, *options, nodes=3)
-
-
-def start_some(
-    launcher: Launcher, *options: str, nodes: int, last_call_s: int = 30, script: str = SCRIPT
-) -> list[Launched]:
-    """So many, of which one may be lost. The first one founds the job."""
-    place = meeting_place(f"--nnodes={nodes - 1}:{nodes}", "--restart-policy=min-healthy", *options)
-    return [
-        launcher.start(
-            script,
-            *place,
-            rendezvous_settings(is_host=not number, last_call_s=last_call_s),
-            script_args=[str(launcher.directory)],
-        )
-        for number in range(nodes)
-    ]
-
-
-def tell(launcher: Launcher, name: str) -> None:
-    (launcher.directory / name).touch()
-
-
-def cycles_of(launched: Launched) -> list[str]:
-    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
+    """Three nodes, of which one may be lost. The first one founds the job."""
+    place = meeting_place("--nnodes=2:3", "--restart-policy=min-healthy", *options)
+    settings = [rendezvous_settings(is_host=not number) for number in range(3)]
+    return [launcher.start(SCRIPT, *place, each, script_args=[str(launcher.directory)]) for each in settings]
 
 
 def by_rank(nodes: Sequence[Launched], cycle: int = 0) -> list[Launched]:

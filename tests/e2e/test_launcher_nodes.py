@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from tests.support.launching import Finished, Launched, Launcher, launcher
-from tests.support.nodes import meeting_place, wait_for_all
+from tests.support.nodes import cycles_of, meeting_place, wait_for_all
 
 __all__ = ["launcher"]
 
@@ -32,15 +32,6 @@ if CYCLE == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     forever()
 """
-
-
-def cycles_of(launched: Launched) -> list[str]:
-    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
-
-
-def started(launched: Launched) -> list[int]:
-    """Cycles; a rank may be ended before it says anything."""
-    return [event["cycle"] for event in launched.events("cycle_started")]
 
 
 FAULTS = """

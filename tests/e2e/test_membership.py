@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 
 import pytest
 
 from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
+from tests.support.nodes import (
+    TRAINS_UNTIL_TOLD,
+    cycles_of,
+    meeting_place,
+    rendezvous_settings,
+    tell,
+    wait_for_all,
+)
 
 __all__ = ["launcher"]
 
 pytestmark = pytest.mark.waits
 
-# each rank does what the test's files tell it to
-SCRIPT = """
-import pathlib
-WHERE = pathlib.Path(sys.argv[1])
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"])
-while not (WHERE / "finish").exists():
-    if (WHERE / f"fail-{CYCLE}-{RANK}").exists():
-        sys.exit(7)
-    time.sleep(0.02)
-"""
 STANDS_BY = "on standby for the next restart: {} without this one"
 
 
 def start(launcher: Launcher, *options: str, is_host: bool, join_s: int = 600) -> Launched:
     settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout={join_s}"
-    return launcher.start(SCRIPT, *options, settings, script_args=[str(launcher.directory)])
-
-
-def tell(launcher: Launcher, name: str) -> None:
-    (launcher.directory / name).touch()
-
-
-def cycles_of(launched: Launched) -> list[str]:
-    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
+    return launcher.start(TRAINS_UNTIL_TOLD, *options, settings, script_args=[str(launcher.directory)])
 
 
 def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int = 600) -> tuple[Launched, Launched]:
@@ -77,7 +65,12 @@ def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> 
 def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:
     place = meeting_place("--nnodes=2:3", "--max-restarts=2", "--ft-node-lost-timeout=5")
     nodes = [
-        launcher.start(SCRIPT, *place, f"--rdzv-conf=is_host={int(not number)}", script_args=[str(launcher.directory)])
+        launcher.start(
+            TRAINS_UNTIL_TOLD,
+            *place,
+            f"--rdzv-conf=is_host={int(not number)}",
+            script_args=[str(launcher.directory)],
+        )
         for number in range(3)
     ]
     for node in nodes:

@@ -16,10 +16,10 @@ from megatron_ft.launcher.processes.health_command import HealthCheck, job_direc
 from megatron_ft.link.facts.launcher import NodeHealth
 from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
-from tests.e2e.test_membership import SCRIPT, STANDS_BY, cycles_of, tell
+from tests.e2e.test_membership import STANDS_BY
 from tests.support.holding import held
 from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.nodes import meeting_place, wait_for_all
+from tests.support.nodes import TRAINS_UNTIL_TOLD, cycles_of, meeting_place, tell, wait_for_all
 from tests.support.reactors import reactor
 
 __all__ = ["launcher", "reactor"]
@@ -145,7 +145,7 @@ def start(launcher: Launcher, number: int, *options: str) -> Launched:
     """Its health is what the file of its number says; there is none as long as it is well."""
     ill = launcher.directory / f"ill{number}"
     return launcher.start(
-        SCRIPT,
+        TRAINS_UNTIL_TOLD,
         *options,
         f"--ft-node-health-command=test ! -e {ill} || {{ echo ill; exit 4; }}",
         f"--rdzv-conf=is_host={int(not number)}",

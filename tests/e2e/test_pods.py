@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.link.linux.processes import all_processes
-from tests.support.launching import Launched, Launcher, command_line, launcher, wait_until
+from tests.e2e.test_process_one import process_one
+from tests.support.launching import Launched, Launcher, launcher
 
 __all__ = ["launcher"]
 
@@ -91,18 +91,6 @@ def pods(launcher: Launcher, tmp_path: Path) -> Pods:
     if done.returncode != 0:
         pytest.skip(f"namespaces can't be made here: {done.stderr.strip()}")
     return Pods(launcher, tmp_path)
-
-
-def process_one(pod: Launched) -> int:
-    """The launcher, by its number out here."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        found[:] = [stat.pid for stat in all_processes() if stat.parent == pod.process.pid]
-        return bool(found) and "megatron_ft.launcher" in command_line(found[0])
-
-    wait_until(is_there, 60)
-    return found[0]
 
 
 def test_a_pod_is_replaced_and_then_all_are_stopped(pods: Pods) -> None:

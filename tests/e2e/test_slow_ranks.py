@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import re
 import subprocess
 import sys
 import time
 
+from tests.e2e.test_telemetry import metrics_of
 from tests.support.launching import ROOT, Launcher, launcher
 
 __all__ = ["launcher"]
@@ -33,7 +32,7 @@ def test_slow_rank_is_named_by_line_log_status_metric_and_report_and_the_job_goe
     lags: dict[str, float] = {}
     until_s = time.monotonic() + 20
     while not lags and time.monotonic() < until_s:
-        lags = {match[1]: float(match[2]) for match in re.finditer(r'_lag_ratio\{.*rank="(\d)"\} (\S+)', scrape(port))}
+        lags = {name.split('rank="')[1][0]: lag for name, lag in metrics_of(port).items() if "_lag_ratio{" in name}
         time.sleep(0.2)
     assert max(lags, key=lambda rank: lags[rank]) == "1"
     finished = launched.wait(120)
@@ -44,14 +43,6 @@ def test_slow_rank_is_named_by_line_log_status_metric_and_report_and_the_job_goe
     (summary,) = json.loads(tool("report", "--json", str(launched.log_dir)))
     assert [(each["rank"], each["cycle"]) for each in summary["slow_ranks"]] == [(1, 0)]
     launched.assert_nothing_left()
-
-
-def scrape(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
 
 
 def tool(*words: str) -> str:

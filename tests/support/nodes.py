@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 
-from tests.support.launching import Finished, Launched, command_line
+from tests.support.launching import Finished, Launched, Launcher, command_line
 
-__all__ = ["TRAINS_UNTIL_TOLD", "coordinator_of", "meeting_place", "rendezvous_settings", "wait_for_all"]
+__all__ = [
+    "TRAINS_UNTIL_TOLD",
+    "coordinator_of",
+    "cycles_of",
+    "meeting_place",
+    "rendezvous_settings",
+    "tell",
+    "wait_for_all",
+]
 
 TRAINS_UNTIL_TOLD = """
 import pathlib
@@ -38,6 +47,16 @@ def rendezvous_settings(*, is_host: bool | None = None, last_call_s: int = 30) -
     """
     host = "" if is_host is None else f",is_host={int(is_host)}"
     return f"--rdzv-conf=last_call_timeout={last_call_s}{host}"
+
+
+def tell(launcher: Launcher, name: str) -> None:
+    """Make that file in the directory that ranks look into."""
+    (launcher.directory / name).touch()
+
+
+def cycles_of(launched: Launched) -> list[str]:
+    """Numbers of the cycles that a rank of this node has said."""
+    return re.findall(r"^cycle (\d+) of", launched.out, re.MULTILINE)
 
 
 def coordinator_of(node: Launched) -> int | None:
