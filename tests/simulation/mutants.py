@@ -41,6 +41,7 @@ class Mutant(NamedTuple):
 
 _LEADER = "job/rules/test_leader.py"
 _LOSS = "job/rules/test_loss.py"
+_IN_ETCD = "job/rules/test_leader_in_etcd.py"
 _ENDINGS = "job/rules/test_job_endings.py"
 _MACHINES = "job/rules/test_job_machines.py"
 _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
@@ -86,6 +87,8 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("self._nodes[instance] = self._absent[instance] = self._known[instance] = node", "pass"),
         ("self._clock.mark_unanswered()", "pass"),
         ("self._lock_answers = answers", "pass"),
+        ("self._is_deposed |= place is not None and", "self._is_deposed |= False and", _IN_ETCD),
+        ("self._ended_s = -former.age_s", "pass", _IN_ETCD),
         ("FORMER_S = 15.0", "FORMER_S = 0.0"),
         ("if now_s >= FORMER_S and missing <= 0:", "if False:"),
         ("ends_job = node.owns and not goodbye.excluded", "ends_job = False", _LEADER),
@@ -187,6 +190,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ('"compare": [_is(key, "create_revision", 0)], ', '"compare": [], ', "job/rules/test_etcd_keys.py"),
         ("if last is not None:", "if False:"),
         ('"sort_order": "DESCEND", ', ""),
+        ("and not self._has_ended and", "and", "job/rules/test_etcd_keys.py"),
     ],
     "job/etcd_leader.py": [
         ("if self._waiting and not", "if False and not"),

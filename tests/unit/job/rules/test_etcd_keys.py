@@ -115,17 +115,6 @@ def test_no_number_is_decided_twice() -> None:
     assert not ledger.keep(record(0, "b"))
 
 
-def test_decision_whose_answer_is_lost_is_found_to_be_made_at_the_next_try() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    etcd.loses_answers = 1
-    with pytest.raises(EtcdAway):
-        ledger.keep(record(0))
-    before = etcd.revision
-    assert ledger.keep(record(0))
-    assert etcd.revision == before
-
-
 def test_life_that_begins_has_no_decisions_and_those_of_the_last_one_go() -> None:
     etcd = EtcdModel()
     held = lock_taken(etcd)
@@ -137,21 +126,6 @@ def test_life_that_begins_has_no_decisions_and_those_of_the_last_one_go() -> Non
     assert last(entered(etcd, held)) == record(0, "b")
     assert len(etcd.names()) == len(former)
     assert len(etcd.leases) == 2
-
-
-def test_life_that_begins_while_answers_are_lost_begins_once() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    assert ledger.keep(record(0))
-    for _ in range(4):
-        etcd.loses_answers = 1
-        try:
-            assert ledger.begin_life()
-        except EtcdAway:
-            continue
-    etcd.loses_answers = 0
-    assert ledger.begin_life()
-    assert ledger.keep(record(0, "b"))
 
 
 def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_one() -> None:
