@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the directory can't be read, the port is taken, or prometheus_client is missing.
     """
     check_installed("megatron-ft exporter")
-    host, port = split_address(METRICS_PORT.judge("--port", args.port))
+    host, port = split_address(METRICS_PORT.parse("--port", args.port))
     board = None if args.tensorboard is None else TensorBoardFiles(args.tensorboard)
     shown = _read(args.directory, board)
     if args.once:

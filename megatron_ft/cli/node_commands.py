@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from megatron_ft.config.kinds import SIGNAL
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.link.jobs import RunningJob, choose, find_jobs, order, running_ranks, show_rank
 from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
@@ -43,11 +44,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--rank", type=int, required=True, metavar="RANK", help="the global rank")
     parser.add_argument(
-        "--signal",
-        type=_signal,
-        default=signal.SIGKILL,
-        metavar="NAME",
-        help="KILL (default), STOP, CONT, TERM, or another signal's name",
+        "--signal", default="KILL", metavar="NAME", help="KILL (default), STOP, CONT, TERM, or another signal's name"
     )
 
 
@@ -86,24 +83,24 @@ def _order(
 
 
 def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
-    found: list[tuple[int, str, bool]] = []
-    for job in jobs:
-        for row in running_ranks(job):
-            if args.rank in (None, row.rank):
-                try:
-                    found.append((row.rank, show_rank(job, row.local_rank), True))
-                except FaultToleranceError as error:
-                    found.append((row.rank, f"megatron-ft: rank {row.rank} can't be shown: {error}", False))
-    if args.rank is not None and not found:
+    ranks = [(row, job) for job in jobs for row in running_ranks(job) if args.rank in (None, row.rank)]
+    if args.rank is not None and not ranks:
         raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node")
-    for _, text, is_shown in sorted(found):
-        print(text, file=sys.stdout if is_shown else sys.stderr, flush=True)
-    if not found:
+    if not ranks:
         print("megatron-ft: no rank of yours runs on this node", file=sys.stderr)
-    return 0 if found and all(is_shown for _, _, is_shown in found) else _NOTHING_DONE
+    code = 0 if ranks else _NOTHING_DONE
+    for row, job in sorted(ranks, key=lambda each: each[0].rank):
+        try:
+            print(show_rank(job, row.local_rank), flush=True)
+        except FaultToleranceError as error:
+            print(f"megatron-ft: rank {row.rank} can't be shown: {error}", file=sys.stderr, flush=True)
+            code = _NOTHING_DONE
+    return code
 
 
 def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
+    number = SIGNAL.parse("--signal", args.signal)
+
     def pid_of_rank() -> int:
         pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
         if args.rank not in pids:
@@ -118,7 +115,7 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
             # the id may have become another process's since the launcher named it; it can't any more
             if pid_of_rank() != pid:
                 raise ProcessLookupError
-            signal.pidfd_send_signal(process, args.signal)
+            signal.pidfd_send_signal(process, number)
         finally:
             os.close(process)
     except ConfigError:
@@ -126,12 +123,5 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
     except (FaultToleranceError, ProcessLookupError) as error:
         print(f"megatron-ft: {error or f'rank {args.rank} has exited'}", file=sys.stderr)
         return _NOTHING_DONE
-    print(f"sent {args.signal.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
+    print(f"sent {number.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
     return 0
-
-
-def _signal(name: str) -> signal.Signals:
-    try:
-        return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
-    except KeyError:
-        raise argparse.ArgumentTypeError(f"{name} is not a signal; for instance KILL, STOP, CONT or TERM") from None

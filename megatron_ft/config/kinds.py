@@ -45,12 +45,17 @@ class OptionKind:
     unit: str = ""
     metavar: str = "VALUE"
 
-    def judge(self, label: str, value: object) -> Any:
-        """Return `value` as stored. Raises ConfigError, one line that begins with `label`."""
+    def judge(self, label: str, value: object, shown: str = "") -> Any:
+        """Return `value` as stored. Raises ConfigError, one line: `label`, the value (or `shown`), what is allowed."""
         try:
             return self.check(value)
         except Refused as refused:
-            raise ConfigError(f"{label} {show(value)}: must be {self.allowed}{refused}") from None
+            raise ConfigError(f"{label} {shown or show(value)}: must be {self.allowed}{refused}") from None
+
+    def parse(self, label: str, given: object) -> Any:
+        """Return a text of the command line as stored. Raises ConfigError, one line that begins with `label`."""
+        value = self.read(given) if isinstance(given, str) else given
+        return self.judge(label, value, str(given) if value is None else "")
 
 
 def _number(value: object) -> float | None:

@@ -45,17 +45,16 @@ class Option:
         """Environment variables of the option, in the form of torchrun's own options."""
         return [f"PET_{name.upper().replace('-', '_')}" for name in self.names]
 
-    def check(self, value: object, place: str = "", *, label: str = "") -> Any:
+    def check(self, value: object, place: str = "") -> Any:
         """Return `value` as stored. Raises ConfigError, one line that begins with the place of the value, if given."""
         try:
-            return self.kind.judge(label or f"{self.field} =", value)
+            return self.kind.judge(f"{self.field} =", value)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}" if place else str(error)) from None
 
     def parse(self, given: object) -> Any:
         """Return a text of the command line as stored. Raises ConfigError, one line."""
-        value = self.kind.read(given) if isinstance(given, str) else given
-        return self.check(value, label=f"--{self.names[0]}")
+        return self.kind.parse(f"--{self.names[0]}", given)
 
 
 def option(

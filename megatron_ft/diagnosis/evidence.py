@@ -22,11 +22,12 @@ _LONG = 16
 
 
 class SectionEvidence(Fact, frozen=True, kw_only=True):
-    """A section that was open, in seconds. ``timeout_s`` None: no timeout."""
+    """A section that was open, in seconds. ``timeout_s`` None: no timeout. ``enforced`` False: only reported."""
 
     name: str
     open_for_s: Finite
     timeout_s: Finite | None
+    enforced: bool = True
 
 
 class RankEvidence(Fact, frozen=True, kw_only=True):
@@ -105,6 +106,7 @@ def open_sections(snapshot: BoardSnapshot | None, at_ns: int) -> tuple[SectionEv
             name=section.name,
             open_for_s=(at_ns - section.opened_at_ns) / 1e9,
             timeout_s=None if section.timeout_ns is None else section.timeout_ns / 1e9,
+            enforced=section.armed is None or section.armed.enforced,
         )
         for section in snapshot.open_sections
     )
@@ -150,6 +152,7 @@ def _facts(evidence: RankEvidence) -> Iterator[tuple[str, object]]:
     yield "error", note.raised
     for section in evidence.open_sections or ():
         bound = "no timeout" if section.timeout_s is None else f"timeout {section.timeout_s:g} s"
+        bound += "" if section.enforced else ", only reported"
         yield "section", f"{section.name}, open for {section.open_for_s:.3f} s ({bound})"
     if evidence.open_sections == ():
         yield "section", f"none, since {note.quiet_s:.3f} s"

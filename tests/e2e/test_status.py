@@ -103,7 +103,7 @@ def rehearse_beside_another_job(launcher: Launcher, launched: Launched, name: st
     for words, complaint in (
         (["--rank", "0"], "several jobs run on this node"),
         (["--rank", "2", "--job", name], f"--rank 2: not a rank that runs on this node; those of {name} here: 0, 1"),
-        (["--rank", "0", "--signal", "HALT"], "--signal: HALT is not a signal"),
+        (["--rank", "0", "--signal", "HALT", "--job", name], "--signal 'HALT': must be the name or number of a signal"),
     ):
         refused = kill(*words)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused

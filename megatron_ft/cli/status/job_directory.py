@@ -11,11 +11,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from megatron_ft.cli.base.terminal import duration, follow
+from megatron_ft.cli.logs.read import EventLogFile
+from megatron_ft.cli.logs.runs import Run, life_of, log_directory, runs_in
 from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import Ending, Life
 from megatron_ft.link.base.codec import Fact, Finite, Int, to_builtins
@@ -25,13 +26,8 @@ from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.facts.reported_hang import ReportedHang
 from megatron_ft.records.rules.metrics import NodeActivity
 
-if TYPE_CHECKING:
-    from megatron_ft.cli.logs.read import EventLogFile
-    from megatron_ft.cli.logs.runs import Run
-
 _LONG_S = 120.0
 _REDRAW_S = 2.0
-_RESTARTS = "restart"
 
 
 class NodeRow(Fact, frozen=True, kw_only=True):
@@ -94,11 +90,10 @@ def print_job(directory: str, *, as_json: bool, once: bool, pause: Callable[[flo
     job = read_job(directory)
     if job is None:
         return False
-    known = [job]
 
     def frame() -> tuple[str, bool]:
-        known[:] = [read_job(directory) or known[0]]
-        return text_of(known[0]), not known[0].is_over
+        newest = read_job(directory) or job
+        return text_of(newest), not newest.is_over
 
     if as_json:
         print(json.dumps(to_builtins(job), indent=2), flush=True)
@@ -115,8 +110,6 @@ def read_job(directory: str) -> JobView | None:
     Raises:
         ConfigError: the directory can't be read.
     """
-    from megatron_ft.cli.logs.runs import life_of, log_directory, runs_in
-
     if not directory:
         raise ConfigError("JOB_DIR is empty: name the directory that ft_launcher names as 'logs:'")
     directory = log_directory(directory)
@@ -172,19 +165,15 @@ def _rows(
 ) -> list[NodeRow]:
     """Return one row per node, in the order of places."""
     rows = []
-    last_ns: dict[str, int] = {}
-    for log in launchers:
-        last_ns[log.host] = max(last_ns.get(log.host, 0), log.header.wall_ns)
+    last_ns = {log.host: log.header.wall_ns for log in sorted(launchers, key=lambda log: log.header.wall_ns)}
     for log in launchers:
         row = _row(log, newest, ages_s[log.host])
         # else its host has had another launcher since
         rows += [row] if row.cycle == newest or log.header.wall_ns == last_ns[log.host] else []
     # a node that others have lost records the end of a cycle that goes on: the majority is right
-    training = [row for row in rows if row.state is NodeActivity.TRAINING]
-    goes_on = 2 * len(training) > sum(row.cycle == newest for row in rows)
-    unsure = (NodeActivity.TRAINING, NodeActivity.LOST)
+    goes_on = 2 * sum(row.state is NodeActivity.TRAINING for row in rows) > sum(row.cycle == newest for row in rows)
     for at, row in enumerate(rows):
-        if is_over and row.state in unsure:
+        if is_over and row.state in (NodeActivity.TRAINING, NodeActivity.LOST):
             rows[at] = replace(row, state=NodeActivity.LOST, detail="has recorded no end")
         elif goes_on and row.state is NodeActivity.WAITING:
             rows[at] = replace(row, state=NodeActivity.STANDBY, detail="")
@@ -217,14 +206,13 @@ def _row(log: EventLogFile, newest: int | None, age_s: float) -> NodeRow:
         ):
             state, detail = NodeActivity.UNFIT, why
         case _ if started is None:
-            state = NodeActivity.WAITING if newest is None else NodeActivity.STANDBY
-            detail = ""
+            state, detail = NodeActivity.WAITING if newest is None else NodeActivity.STANDBY, ""
         case _ if started.cycle != newest:
             state = NodeActivity.LOST if ended is None else NodeActivity.STANDBY
             detail = f"since cycle {started.cycle}"
         case _ if ended is None:
             state, detail = NodeActivity.TRAINING, "its health check fails" if is_ill else ""
-        case _ if ended.action == _RESTARTS:
+        case _ if ended.action == "restart":
             state, detail = NodeActivity.WAITING, "for the next cycle"
         case _:
             state, detail = NodeActivity.ENDED, ended.outcome
@@ -234,18 +222,13 @@ def _row(log: EventLogFile, newest: int | None, age_s: float) -> NodeRow:
 
 def _waits_for(rows: Sequence[NodeRow], cycle: int | None) -> str:
     """Return what the next cycle needs, or this one's end."""
-
-    def named(state: NodeActivity) -> list[str]:
-        return [row.name for row in rows if row.state is state]
-
-    ready, ending = named(NodeActivity.WAITING), named(NodeActivity.ENDING)
-    if not ready:
-        return ""
-    if ending:
-        return f"the end of cycle {cycle} on {listed(ending)}"
+    named = {state: [row.name for row in rows if row.state is state] for state in NodeActivity}
+    ready, ending = named[NodeActivity.WAITING], named[NodeActivity.ENDING]
+    if not ready or ending:
+        return f"the end of cycle {cycle} on {listed(ending)}" if ready else ""
     parts = [f"{counted(len(ready), 'node')} recorded as ready"]
-    for state in (NodeActivity.UNFIT, NodeActivity.LOST, NodeActivity.LEAVING):
-        parts += [f"{state.value}: {listed(named(state))}"] if named(state) else []
+    others = (NodeActivity.UNFIT, NodeActivity.LOST, NodeActivity.LEAVING)
+    parts += [f"{state.value}: {listed(named[state])}" for state in others if named[state]]
     return f"nodes to meet for cycle {0 if cycle is None else cycle + 1} ({'; '.join(parts)})"
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -18,9 +18,6 @@ from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.link.base.codec import to_builtins
 from megatron_ft.link.jobs import ANSWER_S, JobWatch, choose, find_jobs
 from megatron_ft.link.messages.job_facts import JobFacts
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group
 
 _NOTHING_SEEN = 1
 _INTERRUPTED = 130
@@ -73,9 +70,8 @@ def _run(args: argparse.Namespace) -> int:
             return 0
         print(f"megatron-ft: no event logs of a launcher in {args.log_dir}", file=sys.stderr)
         return _NOTHING_SEEN
-    jobs = find_jobs()
-    if args.job is not None or args.pid is not None or args.pids:
-        jobs = choose(jobs, run_id=args.job, pid=args.pid)
+    is_one = args.job is not None or args.pid is not None or args.pids
+    jobs = choose(find_jobs(), run_id=args.job, pid=args.pid) if is_one else find_jobs()
     if not jobs:
         print(f"megatron-ft: {_NONE_HERE}", file=sys.stderr)
     watches: list[JobWatch] = []
@@ -107,10 +103,14 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
         for row in sorted(rows, key=lambda row: row.rank):
             print(row.rank, row.pid, flush=True)
         return
+    from rich.console import Group
+
     console, running = terminal(), list(watches)
+    is_live = console.is_terminal and not console.is_dumb_terminal and not args.once
 
     def frame() -> tuple[Group, bool]:
         """Ask the launchers; those that are gone are told of once, and left out."""
+        frames = []
         for watch in list(running):
             try:
                 watch.ask(_REDRAW_S)
@@ -118,22 +118,16 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
                 running.remove(watch)
                 gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
                 console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
-        return _draw(running, console, lines=console.height // max(1, len(running))), bool(running)
+                continue
+            doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
+            lines = console.height // len(running) if is_live else None
+            frames.append(job_frame(watch.facts, doubt, width=console.width, lines=lines))
+        return Group(*frames), bool(running)
 
-    if watches and console.is_terminal and not console.is_dumb_terminal and not args.once:
+    if watches and is_live:
         follow(frame, _REDRAW_S, console=console)
     elif watches:
-        console.print(_draw(watches, console, lines=None))
-
-
-def _draw(watches: list[JobWatch], console: Console, *, lines: int | None) -> Group:
-    from rich.console import Group
-
-    frames = []
-    for watch in watches:
-        doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-        frames.append(job_frame(watch.facts, doubt, width=console.width, lines=lines))
-    return Group(*frames)
+        console.print(frame()[0])
 
 
 def job_object(facts: JobFacts) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
     shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head, *([_rank_table(shown, width=width)] if shown else [])]
     if len(shown) < len(facts.ranks):
-        names = {row.rank for row in shown}
-        hidden = [row for row in facts.ranks if row.rank not in names]
+        hidden = [row for row in facts.ranks if row not in shown]
         most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
         rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
         parts.append(Text(f"and {counted(len(hidden), 'more rank')}{rest}", style="dim"))
@@ -138,11 +137,9 @@ def _used(row: RankRow) -> _Styled:
     if use is None:
         return "-", ""
     limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
-    if use.section is None:
-        name = "" if use.kind == HangKind.OUT_OF_SECTION.value else _HEARTBEATS[use.kind]
-    else:
-        name = "" if row.sections and row.sections[-1].name == use.section else plain(use.section)
-        name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+    name = _HEARTBEATS.get(use.kind, plain(use.section or ""))
+    name = "" if row.sections and row.sections[-1].name == use.section else name
+    name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
     style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
     return f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style
 

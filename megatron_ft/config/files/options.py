@@ -294,7 +294,7 @@ def read_torchrun_options(namespace: argparse.Namespace, config: FaultToleranceC
     seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if seconds is None else seconds
     if seconds is not None and not config.is_set("term_timeout"):
         known = OPTIONS["term_timeout"]
-        config.put(known, known.kind.judge("--shutdown-timeout", known.kind.read(str(seconds))), "--shutdown-timeout")
+        config.put(known, known.kind.parse("--shutdown-timeout", str(seconds)), "--shutdown-timeout")
     numbers = []
     # torch 2.6 has no such option
     for name in (getattr(namespace, "signals_to_handle", None) or DEFAULT_SIGNALS).split(","):

@@ -109,6 +109,8 @@ def test_torchrun_options_are_accepted_beside_ours(tmp_path: Path, capsys: pytes
         (["--ft-forward-signals=HUP"], "--ft-forward-signals: SIGHUP ends the job"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is no signal"),
         (["--shutdown-timeout=soon"], "--shutdown-timeout 'soon': must be a number of seconds from 0"),
+        (["--shutdown-timeout=inf"], "--shutdown-timeout inf: must be a number of seconds from 0"),
+        (["--ft-segment=null"], "--ft-segment null: must be a whole number"),
         (["--ter=7"], "unrecognized arguments: --ter=7"),
     ],
 )

@@ -8,12 +8,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.collectives import Collective, Collectives
-from megatron_ft.diagnosis.evidence import RankEvidence, SectionEvidence, evidence_text
+from megatron_ft.diagnosis.evidence import RankEvidence, SectionEvidence, evidence_text, open_sections
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame, ThreadStack
+from megatron_ft.link.base.layout import ArmedTimeout, SectionView
 from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
+from tests.fuzz.healthy import BOARD
 from tests.support.agents import hung
 from tests.support.evidence import exit_evidence, hang_evidence
+
+S = 1_000_000_000
 
 ENTERED = Collective(group="0", description="TP", seq=4, op="all_reduce", backend="gloo", ranks=tuple(range(0, 100, 2)))
 OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, REPORTER_THREAD)
@@ -45,11 +49,19 @@ def written(evidence: RankEvidence) -> dict[str, Any]:
     return found
 
 
+def test_learned_timeout_that_only_reports_is_shown_as_such() -> None:
+    view = SectionView("step", 3 * S, 1, None, armed=ArmedTimeout(2 * S, enforced=False))
+    board = BOARD._replace(sections=(view,))
+    assert "step, open for 1.000 s (timeout 2 s, only reported)" in evidence_text(
+        replace(HANG, open_sections=open_sections(board, 4 * S))
+    )
+
+
 def test_evidence_file_on_a_hung_rank_has_all_fields() -> None:
     found = written(HANG)
     assert (found["schema"], found["summary"], found["rank"], found["local_rank"]) == (2, HANG.summary, 3, 1)
     assert (found["verdict"]["section"], found["verdict"]["elapsed_s"]) == ("step", 2.5)
-    assert found["open_sections"][1] == {"name": "inner", "open_for_s": 1.0, "timeout_s": None}
+    assert found["open_sections"][1] == {"name": "inner", "open_for_s": 1.0, "timeout_s": None, "enforced": True}
     assert found["last_events"] == [[2.5, "step begins"]]
     assert found["process"]["threads"] == [{"tid": 12, "comm": "python", "state": "S", "wchan": ""}]
     assert found["threads"][0] == {"ident": 255, "name": "", "main": False, "frames": [["b.py", 2, "run"]]}

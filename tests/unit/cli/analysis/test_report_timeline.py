@@ -287,3 +287,12 @@ def test_steps_before_a_hang_are_drawn_however_short_their_part_of_the_minute(tm
     logs.write("monitor", *told(0, 0, 2.0, *sorted([*steps, *short, (12.1, START, 0)])))
     analysis = only(tmp_path)
     assert states(analysis, [3, 6, 12]) == ["step (summed up)"] * 2
+
+
+def test_a_minute_with_one_long_iteration_is_drawn_to_its_end(tmp_path: Path) -> None:
+    """Ten intervals of "step" in one iteration: only their sum is known, and nothing of the next iteration."""
+    logs = Logs(tmp_path)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (61.0, "run_ended", {"exit_code": 0}))
+    steps = [(3.0 + 5 * number + part, kind, 0) for number in range(10) for part, kind in ((0.1, START), (4.9, END))]
+    logs.write("monitor", *told(0, 0, 2.0, (3.0, ITERATION, 7), *steps))
+    assert states(only(tmp_path), [3, 6, 30, 50]) == ["step (summed up)"] * 3

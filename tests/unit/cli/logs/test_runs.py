@@ -146,3 +146,11 @@ def test_ranks_that_call_hooks_are_not_silent_for_so_long(tmp_path: Path, last_h
     write(tmp_path, "a", TRAINS, *told(0, 0, last_h * HOUR, (last_h * HOUR, ITERATION, 3)))
     write(tmp_path, "b", opened=5 * HOUR)
     assert runs(tmp_path) == ([["a", "b"]] if is_same else [["a"], ["b"]])
+
+
+def test_a_damaged_minute_is_counted_once_however_often_the_records_are_read(tmp_path: Path) -> None:
+    damaged = (61.0, "minute", {"cycle": 0, "at_ns": 0, "ranks": [[0, 60.0, 0.0]]})
+    write(tmp_path, "a", TRAINS, *told(0, 0, 2.0, (3.0, ITERATION, 0), (4.0, ITERATION, 1)), damaged)
+    run = run_of(tmp_path)
+    assert [len([*run.stream()]) for _ in range(2)] == [len(run.records) + 1] * 2
+    assert run.passed_over == 1
