@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from megatron_ft.config.kinds import DURATION, FACTOR, LOG_LEVEL, SIGNAL, TIMEOUT, OptionKind, one_of
 from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS, LauncherOptions
-from megatron_ft.config.option import Option, dashed, option, table_of
+from megatron_ft.config.option import Option, option, table_of
 from megatron_ft.config.reference import IGNORED, SERVED, describe, is_said
 from megatron_ft.config.removed import removed
 from megatron_ft.errors import ConfigError, Refused, nearest, show
@@ -53,7 +53,8 @@ class SectionTimeoutMap(dict[str, "float | None"]):
         self.update(items)
 
     def update(self, *others: Any, **more: Any) -> None:
-        checked = {_section_name(name): _section_timeout(name, t) for name, t in dict(*others, **more).items()}
+        given = {_section_name(name): timeout for name, timeout in dict(*others, **more).items()}
+        checked = {name: TIMEOUT.judge(f"rank_section_timeouts[{name!r}] =", each) for name, each in given.items()}
         if len(self.keys() | checked.keys()) > MAX_SECTIONS:
             raise ConfigError(f"rank_section_timeouts: {MAX_SECTIONS} sections at most")
         super().update(checked)
@@ -85,11 +86,6 @@ def _section_name(name: object) -> str:
         f"rank_section_timeouts: {show(name)} is no section name; it must be a printable text "
         f"of 1 to {MAX_SECTION_NAME_BYTES} bytes without spaces around it"
     )
-
-
-def _section_timeout(name: str, timeout: object) -> float | None:
-    seconds: float | None = TIMEOUT.judge(f"rank_section_timeouts[{name!r}] =", timeout)
-    return seconds
 
 
 def _sections(value: object) -> SectionTimeoutMap:
@@ -192,7 +188,7 @@ class RankOptions:
     )
 
 
-FIELDS = table_of(RankOptions, lambda name: (f"ft-{dashed(name)}", f"ft-param-{dashed(name)}"))
+FIELDS = table_of(RankOptions, "ft-", "ft-param-")
 OPTIONS: dict[str, Option] = {**FIELDS, **LAUNCHER_OPTIONS}
 
 

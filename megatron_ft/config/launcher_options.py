@@ -20,7 +20,7 @@ from megatron_ft.config.kinds import (
     text,
     whole,
 )
-from megatron_ft.config.option import dashed, option, table_of
+from megatron_ft.config.option import option, table_of
 from megatron_ft.errors import ConfigError, Refused, nearest
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
@@ -332,4 +332,4 @@ class LauncherOptions:
         return first if self.node_health_command is None else f"{first} && {{ {self.node_health_command}\n}}"
 
 
-LAUNCHER_OPTIONS = table_of(LauncherOptions, lambda field: (f"ft-{dashed(field)}",))
+LAUNCHER_OPTIONS = table_of(LauncherOptions, "ft-")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -73,23 +72,18 @@ def option(
     return field(default=default, metadata=known)
 
 
-def table_of(options: type, names: Callable[[str], tuple[str, ...]]) -> dict[str, Option]:
+def table_of(options: type, *prefixes: str) -> dict[str, Option]:
     """Return the options that are fields of this dataclass, by field.
 
-    ``names`` makes the names of an option that has none of its own.
+    An option without names of its own has the field's, after each of the prefixes.
     """
     table = {}
     for each in fields(options):
         default = each.default if each.default_factory is MISSING else each.default_factory()
         known = dict(each.metadata)
-        known["names"] = known["names"] or names(each.name)
+        known["names"] = known["names"] or tuple(prefix + each.name.replace("_", "-") for prefix in prefixes)
         table[each.name] = Option(field=each.name, default=default, **known)
     return table
-
-
-def dashed(field: str) -> str:
-    """Return a field's name as options are written."""
-    return field.replace("_", "-")
 
 
 def spellings(name: str) -> list[str]:

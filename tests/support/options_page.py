@@ -7,7 +7,7 @@ from pathlib import Path
 from megatron_ft.config.config import FIELDS
 from megatron_ft.config.files.options import default_text
 from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS
-from megatron_ft.config.option import Option, dashed
+from megatron_ft.config.option import Option
 from megatron_ft.config.reference import IGNORED
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
 
@@ -38,8 +38,8 @@ def page() -> str:
     parts += ["\n## Options of nvidia-resiliency-ext that are ignored\n"]
     by_loss: dict[str, list[str]] = {}
     for name, loss in IGNORED.items():
-        by_loss.setdefault(loss, []).append(name)
-    parts += [f"- {', '.join(f'`--ft-{dashed(name)}`' for name in names)}: {loss}" for loss, names in by_loss.items()]
+        by_loss.setdefault(loss, []).append(name.replace("_", "-"))
+    parts += [f"- {', '.join(f'`--ft-{name}`' for name in names)}: {loss}" for loss, names in by_loss.items()]
     return "\n".join(parts) + "\n"
 
 

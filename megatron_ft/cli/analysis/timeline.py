@@ -89,20 +89,17 @@ class Track:
         self.rows.extend((wall_ns(of.from_s), to_ns, *begun[0], *begun[-1], *sums))
 
     @cached_property
-    def hang(self) -> RankHung | None:
+    def hang(self) -> Timed[RankHung] | None:
         """The verdict that ended the rank, or else the last observed one after which no iteration began."""
         last_ns = self.minutes[:, LAST_NS].max(initial=0)
-        standing = [
-            each.record
-            for each in self.verdicts
-            if not each.record.observed_only or each.wall_ns(each.record.at_ns) > last_ns
-        ]
-        return next((each for each in standing if not each.observed_only), standing[-1] if standing else None)
+        ended = [each for each in self.verdicts if not each.record.observed_only]
+        standing = [each for each in self.verdicts if each.wall_ns(each.record.at_ns) > last_ns]
+        return next(iter(ended), standing[-1] if standing else None)
 
     @property
     def hung_since_ns(self) -> int | None:
         """Beginning of the interval that ``hang`` is about."""
-        return next((each.wall_ns(each.record.since_ns) for each in self.verdicts if each.record is self.hang), None)
+        return None if self.hang is None else self.hang.wall_ns(self.hang.record.since_ns)
 
 
 class Tracks:

@@ -68,7 +68,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for track in timeline.tracks:  # sections that never ended until their rank's end
         open_ = {timeline.names[number]: begun_ns for number, _, begun_ns in track.still_open}
         if track.hang is not None and track.hung_since_ns is not None:
-            open_.setdefault(track.hang.section or "hung out of section", track.hung_since_ns)
+            open_.setdefault(track.hang.record.section or "hung out of section", track.hung_since_ns)
         for name, begun_ns in open_.items():
             where = {"name": name, "cat": "section", "pid": track.rank, "tid": _SECTIONS}
             yield _slice(timeline, where, begun_ns, track.end_ns, cycle=track.cycle, ended="with its rank")

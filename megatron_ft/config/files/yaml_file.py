@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from megatron_ft.config.config import OPTIONS, ConfigValues, recognized
-from megatron_ft.config.option import Option
 from megatron_ft.config.reference import IGNORED
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.files.atomic_write import write_whole
@@ -82,14 +81,10 @@ def take_arguments(config: FaultToleranceConfig, args: object) -> bool:
             vars(config)[name] = value
     given = [(each, value) for each in OPTIONS.values() if (value := getattr(args, each.dest, None)) is not None]
     for option, value in given:
-        config.put(option, option.parse(value), _source_of(option, value))
+        text = "1" if option.is_flag else value  # it may come from torchrun's kind of variables
+        source = next((name for name in option.variables if os.environ.get(name) == text), "command line")
+        config.put(option, option.parse(value), source)
     return any(option.in_yaml for option, _ in given)
-
-
-def _source_of(option: Option, given: object) -> str:
-    """Return the source of a value of the command line, which may come from torchrun's kind of variables."""
-    given = "1" if option.is_flag else given
-    return next((name for name in option.variables if os.environ.get(name) == given), "command line")
 
 
 @dataclass(frozen=True)
