@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PEERS", "Row", "compare", "median", "middle", "print_table"]
+__all__ = ["PEERS", "Row", "compare", "median", "middle", "percentile", "print_table"]
 
 PEERS = {"torchrun": "torchrun", "reference": "nvidia-resiliency-ext 0.4.1"}
 
@@ -46,6 +46,11 @@ def _with_unit(value: float | None, unit: str) -> str:
 def compare(what: str, unit: str, figures: Mapping[str, float | None], **more: Any) -> Row:
     """A row from the figures by launcher."""
     return Row(what, unit, figures.get("ours"), {name: figures.get(name) for name in PEERS}, **more)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that this share of all are at most."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def median(values: Iterable[float | None]) -> float | None:

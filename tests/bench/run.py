@@ -22,7 +22,7 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import control, costs, goodput
+from tests.bench import control, costs, goodput, memory_checkpoints, restarts, rules
 from tests.bench.figures import Row, print_table
 from tests.bench.jobs import end_on_sigterm, progress
 
@@ -36,6 +36,7 @@ class Settings:
     launchers: list[str]
     reference: str
     runs: int
+    plain_runs: int
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,33 @@ PARTS = {
         lambda s: costs.measure_hooks(s.libraries, s.reference, s.runs),
         costs.hook_rows,
     ),
+    "launch": Part(
+        "launch to the first line of a script that imports nothing",
+        lambda s: costs.measure_launch(s.launchers, s.reference, s.runs),
+        costs.launch_rows,
+    ),
+    "restarts": Part(
+        "launch and restart to the first step, memory of ranks",
+        lambda s: restarts.measure(s.launchers, s.reference, s.runs, s.plain_runs),
+        restarts.rows,
+    ),
     "goodput": Part(
         "goodput of a training with faults", lambda s: goodput.measure(s.launchers, s.reference), goodput.rows
+    ),
+    "memory": Part(
+        "state kept in memory, beside files and local checkpoints",
+        lambda s: memory_checkpoints.measure(s.launchers, s.reference),
+        memory_checkpoints.rows,
     ),
     "control": Part(
         "nodes that meet, lose one, and meet again, without ranks, on loopback",
         lambda s: control.measure_all([100, 250, 1000, 10_000]),
         control.rows,
+    ),
+    "rules": Part(
+        "rules for learned timeouts, on made-up jobs",
+        lambda s: rules.measure(min(s.runs, 4), 1_000_000 if s.runs > 2 else 100_000),
+        rules.rows,
     ),
 }
 
@@ -108,6 +129,7 @@ def main() -> None:
         launchers=["ours", "torchrun", *others],
         reference=reference,
         runs=args.runs,
+        plain_runs=min(args.runs, 3),
     )
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "runs": args.runs, "load": {}}
     for name in args.only:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["PHASES", "Stamp", "last_pids", "parse", "phases"]
+__all__ = ["PHASES", "Stamp", "last_pids", "parse", "phases", "steps_done"]
 
 PHASES = ("user", "imported", "group", "step")
 """What every rank passes, in this order: first line of the script, imports done, process group made, a step done."""
@@ -56,3 +56,12 @@ def phases(stamps: Iterable[Stamp], since: float, ranks: int) -> dict[str, float
 def last_pids(stamps: Iterable[Stamp]) -> dict[int, int]:
     """The latest process of each rank."""
     return {stamp.rank: stamp.pid for stamp in stamps if stamp.event == "user"}
+
+
+def steps_done(stamps: Iterable[Stamp], pids: Mapping[int, int]) -> int:
+    """How many steps each of these processes has done at least."""
+    done = dict.fromkeys(pids, 0)
+    for stamp in stamps:
+        if stamp.event == "step" and pids.get(stamp.rank) == stamp.pid:
+            done[stamp.rank] += 1
+    return min(done.values(), default=0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm, Observed
-from megatron_ft.learning.rule import MOST_EXTENDED, calculate, facts_of, reasons_against, with_armed
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
+from megatron_ft.learning.rule import calculate, facts_of, reasons_against, with_armed
 from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout
 from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
@@ -17,35 +15,14 @@ from megatron_ft.link.base.layout import (
     ArmedTimeout,
     SectionView,
 )
+from tests.bench.rules import PATTERNS, survives
 from tests.fuzz.healthy import BOARD
-
-PATTERNS: dict[str, tuple[str, list[float], float, bool]] = {
-    "many empty finalisations, then one of 40 s": ("checkpointing", [1.5], 40.0, False),
-    "the first save takes 12 s": ("checkpointing", [], 12.0, False),
-    "a file server stalls for 9 s": ("step", [0.1] * 5000, 9.0, False),
-    "a file server stalls for 45 s": ("step", [0.1] * 5000, 45.0, False),
-    "index of a data shard, 30 s": ("step", [4.0] * 200, 30.0, False),
-    "a rollout of 320 s": ("step", [20.0, 60.0] * 50, 320.0, True),
-    "longer sequences": ("step", [1.0] * 500, 8.0, False),
-    "an evaluation inside the step": ("step", [2.0] * 100, 15.0, False),
-    "a cold setup after a warm one": ("setup", [12.0], 90.0, False),
-    "60 s of cold cache after a quick setup": ("setup", [2.0], 62.0, False),
-    "a node compiles again for 50 s": ("step", [0.3] * 1000, 50.0, False),
-    "export after the last save": ("out_of_section", [4.0] * 20, 59.0, False),
-    "a larger save": ("checkpointing", [20.0] * 10, 99.0, False),
-    "a save to a busy file system, seen waiting": ("checkpointing", [20.0] * 10, 380.0, True),
-}
-"""Healthy jobs: section, intervals so far, the next one, and whether a rank is seen to make progress in it."""
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_healthy_pattern_ends_no_rank(name: str) -> None:
-    section, seen_s, next_s, makes_progress = PATTERNS[name]
-    state = LearnedState()
-    if seen_s:
-        state = state.learn({section: Observed(1, max(seen_s))}, 5.0)
-    timeout_s = state.in_force(60.0).get(section, math.inf)
-    assert next_s <= (MOST_EXTENDED if makes_progress else 1.0) * timeout_s
+    section, seen_s, next_s, told = PATTERNS[name]
+    assert survives(section, seen_s, next_s, told=told)
 
 
 def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before() -> None:
