@@ -97,23 +97,35 @@ class CrashOutput(NamedTuple):
     """The error file could not be read, and nothing else tells of an exception."""
 
 
-def last_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
+def last_words(text: str, *, library: Iterable[str] = (), mark: str = EXCEPTION_MARK) -> CrashOutput:
     """Read the memory that a rank's crash reporter wrote. ``library`` as for ``user_frame``.
 
     An interpreter that ends of an exception may crash on its way out (a C++ thread that is never joined aborts the
     process): then both are reported, with the place of the exception.
     """
-    return _words(text, EXCEPTION_MARK, tuple(library))._replace(
+    places = tuple(library)
+    exception_at, fatal_at = text.rfind(mark), text.rfind(_FATAL_MARK)
+    fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
+    crashed_at = _where_crashed(fatal, places)
+    words = CrashOutput(
+        where=crashed_at,
+        fatal_error=fatal,
+        crashed_at=crashed_at,
         rerun=rerun_state(text),
         exiting=EXITING_MARK in text and LEAVING_MARK not in text,
         exited=EXITED_MARK in text,
     )
-
-
-def leaving_words(text: str, *, library: Iterable[str] = ()) -> CrashOutput:
-    """Read the exception with which the script ended its monitoring; empty if there was none."""
-    words = _words(text, LEAVING_MARK, tuple(library))
-    return words if words.error else CrashOutput()
+    if exception_at < 0:
+        return words
+    reported = text[exception_at + len(mark) : fatal_at if fatal else None]
+    stamp, _, rest = reported.partition("\n")
+    error, _, traceback = rest.strip().partition("\n")
+    return words._replace(
+        error=without_empty_message(error.strip()),
+        where=_place(_frames(traceback), places),
+        exception=traceback.strip(),
+        raised_at_ns=int(stamp) if stamp.strip().isdigit() else 0,
+    )
 
 
 def lost_threads(text: str) -> tuple[str, ...]:
@@ -125,25 +137,6 @@ def lost_threads(text: str) -> tuple[str, ...]:
 def exception_entry(mark: str, at_ns: int, error: str, traceback: str) -> str:
     """Return what a rank writes to that memory; ``mark`` is EXCEPTION_MARK or LEAVING_MARK."""
     return f"\n{mark} {at_ns}\n{error}\n{traceback}\n"
-
-
-def _words(text: str, mark: str, places: tuple[str, ...]) -> CrashOutput:
-    exception_at, fatal_at = text.rfind(mark), text.rfind(_FATAL_MARK)
-    fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
-    crashed_at = _where_crashed(fatal, places)
-    if exception_at < 0:
-        return CrashOutput(where=crashed_at, fatal_error=fatal, crashed_at=crashed_at)
-    reported = text[exception_at + len(mark) : fatal_at if fatal else None]
-    stamp, _, rest = reported.partition("\n")
-    error, _, traceback = rest.strip().partition("\n")
-    return CrashOutput(
-        error=without_empty_message(error.strip()),
-        where=_place(_frames(traceback), places),
-        exception=traceback.strip(),
-        fatal_error=fatal,
-        crashed_at=crashed_at,
-        raised_at_ns=int(stamp) if stamp.strip().isdigit() else 0,
-    )
 
 
 def words_of_error_file(text: str, *, wall_offset_ns: int = 0, library: Iterable[str] = ()) -> CrashOutput:

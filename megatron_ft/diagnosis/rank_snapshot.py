@@ -133,7 +133,15 @@ def is_in_library(frames: Sequence[Frame]) -> bool:
 
     A directory's name alone tells nothing: users have a ``megatron/`` and a ``torch/`` of their own.
     """
-    return bool(frames) and (_is_torch_or_megatron(frames[0].file) or _is_package_beside_script(frames))
+    if not frames:
+        return False
+    file, script = frames[0].file, frames[-1].file
+    # other packages installed below a directory of that name are neither
+    installed = list(re.finditer(_INSTALLED, file))
+    if _TORCH_OR_MEGATRON.search(file, installed[-1].start() if installed else 0) is not None:
+        return True
+    package = _MEGATRON.match(file)  # one that the script, elsewhere, has imported
+    return package is not None and not installed and script.startswith("/") and not script.startswith(package[0])
 
 
 def stack_wait(frames: Sequence[Frame]) -> str:
@@ -166,23 +174,6 @@ def is_in_checkpoint_write(frames: Sequence[Frame]) -> bool:
         _CHECKPOINTS.search(frame.file) is not None
         or (frame.file.endswith("torch/serialization.py") and frame.function == "save")
         for frame in frames
-    )
-
-
-def _is_torch_or_megatron(file: str) -> bool:
-    # other packages installed below a directory of that name are neither
-    installed = list(re.finditer(_INSTALLED, file))
-    return _TORCH_OR_MEGATRON.search(file, installed[-1].start() if installed else 0) is not None
-
-
-def _is_package_beside_script(frames: Sequence[Frame]) -> bool:
-    """Return True if the innermost call is in a package of Megatron that the script, elsewhere, has imported."""
-    package, script = _MEGATRON.match(frames[0].file), frames[-1].file
-    return (
-        package is not None
-        and not re.search(_INSTALLED, frames[0].file)
-        and script.startswith("/")
-        and not script.startswith(package[0])
     )
 
 

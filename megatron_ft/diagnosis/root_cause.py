@@ -159,14 +159,10 @@ def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> fro
     if not collective.p2p:
         return absent.from_one(collective)
     peer, by_rank = collective.peer, absent.by_rank
-    if peer is None or (peer in by_rank and _meets(by_rank[peer], note.rank)):
+    if peer is None:
         return _NONE
-    return frozenset((peer,))
-
-
-def _meets(note: RankSnapshot, rank: int) -> bool:
-    """Return True if a rank is in a point-to-point operation with another one."""
-    return any(each.p2p and each.peer == rank for each in note.in_flight)
+    theirs = by_rank[peer].in_flight if peer in by_rank else ()
+    return _NONE if any(each.p2p and each.peer == note.rank for each in theirs) else frozenset((peer,))
 
 
 def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
@@ -331,16 +327,13 @@ def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
 
 def _others(waiting: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
     """Return what the waiting ranks do: "7 others wait in all_reduce"."""
-    ops = Counter(_waits_in(by_rank[rank]) for rank in waiting)
+    notes = [by_rank[rank] for rank in waiting]
+    ops = Counter(note.in_flight[0].name if note.in_flight else note.waits_in or note.inner for note in notes)
     if not ops:
         return ""
     (op, _), *more = ops.most_common()
     who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
     return f"{who} in {op}" + (" and other collectives" if more else "")
-
-
-def _waits_in(note: RankSnapshot) -> str:
-    return note.in_flight[0].name if note.in_flight else note.waits_in or note.inner
 
 
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.evidence import RankEvidence, open_sections, with_board
-from megatron_ft.diagnosis.exceptions import CrashOutput, last_words, leaving_words, lost_threads
+from megatron_ft.diagnosis.exceptions import LEAVING_MARK, CrashOutput, last_words, lost_threads
 from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_checkpoint_write,
@@ -133,7 +133,7 @@ def _last_words(text: str, snapshot: BoardSnapshot | None) -> CrashOutput:
     """Return the exception that ends the rank or ended its monitoring; an empty `CrashOutput` if the rank went on."""
     words = last_words(text, library=LIBRARIES)
     if not words.error and snapshot is not None and snapshot.closing:
-        words = leaving_words(text, library=LIBRARIES)
+        words = last_words(text, library=LIBRARIES, mark=LEAVING_MARK)
     moved_ns = 0 if snapshot is None else max(snapshot.last_transition_ns, snapshot.last_heartbeat_ns)
     return words if words.error and words.raised_at_ns >= moved_ns else CrashOutput()
 

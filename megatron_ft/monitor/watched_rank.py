@@ -93,13 +93,19 @@ class WatchedRank:
             close_fds(made)
             raise
         watched.answers_fd = answers_fd
+        configured = BoardTimeouts(
+            initial_heartbeat=config.initial_rank_heartbeat_timeout,
+            heartbeat=config.rank_heartbeat_timeout,
+            sections=config.rank_section_timeouts,
+            out_of_section=config.rank_out_of_section_timeout,
+        )
         watched.board.initialise(
             cycle=cycle,
             rank=rank,
             pid=pid,
             start_ns=start_ns,
             warmup_iterations=warmup_iterations,
-            timeouts=NO_TIMEOUTS if watch_only else configured_timeouts(config),
+            timeouts=NO_TIMEOUTS if watch_only else configured,
             watch_only=watch_only,
         )
         watched.last_good = watched.board.snapshot()  # no other process has the board yet
@@ -270,16 +276,6 @@ class WatchedRank:
             first, words = intervals.read_to, []
         intervals.feed(first, words, snapshot, now_ns, self.detector.gaps)
         return intervals
-
-
-def configured_timeouts(config: ConfigValues) -> BoardTimeouts:
-    """Return the configured timeouts, with which a board begins."""
-    return BoardTimeouts(
-        initial_heartbeat=config.initial_rank_heartbeat_timeout,
-        heartbeat=config.rank_heartbeat_timeout,
-        sections=config.rank_section_timeouts,
-        out_of_section=config.rank_out_of_section_timeout,
-    )
 
 
 def seconds(nanoseconds: int | None) -> float | None:
