@@ -1,7 +1,7 @@
 """The watch of a rank's collectives: writes torch's counts to the rank's board, several times a second.
 
-A daemon thread reads the counts. The launcher detects silence by them (`launcher.rules.node_collective_watch`), and the
-coordinator a rank that holds the others back (`job.rules.slow_ranks`). The training thread only starts the
+A daemon thread reads the counts. The launcher detects silence by them (`diagnosis.launcher.collective_watch`), and the
+coordinator a rank that holds the others back (`diagnosis.slow_ranks`). The training thread only starts the
 thread. If the script calls hooks, it uses their board; otherwise it connects the rank to its monitor itself.
 """
 
