@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -376,7 +375,7 @@ class MonitorService:
         )
         if first is not None:
             progress = progress_between(first, take_sample(watched.attached, watched.final_snapshot()))
-            evidence = dataclasses.replace(evidence, note=replace(evidence.note, progress=progress))
+            evidence = replace(evidence, note=replace(evidence.note, progress=progress))
         if not passive:
             watched.note = evidence.note
         self._reports.evidence(None if first is not None else self._settings.log_dir, evidence)
