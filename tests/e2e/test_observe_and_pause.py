@@ -75,8 +75,8 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     assert launched.events("signalled", role="monitor") == []
     # faulthandler writes at a signal; py-spy and the rank's own thread need none
     (page,) = (launched.log_dir / "evidence").glob("*/rank1-*.json")
-    stacks = json.loads(page.read_text())["stacks"]
-    assert stacks["threads"] == [] or stacks["source"] != "faulthandler"
+    evidence = json.loads(page.read_text())
+    assert evidence["threads"] == [] or evidence["stacks_by"] != "faulthandler"
     (ended,) = launched.events("cycle_ended")
     assert (ended["outcome"], ended["cause"]) == ("succeeded", None)
 
