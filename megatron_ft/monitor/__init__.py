@@ -3,7 +3,8 @@
 **What is promised.** A rank that is overdue in a section, between sections, or between heartbeats is noticed within
 its timeout and some 10 ms, whatever the rank does: it may hold the GIL, spin in a kernel, or be stopped. Evidence is
 collected before the first signal, for 2 s at most. A rank is never ended for time in which its whole node stood
-still, never for a timeout that nobody set, and never while detection is paused. What can't be read isn't judged.
+still, never by a learned timeout that nobody asked to enforce, and never while detection is paused. What can't be
+read isn't judged.
 
 **The board.** The monitor and its rank share a page of memory, the board (`link.board`). The hooks of the rank write
 to it, without system call, lock or message: which sections are open and since when, the iteration, the last
@@ -26,9 +27,10 @@ itself was busy or stopped. Such time shows in two ways only: the monitor wakes 
 SIGCONT. After SIGCONT all of the gap is taken off every interval; after a late wake-up the lateness, and at most a
 quarter of the timeout or 10 s more, for a busy node must hide no hang.
 
-A verdict by a timeout that the user configured is final. A learned one asks first: all ranks of the job are observed
-twice, and if any of them has moved on, the interval is extended (`last_look.py`). Under ``--ft-observe-only``, and
-for a timeout that only reports, the launcher prints a line, and the rank runs on.
+A verdict by a timeout that the user configured is final, but under min-healthy, where a rank that only waits for
+others goes on. A learned one asks first: all ranks of the job are observed twice, and if any of them has moved on,
+the interval is extended, to four times the timeout at most (`last_look.py`). Under ``--ft-observe-only``, and for a
+timeout that only reports, the launcher prints a line, and the rank runs on.
 
 **Evidence** (`collect_evidence.py`). First comes a question that a thread of the rank answers: its collectives, the
 exception that it handles. Then a real-time signal makes faulthandler write the stacks of all threads, in C, into
@@ -38,9 +40,9 @@ that may run on gets the question only: a signal may wake it. The monitors of th
 launcher asks, so that `diagnosis` can compare ranks.
 
 **The end of a rank** (`end_of_rank.py`). The user's signal goes to the rank's main thread, where Python runs
-handlers, and SIGCONT after it, for a stopped process handles nothing; SIGKILL follows after a grace. What else the
-rank has started is the launcher's to end. If the launcher is dead, the monitor ends it: by process group, by session,
-and by the path of its own socket in the environment of what has left both.
+handlers, and SIGCONT after it, for a stopped process handles nothing; SIGKILL follows after a grace. What else its
+group and session hold is the launcher's to end. If the launcher is dead, the monitor ends it: by process group, by
+session, and by the path of its own socket in the environment of what has left both.
 
 **Deaths.** The death of its launcher ends a rank, by the kernel's parent-death signal. If a monitor dies, the
 launcher starts another one and hands it the rank's descriptors (board, pidfd, memory for stacks): no interval is

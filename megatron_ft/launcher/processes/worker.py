@@ -335,6 +335,8 @@ class Termination:
             is_over = time.monotonic() >= deadline_s or (self._in_a_hurry() and not patient)
             if is_over or are_gone:
                 left = self._left_behind(ended)
+            if left and are_gone and not is_over:  # others took their place: what waits is served before the next look
+                self._reactor.run_until(lambda: self._in_a_hurry() and not patient, deadline_s=soon_s)
         return left
 
     def _is_answered(self, left: list[ProcessStat], patient: bool) -> bool:
