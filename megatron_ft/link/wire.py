@@ -25,6 +25,7 @@ from megatron_ft.link.linux.polling import wait_ready
 
 PROTOCOL_VERSION = 9
 MAX_MESSAGE_BYTES = 1 << 20
+_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 MAX_FDS = 8
@@ -260,7 +261,8 @@ def listen(path: str, backlog: int = 128) -> socket.socket:
     try:
         # on Linux the unbound socket's mode becomes the file's: at no moment is it wider
         os.fchmod(sock.fileno(), 0o600)
-        sock.bind(path)
+        with _short_path(path) as short:
+            sock.bind(short)
         sock.listen(backlog)
         sock.setblocking(False)
     except OSError:
@@ -279,7 +281,8 @@ def connect(path: str, timeout_s: float) -> Channel:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(timeout_s)
-        sock.connect(path)
+        with _short_path(path) as short:
+            sock.connect(short)
         check_peer(sock)
     except (OSError, ProtocolError):
         sock.close()
@@ -315,3 +318,17 @@ def check_peer(sock: socket.socket) -> int:
     if uid not in (0, os.geteuid()):
         raise ProtocolError(f"peer runs as user {uid}, expected {os.geteuid()}")
     return int(pid)
+
+
+@contextlib.contextmanager
+def _short_path(path: str) -> Iterator[str]:
+    """Yield a name for ``path`` that fits the kernel's limit for socket addresses, whatever its length."""
+    if len(os.fsencode(path)) <= _PATH_LIMIT:
+        yield path
+        return
+    directory, name = os.path.split(os.path.abspath(path))
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)

@@ -58,7 +58,8 @@ for _ in range(16):
 def test_monitor_ends_each_kind_of_hung_rank_with_the_configured_signal_and_not_before_the_deadline(
     tmp_path: Path, fields: dict[str, object], ended_by: str, script: str, code: int
 ) -> None:
-    path = tmp_path / "socket"
+    path = tmp_path / ("d" * 100) / ("e" * 60) / "socket"  # longer than the name of a socket may be
+    path.parent.mkdir(parents=True)
     with (
         monitor(path, rank_termination_signal=ended_by, **fields) as handle,
         rank(path, f"client.init_workload_monitoring()\n{script}\n{FOREVER}") as process,

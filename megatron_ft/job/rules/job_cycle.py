@@ -153,6 +153,9 @@ class JobCycle:
             self.gone.add(place)
             if report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP:
                 self.departures.append(NodeLost(cycle=report.cycle, node=seat.name, text=report.cause.text))
+        has_ended_it = self.judged == (Outcome.FAILED, place) and not seat.report.cause.follows
+        if report.state is NodeState.EXCLUDED and has_ended_it:
+            report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         if self.outcome is not None:
             is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
             if is_gone and seat.state not in GONE and not is_listed:

@@ -59,10 +59,12 @@ class RoundCompletion:
     waits_s: float | None = None
     _met_s: float | None = None
     """When there were enough in this round for the first time, and none was awaited."""
+    _enough_s: float | None = None
+    """Since when there have been."""
 
     def begin_round(self) -> None:
         """A cycle has begun: what follows it is another round."""
-        self._met_s = None
+        self._met_s = self._enough_s = None
 
     def update(self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, now_s: float) -> bool:
         """Take note of how the nodes are now; return True if those that are ready begin a cycle.
@@ -75,15 +77,18 @@ class RoundCompletion:
         self.alarm_s = None
         if ready < rules.min_nodes:
             self.waits_s = now_s if self.waits_s is None else self.waits_s
-            self.alarm_s = self.waits_s + rules.join_timeout_s
+            self.alarm_s, self._enough_s = self.waits_s + rules.join_timeout_s, None
             return False
         self.waits_s = None
         if awaited:
             return False
         self._met_s = now_s if self._met_s is None else self._met_s
+        self._enough_s = now_s if self._enough_s is None else self._enough_s
         if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
             return True
-        self.alarm_s = self._met_s + last_call_s(rules, is_first=last == 0)
+        call_s = last_call_s(rules, is_first=last == 0)
+        # nodes that come and go over a bad network begin the last call anew, but not for ever
+        self.alarm_s = min(self._enough_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))
         return now_s >= self.alarm_s
 
     def has_waited_long(self, rules: Rules, now_s: float) -> bool:

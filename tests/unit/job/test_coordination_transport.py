@@ -300,6 +300,29 @@ def test_addresses_of_a_name_are_all_tried(reactor: Reactor, monkeypatch: pytest
         assert ear.told == ["opened"]
 
 
+def test_coordinator_that_was_proven_is_found_again_while_the_name_server_is_away(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = names(monkeypatch, "127.0.0.1")
+    with served() as service, sockets(reactor) as (transport, ear):
+        address = f"some.host:{service.address.rpartition(':')[2]}"
+        connect(transport, ear, address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        until(reactor, lambda: len(ear.told) == 2)
+        known = socket.getaddrinfo
+
+        def away(host: str, *args: Any, **more: Any) -> Any:
+            if not host[0].isdigit():
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+            return known(host, *args, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", away)
+        connect(transport, ear, address)
+        until(reactor, lambda: len(ear.told) == 3)
+        assert (ear.told[2], looked_up) == ("opened", ["some.host"])
+
+
 def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, "127.0.0.2", "127.0.0.1")
     monkeypatch.setattr(tcp, "_CONNECT_S", 0.5)

@@ -187,6 +187,15 @@ def test_a_node_that_is_excluded_costs_no_restart() -> None:
     assert (cycles(a, c), world(a)) == ([1, 1], 2)
 
 
+def test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle() -> None:
+    job = Job(min_nodes=2)
+    a, b, _ = job.start("abc")
+    b.fails("rank 1 killed by SIGKILL")
+    b.report(NodeState.EXCLUDED, "rank 1 asked for it")
+    job.run(0.1)
+    assert (a.verdicts[0].outcome, a.verdicts[0].cause.text) == (Outcome.FAILED, "rank 1 killed by SIGKILL")
+
+
 def test_node_that_was_only_cut_off_is_not_named_where_too_few_are_healthy() -> None:
     job = Job(min_nodes=3, min_healthy=True)
     a, b, c = job.start("abc")
