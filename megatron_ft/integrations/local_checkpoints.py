@@ -7,10 +7,12 @@ iteration all ranks have. ``find_latest`` gathers the iterations of all ranks, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from megatron_ft.errors import SnapshotError
@@ -75,36 +77,46 @@ class AsyncRequest(NamedTuple):
             fn()
 
 
-class LocalCheckpointManager:
-    """Manager of checkpoints in memory. All ranks make the same calls. Keepers free older checkpoints."""
+class BaseCheckpointManager(ABC):
+    """Base of a manager that keeps its checkpoints where its four methods say. All ranks make the same calls."""
 
-    def __init__(
-        self,
-        root_local_ckpt_dir: str | Path | None,
-        session_id: str = "",
-        repl_strategy: ReplicationStrategy | None = None,
-    ) -> None:
-        """``root_local_ckpt_dir``: no directory is made, but a manager of another one finds other checkpoints."""
-        self.root_local_ckpt_dir = root_local_ckpt_dir
+    def __init__(self, session_id: Any, repl_strategy: ReplicationStrategy | None = None) -> None:
         self.session_id = session_id
         self.repl_strategy = repl_strategy
         self.latest_iteration = -1
         """Result of ``find_latest``, -1 after a save."""
-        self._label = f"local checkpoint {root_local_ckpt_dir} {session_id}"
-        self._keys: dict[int, SnapshotKey] = {}
-        place = usable_place()
-        if place is not None and place.info.cycle == 0:
-            copies = "" if repl_strategy is None else "; the keepers make the copies, not the groups asked for here"
-            say.note(f"local checkpoints are kept in the nodes' memory, not in files{copies}")
 
     @property
     def rank(self) -> int:
         return agreement.rank()
 
-    @property
-    def local_ckpt_dir(self) -> Path:
-        """Directory that nvidia-resiliency-ext would use; scripts print it."""
-        return Path(self.root_local_ckpt_dir or ".") / str(self.session_id) / str(self.rank)
+    @abstractmethod
+    def _my_ckpt_ids(self) -> Iterable[CkptID]:
+        """Return the checkpoints that this rank can load."""
+
+    @abstractmethod
+    def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
+        """Load a checkpoint.
+
+        Raises:
+            CheckpointingException: it can't be loaded.
+        """
+
+    @abstractmethod
+    def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> None:
+        """Save a checkpoint.
+
+        Raises:
+            SameMachineReplicationException: there is one already.
+        """
+
+    @abstractmethod
+    def _cleanup(self, iteration: int) -> None:
+        """Remove checkpoints older than the one that was saved."""
+
+    @abstractmethod
+    def _cleanup_failed_save(self, iteration: int) -> None:
+        """Remove what is left of a checkpoint that a rank couldn't save."""
 
     def find_latest(self) -> int:
         """Return the newest iteration that all ranks can load, -1 for none. A collective if none is known yet."""
@@ -123,16 +135,74 @@ class LocalCheckpointManager:
             CheckpointingException: none was found, or it can't be loaded.
         """
         global _is_loaded
-        iteration = self.latest_iteration
-        if iteration == -1:
+        if self.latest_iteration == -1:
             raise CheckpointingException("find_latest() comes first, and there is nothing to load if it returns -1")
-        try:
-            found: TensorAwareStateDict = objects.load(self._keys[iteration], self._label)
-        except (SnapshotError, OSError, KeyError) as error:
-            raise CheckpointingException(f"iteration {iteration} can't be loaded from memory: {error}") from error
-        found.restore_tensor_device(non_blocking=False)
+        ckpt_id = self._ckpt_id(self.latest_iteration)
+        state_dict = self._load(ckpt_id)
+        state_dict.restore_tensor_device(non_blocking=False)
         _is_loaded = True
-        return found, self._ckpt_id(iteration)
+        return state_dict, ckpt_id
+
+    def save(self, state_dict: TensorAwareStateDict, iteration: int, is_async: bool = False) -> AsyncRequest | None:
+        """Save, or return the request to do so. The tensors of ``state_dict`` are on the CPU afterwards.
+
+        Raises:
+            CheckpointingException: not all ranks have saved; with a request, its last function raises that.
+        """
+        self._begin(iteration)
+        if self.repl_strategy is not None:
+            raise CheckpointingException("only a LocalCheckpointManager has replicas")
+        ckpt_id = self._ckpt_id(iteration)
+        state_dict.copy_tensors_to_cpu(non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        request = AsyncRequest(self._save, (state_dict, ckpt_id), [lambda: self._finish(iteration)])
+        if is_async:
+            return request
+        request.execute_sync()
+        return None
+
+    def _begin(self, iteration: int) -> None:
+        newest = self.latest_iteration
+        assert newest < iteration, f"iteration {iteration} isn't newer than {newest}, which was found"
+        self.latest_iteration = -1
+
+    def _ckpt_id(self, iteration: int) -> CkptID:
+        if iteration < 0:
+            raise CheckpointingException(f"iteration {iteration} is negative")
+        return iteration, self.rank, self.session_id
+
+    def _finish(self, iteration: int) -> None:
+        newest, self.latest_iteration = self.find_latest(), -1
+        if newest < iteration:
+            self._cleanup_failed_save(iteration)
+            raise CheckpointingException(f"iteration {iteration} isn't saved: the newest of all ranks is {newest}")
+        self._cleanup(iteration)
+
+
+class LocalCheckpointManager(BaseCheckpointManager):
+    """Manager of checkpoints in memory. Keepers free older ones, and what a rank couldn't save."""
+
+    def __init__(
+        self,
+        root_local_ckpt_dir: str | Path | None,
+        session_id: str = "",
+        repl_strategy: ReplicationStrategy | None = None,
+    ) -> None:
+        """``root_local_ckpt_dir``: no directory is made, but a manager of another one finds other checkpoints."""
+        super().__init__(session_id, repl_strategy)
+        self.root_local_ckpt_dir = root_local_ckpt_dir
+        self._label = f"local checkpoint {root_local_ckpt_dir} {session_id}"
+        self._keys: dict[int, SnapshotKey] = {}
+        place = usable_place()
+        if place is not None and place.info.cycle == 0:
+            copies = "" if repl_strategy is None else "; the keepers make the copies, not the groups asked for here"
+            say.note(f"local checkpoints are kept in the nodes' memory, not in files{copies}")
+
+    @property
+    def local_ckpt_dir(self) -> Path:
+        """Directory that nvidia-resiliency-ext would use; scripts print it."""
+        return Path(self.root_local_ckpt_dir or ".") / str(self.session_id) / str(self.rank)
 
     def save(self, state_dict: TensorAwareStateDict, iteration: int, is_async: bool = False) -> AsyncRequest | None:
         """Begin to save, and return a request that has nothing to do. ``state_dict`` stays as it is.
@@ -140,25 +210,29 @@ class LocalCheckpointManager:
         Raises:
             CheckpointingException: the state can't be kept.
         """
-        newest = self.latest_iteration
-        assert newest < iteration, f"iteration {iteration} isn't newer than {newest}, which was found"
-        if iteration < 0:
-            raise CheckpointingException(f"iteration {iteration} is negative")
-        self.latest_iteration = -1
-        try:
-            objects.save(iteration, state_dict, self._label)
-        except SnapshotError as error:
-            raise CheckpointingException(str(error)) from error
+        self._begin(iteration)
+        self._save(state_dict, self._ckpt_id(iteration))
         return AsyncRequest(None, (), []) if is_async else None
 
     def _my_ckpt_ids(self) -> list[CkptID]:
-        """Return the checkpoints that this rank can load."""
         self._keys = objects.available(self._label)
         return [self._ckpt_id(iteration) for iteration in self._keys]
 
-    def _ckpt_id(self, iteration: int) -> CkptID:
-        return iteration, self.rank, self.session_id
+    def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
+        try:
+            found: TensorAwareStateDict = objects.load(self._keys[ckpt_id[0]], self._label)
+        except (SnapshotError, OSError, KeyError) as error:
+            raise CheckpointingException(f"iteration {ckpt_id[0]} can't be loaded from memory: {error}") from error
+        return found
 
+    def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> None:
+        try:
+            objects.save(ckpt_id[0], state_dict, self._label)
+        except SnapshotError as error:
+            raise CheckpointingException(str(error)) from error
 
-BaseCheckpointManager = LocalCheckpointManager
-"""Name that callers use for the type of a manager: there is one."""
+    def _cleanup(self, iteration: int) -> None:
+        pass
+
+    def _cleanup_failed_save(self, iteration: int) -> None:
+        pass

@@ -116,12 +116,12 @@ def load(directory: str, name: str, rank: int, make_room: Callable[[int], None] 
 # -- sets ---------------------------------------------------------------------------------------------------------
 
 
-def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
+def find_sets(directory: str) -> list[tuple[SavedFiles, int | None]]:
     """Return the snapshots in a directory, that written last first, and the number of ranks of which it has no file.
 
-    Makes the directory if it is missing.
+    The number is None if an earlier version has written it. Makes the directory if it is missing.
     """
-    found: list[tuple[int, SavedFiles, int]] = []
+    found: list[tuple[int, SavedFiles, int | None]] = []
     with _opened(open_own_folder(directory)) as root:
         for name in os.listdir(root):
             parsed = _SET.fullmatch(name)
@@ -130,8 +130,10 @@ def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
                     with _own_folder(directory, name) as folder:
                         world, written_ns = int(parsed[2]), os.fstat(folder).st_mtime_ns
                         files = SavedFiles(name, int(parsed[1]), world, max(0.0, time.time() - written_ns / 1e9))
-                        lacking = {f"rank-{rank}" for rank in range(world)}.difference(os.listdir(folder))
-                        found.append((written_ns, files, len(lacking)))
+                        names = os.listdir(folder)
+                        is_earlier = any(each.startswith("ranks-") for each in names)  # folder of a node's files
+                        lacking = {f"rank-{rank}" for rank in range(world)}.difference(names)
+                        found.append((written_ns, files, None if is_earlier else len(lacking)))
     return [(files, lacking) for _, files, lacking in sorted(found, key=lambda each: each[0], reverse=True)]
 
 

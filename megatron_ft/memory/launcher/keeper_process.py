@@ -6,6 +6,7 @@ The launcher has a descriptor of each sealed segment, and hands all of them to a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -90,8 +91,8 @@ class Keeper:
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._fault = ""
-        """Why the process was killed, if it was; its end is awaited then."""
+        self._dying: dict[int, subprocess.Popen[bytes]] = {}
+        """Killed processes that haven't ended, by pidfd."""
         self._channel: Channel | None = None
         self._channel_fd = -1
         self._held: dict[int, tuple[m.SealedSegment, int]] = {}
@@ -109,8 +110,8 @@ class Keeper:
     # -- for the run directory and the list of children -------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Return the process id of the keeper."""
-        return set() if self._process is None else {self._process.pid}
+        """Return the process ids of the keeper, and of killed ones that haven't ended."""
+        return {each.pid for each in (self._process, *self._dying.values()) if each is not None}
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -123,7 +124,7 @@ class Keeper:
             self._reactor.unwatch(lost.fileno())
             lost.close()
             if self._process is not None:
-                self._kill("has lost its socket")
+                self._replace("has lost its socket")
             elif self._prepared is not None:
                 self._reactor.watch(self._listener.fileno(), self._start)
 
@@ -214,9 +215,11 @@ class Keeper:
         """End the keeper and let go of all memory."""
         self._answer(Kept())
         if self._process is not None:
-            self._kill("was stopped")
-            if wait_gone(self._pidfd, _STOP_WAIT_S):
-                self._reap()
+            self._end()
+        until_s = time.monotonic() + _STOP_WAIT_S
+        for pidfd in list(self._dying):
+            if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
+                self._reap(pidfd)
         self._let_go_of_socket()
         if self._door is not None:
             self._door.close()
@@ -235,7 +238,7 @@ class Keeper:
             self._process = None
             self._ended(f"can't be started ({error.strerror})")
             return
-        self._channel, self._channel_fd, self._fault = Channel(ours), ours.fileno(), ""
+        self._channel, self._channel_fd = Channel(ours), ours.fileno()
         self._reactor.watch(self._channel_fd, self._read)
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for sealed, fd in list(self._held.values()):
@@ -296,9 +299,8 @@ class Keeper:
             theirs.close()
         return ours
 
-    def _kill(self, fault: str = "") -> None:
+    def _kill(self) -> None:
         """Kill the process; another one is started when it has ended."""
-        self._fault = self._fault or fault
         self._reactor.unwatch(self._channel_fd)
         if self._channel is not None:
             self._channel.close()
@@ -307,18 +309,30 @@ class Keeper:
 
     def _died(self) -> None:
         self._read()
-        self._kill()
-        code = self._reap()
-        self._ended(self._fault or f"exited ({launcher_lines.exit_code(code)})")
+        code = self._reap(self._end())
+        self._ended(f"exited ({launcher_lines.exit_code(code)})")
 
-    def _reap(self) -> int:
-        """Return the exit code of the process, which has ended."""
+    def _replace(self, fault: str) -> None:
+        self._end()
+        self._ended(fault)
+
+    def _end(self) -> int:
+        """Kill the process, and return its pidfd. It may never end, if the kernel hangs: another one can be started."""
         assert self._process is not None
-        process, self._process = self._process, None
-        process.wait()
-        self._reactor.unwatch(self._pidfd)
-        os.close(self._pidfd)
-        return int(process.returncode)
+        self._kill()
+        pidfd = self._pidfd
+        self._dying[pidfd] = self._process
+        self._reactor.unwatch(pidfd)
+        self._reactor.watch(pidfd, functools.partial(self._reap, pidfd), Priority.DEATH)
+        self._pidfd, self._process = -1, None
+        return pidfd
+
+    def _reap(self, pidfd: int) -> int:
+        """Return the exit code of a killed process, which has ended."""
+        code = self._dying.pop(pidfd).wait()
+        self._reactor.unwatch(pidfd)
+        os.close(pidfd)
+        return code
 
     def _ended(self, how: str) -> None:
         """Start another process, unless several in a row were of no use."""
@@ -427,7 +441,7 @@ class Keeper:
 
     def _stock_overdue(self) -> None:
         self._answer(Kept())
-        self._kill(_SILENT)
+        self._replace(_SILENT)
 
     def _fail_restores(self) -> None:
         assert self._prepared is not None

@@ -42,7 +42,7 @@ class SnapshotFiles:
         self._say = say
         self._announce = announce
         self._thread = FileQueue()
-        self._sets: list[SavedFiles] = []
+        self._sets: list[tuple[SavedFiles, int | None]] = []
         reads_files = directory is not None
         self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)
         """What this node can restore before the first cycle."""
@@ -63,14 +63,17 @@ class SnapshotFiles:
         if found is None:
             self._say(f"{directory} doesn't answer: nothing is restored from it")
             return
-        self._sets = [files for files, _ in found]
+        self._sets = found
         for files, lacking in found:
-            if not lacking:
+            if lacking == 0:
                 self.found = replace(self.found, files=files)
                 return
             number, of = files.iteration, f"{lacking} of {counted(files.world, 'rank')}"
             self._say(
                 f"the memory checkpoint of iteration {number} in {directory} isn't whole ({of} missing): it isn't used"
+                if lacking is not None
+                else f"the memory checkpoint of iteration {number} in {directory} was written by an earlier version of "
+                "megatron_ft: it isn't used"
             )
 
     def path_of(self, name: str) -> str:
@@ -79,10 +82,12 @@ class SnapshotFiles:
 
     def superseded(self, key: SnapshotKey) -> None:
         """Remove what earlier lives have left, if all ranks of the job have this snapshot, and it is newer."""
-        whole, names = self.found.files, [each.name for each in self._sets]
-        if key.cycle == EARLIER_LIFE or (whole is not None and key.iteration <= whole.iteration):
+        whole, number = self.found.files, key.iteration
+        if key.cycle == EARLIER_LIFE or (whole is not None and number <= whole.iteration):
             return
-        self._sets = []
+        # an earlier version can use its own, which may be newer than this snapshot
+        names = [files.name for files, lacking in self._sets if lacking is not None or files.iteration < number]
+        self._sets = [each for each in self._sets if each[0].name not in names]
 
         def remove() -> None:
             for name in names:

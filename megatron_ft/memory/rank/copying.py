@@ -8,9 +8,9 @@ import functools
 import mmap
 import operator
 import os
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, product
 from typing import Any, NamedTuple, TypeVar
 
@@ -207,19 +207,31 @@ def move(moves: Sequence[tuple[int, int, int]]) -> None:
 def each_of(items: Sequence[_T], work: Callable[[_T], object]) -> None:
     """Call ``work`` with each item, in as many threads as this rank has processors: one doesn't fill the bandwidth."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // ranks, len(items)))
     left = iter(items)  # of a list, which gives each item to one thread
+    failed: list[BaseException] = []
+    helpers: list[threading.Thread] = []
 
-    def work_on(_: int) -> None:
-        for item in left:
-            work(item)
+    def work_on() -> None:
+        try:
+            for item in left:
+                if failed:
+                    return
+                work(item)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            failed.append(error)
 
-    if threads == 1:
-        work_on(0)
-        return
-    with ThreadPoolExecutor(threads, "ft_copy") as pool:
-        for _ in pool.map(work_on, range(threads)):
-            pass  # what a thread has raised is raised here
+    for _ in range(min(_THREADS, len(os.sched_getaffinity(0)) // ranks, len(items)) - 1):
+        thread = threading.Thread(target=work_on, name="ft_copy", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had, or Python ends: this one does the rest
+            break
+        helpers.append(thread)
+    work_on()
+    for thread in helpers:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _receive(sources: Sequence[tuple[Any, int, int]], into: Mapping) -> None:

@@ -7,6 +7,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +65,7 @@ class Processes:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self.ends.append(Channel(theirs))
-        process: Any = SimpleNamespace(pid=0, returncode=-9, wait=lambda: -9)
+        process: Any = SimpleNamespace(pid=len(self.ends), wait=lambda: -9)
         self.keeper._process = process
         self.keeper._pidfd = os.eventfd(0, os.EFD_CLOEXEC)
         return ours
@@ -193,6 +194,27 @@ def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_l
     assert processes.keeper.is_given_up
     assert kept == [Kept()] * 5
     assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
+
+
+def test_silent_keeper_that_hangs_in_the_kernel_is_replaced_at_once_and_reaped_when_it_ends(
+    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOCK_S", 0.01)
+    reader, hung = hold(processes, reactor, 3), processes.keeper._pidfd
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "send_signal", lambda pidfd, number: None)  # it takes no SIGKILL
+        processes.keeper.take_stock(lambda kept: None)
+        reactor.run_until(lambda: len(processes.ends) == 2, time.monotonic() + BOUND_S)
+    assert [type(each) for each in processes.heard()] == [SealedSegment, Prepare, TakeStock]
+    kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
+    processes.ends[-1].send(Stock(2, kept))
+    reactor.run_until(lambda: bool(processes.events))
+    assert processes.events == [StockTaken(kept)]
+    assert processes.keeper.pids() == {1, 2}
+    os.eventfd_write(hung, 1)
+    reactor.run_once(BOUND_S)
+    assert processes.keeper.pids() == {2}
+    os.close(reader)
 
 
 def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetch(

@@ -69,6 +69,24 @@ def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: Snapsho
     assert (os.listdir(tmp_path) == []) == is_gone
 
 
+def test_files_of_an_earlier_version_are_not_used_with_a_line_and_stay_until_a_newer_snapshot_is_complete(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / NAME / "ranks-0-3").mkdir(parents=True)
+    for rank in range(4):
+        (tmp_path / NAME / "ranks-0-3" / f"rank-{rank}").touch()
+    left(tmp_path, 2, set_name(8, 4, "another life"))
+    directory = Directory(tmp_path)
+    directory.files.look()
+    assert directory.files.found.files is None
+    where = f"the memory checkpoint of iteration 7 in {tmp_path}"
+    assert f"{where} was written by an earlier version of megatron_ft: it isn't used" in directory.said
+    for iteration, names in ((3, [NAME]), (7, [NAME]), (8, [])):
+        directory.files.superseded(SnapshotKey(0, 0, iteration))
+        assert directory.files._thread.wait(20.0)
+        assert os.listdir(tmp_path) == names
+
+
 def test_last_complete_snapshot_is_written_in_the_time_that_is_left(tmp_path: Path) -> None:
     directory, name = Directory(tmp_path), set_name(9, 4, "a life")
     hurried, order = directory.order(asked_s=time.monotonic() - 20.0), directory.order()
