@@ -20,18 +20,25 @@ _MOST_CHARACTERS = 1000
 _C10D = "torch/distributed/distributed_c10d.py"
 _INSTALLED = r"/(?:site|dist)-packages/"
 _SOURCES = (
-    r"/torch/(?:_ops|_tensor|autograd/(?:__init__|graph|function))\.py",
-    r"/torch/(?:_dynamo|_inductor|nn/modules|nn/parallel)/",
-    r"/torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|algorithms|checkpoint|fsdp"
-    r"|pipelining|tensor)\b",
-    r"/megatron/core/(?:datasets|dist_checkpointing|distributed|models|optimizer|pipeline_parallel|tensor_parallel"
-    r"|transformer)/",
-    r"/megatron/core/(?:parallel_state|rerun_state_machine|timers|utils)\.py",
-    r"/megatron/training/(?:checkpointing|initialize|training|utils)\.py",
-    r"/megatron/bridge/(?:training|models)/",
+    r"/torch/(?:_ops|_tensor|_utils|_compile|serialization|functional)\.py",
+    r"/torch/(?:autograd|optim)/(?:__init__|graph|function|optimizer)\.py",
+    r"/torch/(?:_dynamo|_inductor|_functorch|_C|nn/modules|nn/parallel|utils/data/_utils)/",
+    r"/torch/(?:nn/functional|utils/_contextlib|utils/checkpoint|utils/data/dataloader)\.py",
+    r"/torch/distributed/(?:distributed_c10d|c10d_logger|device_mesh|rendezvous)\.py",
+    r"/torch/distributed/(?:_composable|_functional_collectives|_shard|algorithms|checkpoint|fsdp|nn)\b",
+    r"/torch/distributed/(?:pipelining|rpc|tensor)\b",
+    r"/megatron/core/(?:datasets|dist_checkpointing|distributed|export|extensions|fusions|inference|models|optimizer"
+    r"|pipeline_parallel|post_training|quantization|resharding|ssm|tensor_parallel|tokenizers|transformer)/",
+    r"/megatron/core/(?:optimizer_param_scheduler|parallel_state|process_groups_config|rerun_state_machine|timers|utils"
+    r"|jit|num_microbatches_calculator|hyper_comm_grid|full_cuda_graph|nccl_allocator|msc_utils|safe_globals)\.py",
+    r"/megatron/training/(?:tokenizer|datasets|config|models|utils|distillation)/",
+    r"/megatron/training/(?:arguments|argument_utils|async_utils|checkpointing|dist_signal_handler|ft_integration"
+    r"|global_vars|initialize|inprocess_restart|log_handler|theoretical_memory_usage|training|utils|yaml_arguments"
+    r"|one_logger_utils|wandb_utils|dgrad_logging)\.py",
+    r"/megatron/(?:legacy|post_training|inference|rl|bridge)/(?:data|fp16_deprecated|fused_kernels|indexer|model|mpu"
+    r"|models|training|recipes|peft|checkpointing|arguments|utils|text_generation|inference)\b",
 )
-"""Files in which ranks wait, of torch and of Megatron run from their sources where the script's directory isn't known.
-Others in a directory of that name are the user's."""
+"""Files of torch and of Megatron run from their sources. Others in a directory of that name are the user's."""
 _MEGATRON = re.compile(r".*/megatron/(?=(?:core|training|legacy|post_training|inference|rl|bridge|elastification)/)")
 _TORCH_OR_MEGATRON = re.compile("|".join((rf"{_INSTALLED}(?:torch|megatron)/", *_SOURCES)))
 _PROCESSES = re.compile(

@@ -3,12 +3,13 @@
 Ranks that train together take the same time for a step. What one of them needs longer for its own work, the others
 spend in collectives, waiting for it. So the rank that is in collectives less than the others holds them back, by that
 difference. Where all are equally slow, all wait equally little. What is measured are looks at random moments, so
-differences are also a matter of chance: a rank is named if it lagged in each of the last three windows, and in all of
-them together by `LEAST_LAG` and by more than chance gives in a job of that size.
+differences are also a matter of chance: a rank is named once it has lagged in three windows or more one after another,
+and in all of them together by `LEAST_LAG` and by more than chance gives in a job of that size.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_
 
 LEAST_LAG = 0.1
 """Share of time. A rank whose steps take 20 % longer holds the others back by 17 %."""
-_WINDOWS = 3
+_WINDOWS, _MOST_WINDOWS = 3, 16
 _LONGEST_S = 600.0
 _LEAST_LOOKS = 30
 _LEAST_WAITS = 6
@@ -45,7 +46,7 @@ class SlowRanks:
         self._window_s = window_s(nodes)
         self._seen: dict[int, RankWaits] = {}
         self._nodes: dict[int, str] = {}
-        self._windows: deque[tuple[dict[int, RankWaits], dict[int, Comparison]]] = deque(maxlen=_WINDOWS)
+        self._windows: deque[tuple[dict[int, RankWaits], dict[int, Comparison]]] = deque(maxlen=_MOST_WINDOWS)
         self._slow: set[int] = set()
         self._began_s: float | None = None
         self.alarm_s: float | None = None
@@ -88,15 +89,20 @@ class SlowRanks:
         return Lags(self._cycle, over_s, tuple(lags), tuple(each.rank for each in lags if each.rank in self._slow))
 
     def _judge(self) -> None:
-        """Name ranks that lagged in all windows, and clear those that lagged in neither of the last two."""
-        lagging = [{r for r, each in found.items() if each.lag >= LEAST_LAG / 2} for _, found in self._windows]
-        total: dict[int, RankWaits] = {}
-        for seen, _ in self._windows:
-            total |= {rank: each.plus(total.get(rank)) for rank, each in seen.items()}
-        needed = math.sqrt(2 * math.log(_ONE_IN * len(total)))
-        compared = compare(total)
-        named = {rank for rank, each in compared.items() if each.lag >= max(LEAST_LAG, needed * each.chance)}
-        self._slow = self._slow & (lagging[-1] | lagging[-2]) | named.intersection(*lagging)
+        """Name ranks that lagged in all their last windows, and clear those that lagged in neither of the last two."""
+        newest = [*reversed(self._windows)]
+        lagging = [{rank for rank, each in found.items() if each.lag >= LEAST_LAG / 2} for _, found in newest]
+        runs = {rank: sum(itertools.accumulate((rank in each for each in lagging), min)) for rank in lagging[0]}
+        named = set[int]()
+        for length in {run for run in runs.values() if run >= _WINDOWS}:
+            total: dict[int, RankWaits] = {}
+            for seen, _ in newest[:length]:
+                total |= {rank: each.plus(total.get(rank)) for rank, each in seen.items()}
+            needed = math.sqrt(2 * math.log(_ONE_IN * len(total)))
+            for rank, each in compare(total).items():
+                if runs.get(rank) == length and each.lag >= max(LEAST_LAG, needed * each.chance):
+                    named.add(rank)
+        self._slow = self._slow & (lagging[0] | lagging[1]) | named
 
 
 def compare(seen: Mapping[int, RankWaits]) -> dict[int, Comparison]:

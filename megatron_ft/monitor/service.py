@@ -337,7 +337,8 @@ class MonitorService:
             due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
             signal_first = self._settings.config.rank_termination_signal
             self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
-        self._reports.record(self._reports.rank_hung(attached, verdict, observed_only=only_reports))
+        verdict = self._reports.rank_hung(attached, verdict, observed_only=only_reports)
+        self._reports.record(verdict)
         self._reports.minute(watched, at_once=not only_reports, is_last=not only_reports)
         try:
             self._examine(watched, verdict, passive=only_reports, deadline_ns=deadline_ns)

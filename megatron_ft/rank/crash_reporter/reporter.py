@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.exceptions import (
     EXCEPTION_MARK,
@@ -294,11 +296,20 @@ def megatron_ft_crash_reporter(questions: socket.socket) -> None:
                 own_rank=agreement.rank() if agreement.has_process_group() else None,
                 handling=handled_exception(),
             )
-            reply = encode(answer)
-            if len(reply) > _MAX_ANSWER_BYTES:
-                too_long = Collectives(error=f"{len(reply)} bytes are too many")
-                reply = encode(Answer(id=question.id, collectives=too_long))
-            questions.send(reply, socket.MSG_DONTWAIT)
+            questions.send(_reply(answer), socket.MSG_DONTWAIT)
+
+
+def _reply(answer: Answer) -> bytes:
+    """Return an answer as it is sent: without what makes it too long."""
+    reply = encode(answer)
+    if len(reply) > _MAX_ANSWER_BYTES:  # collectives of large groups name all ranks: the earliest of each is enough
+        earliest = {each.group: each for each in reversed(answer.collectives.in_flight)}
+        few = replace(answer.collectives, in_flight=tuple(reversed(earliest.values())))
+        reply = encode(replace(answer, collectives=few))
+    if len(reply) > _MAX_ANSWER_BYTES:
+        too_long = Collectives(error=f"{len(reply)} bytes are too many")
+        reply = encode(Answer(id=answer.id, collectives=too_long))
+    return reply
 
 
 def main_stack() -> tuple[Frame, ...]:

@@ -129,6 +129,14 @@ def test_slow_rank_of_long_steps_is_named_once_it_was_waited_for_often_enough() 
     assert named[2] > 60
 
 
+@pytest.mark.parametrize(("ranks", "step_s", "factor"), [(64, 1.0, 1.15), (16, 5.0, 1.2)])
+def test_lag_that_three_windows_do_not_tell_from_chance_is_named_by_more(
+    ranks: int, step_s: float, factor: float
+) -> None:
+    named = Training(1, ranks, step_s=step_s, factors={1: factor}).named(400)
+    assert list(named) == [1]
+
+
 def test_two_slow_ranks_are_both_named() -> None:
     assert set(Training(1, 8, factors={1: 1.4, 6: 1.4}).named(120)) == {1, 6}
 

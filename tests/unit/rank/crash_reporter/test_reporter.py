@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.diagnosis.collectives import Collectives
+from megatron_ft.diagnosis.collectives import Collective, Collectives
 from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import lost_threads
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
@@ -163,3 +163,14 @@ def test_a_thread_that_computes_is_seen_in_several_places() -> None:
     places = seen_while(both)
     assert len(places) > 1
     assert any(place[0].startswith("test_reporter.py:") for place in places)
+
+
+def test_answer_with_large_groups_keeps_the_earliest_collective_of_each_and_the_stack() -> None:
+    ranks = tuple(3 * rank + rank % 2 for rank in range(4000))
+    found = [Collective(group=str(at % 2), seq=at, op="all_reduce", ranks=ranks) for at in range(20)]
+    stack = (reporter.Frame("train.py", 1, "step"),)
+    reply = reporter._reply(Answer(id=1, collectives=Collectives(in_flight=tuple(found)), stack=stack))
+    answer = decode(Answer, reply)
+    assert len(reply) <= reporter._MAX_ANSWER_BYTES
+    assert [each.seq for each in answer.collectives.in_flight] == [0, 1]
+    assert answer.stack == stack
