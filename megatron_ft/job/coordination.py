@@ -112,8 +112,8 @@ class Coordination:
         """True if this launcher may start the leader: not for a job that has excluded it."""
         return self.left is None and self.member.standing.phase is not m.NodePhase.EXCLUDED
 
-    def leader_at(self, address: str, epoch: int) -> None:
-        self._do(self.member.leader_at(address, epoch, time.monotonic()))
+    def leader_at(self, address: str, epoch: int, revision: int) -> None:
+        self._do(self.member.leader_at(address, epoch, revision, time.monotonic()))
 
     def no_leader_known(self, problem: str) -> None:
         """etcd can't be asked."""

@@ -137,7 +137,7 @@ class EtcdLock(Lock):
             if (held := take(self._call, self._job, address)) is None:
                 return seen, None
             unless_taken.pop_all()
-            return Seen(address, held.epoch), (listener, held)
+            return Seen(address, held.epoch, seen.revision), (listener, held)
 
     def _looked(self, result: Callable[[], tuple[Seen, tuple[socket.socket, LeaseHeld] | None]]) -> None:
         if self._is_closed:

@@ -160,6 +160,7 @@ class _JobLife:
                 say=node.say,
                 says_all=node.line.says_all,
                 progress=node.status.progress,
+                began_s=node.line.began_s,
                 before=before,
                 bad=bad,
                 on_decision=self._decided,

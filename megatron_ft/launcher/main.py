@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -168,13 +170,14 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
+    began_s = time.monotonic()
     from megatron_ft.config.files.options import given_flags
     from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
 
     words = sys.argv[1:] if argv is None else argv
     flags, _ = given_flags(words)
     try:
-        line = arguments.parse(words)
+        line = replace(arguments.parse(words), began_s=began_s)
     except ConfigError as error:
         if dry_run.is_asked(flags):
             return outcome.LauncherEnd(dry_run.show_mistakes(flags, error))

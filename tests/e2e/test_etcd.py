@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,11 @@ class Job:
         conf = f"--rdzv-conf=last_call_timeout=2{settings}"
         self._options = ["--rdzv-backend=etcd", endpoint, "--rdzv-id=job", "--max-restarts=3", conf, *options]
 
-    def start(self, count: int = 1) -> None:
+    def start(self, count: int = 1, *, prefix: Sequence[str] = ()) -> None:
         for _ in range(count):
             options = [*self._options, f"--node-rank={len(self.nodes)}"]
             where = [str(self._launcher.directory)]
-            self.nodes.append(self._launcher.start(TRAINS_UNTIL_TOLD, *options, script_args=where))
+            self.nodes.append(self._launcher.start(TRAINS_UNTIL_TOLD, *options, script_args=where, prefix=prefix))
 
     def leader(self) -> Launched:
         """Wait for the launcher that has the leader's process, and return it."""
@@ -147,13 +148,17 @@ def test_name_of_a_job_that_has_ended_or_lost_all_nodes_is_used_again(launcher: 
     job = Job(launcher, etcd, "--nnodes=2")
     job.start(2)
     job.all_train(0)
+    again = Job(launcher, etcd, "--nnodes=2")  # by a shell that is older than the end of the run before
+    waits = 'until [ -e "$0" ]; do sleep 0.1; done; exec "$@"'
+    again.start(2, prefix=["bash", "-c", waits, str(launcher.directory / "again")])
     (launcher.directory / "fail-0-1").touch()
     job.all_train(1)
     assert ended(job) == [0, 0]
+    etcd.kill()
+    etcd.start()  # all of its leases begin anew
     for name in ("finish", "fail-0-1"):
         (launcher.directory / name).unlink()
-    again = Job(launcher, etcd, "--nnodes=2")
-    again.start(2)
+    (launcher.directory / "again").touch()
     again.all_train(0)
     for node in again.nodes:
         lose(node)

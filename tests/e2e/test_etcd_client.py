@@ -57,6 +57,7 @@ def test_lock_and_decisions_work_at_a_real_etcd_as_at_the_model(etcd: EtcdServer
     assert take(client, "job", "b:1") is None
     seen = look(client, "job")
     assert seen[:2] == ("a:1", held.epoch)
+    assert seen.revision > before.revision
     names = iter(("life", "next"))
     ledger = Ledger(client, "job", held, new_name=lambda: next(names))
     assert ledger.enter()

@@ -84,13 +84,14 @@ def violations(job: Job) -> list[str]:
         notices_no_progress,
         survives_etcd,
     )
-    # etcd tells the age of the job's end in whole seconds: a launcher of that second may begin another run
+    # a launcher that sees etcd only after the job's end may begin another run
     may_be_next = job.plan.in_etcd and any(
-        0.0 <= end.at_s - launcher.started_s <= 1.0 for end in ends(job) for launcher in job.launchers
+        end.at_s <= launcher.saw_etcd_s < FOR_GOOD_S for end in ends(job) for launcher in job.launchers
     )
     # whoever takes the lock after its holder was lost knows only what the others tell
-    asked = always if job.lock_lost_s or may_be_next else (*always, *checks)
-    return [f"{check.__name__}: {line}" for check in asked for line in check(job)]
+    asked = always if job.lock_lost_s else (*always, *checks)
+    excused = {one_decision, codes} if may_be_next else set()
+    return [f"{check.__name__}: {line}" for check in asked if check not in excused for line in check(job)]
 
 
 # -- decisions ------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def ends_for_a_reason(job: Job) -> Iterator[str]:
         if cycle is None:
             continue
         ran = [each for each in job.trained if each.cycle == number]
-        still = [each.launcher.name for each in ran if each.to_s is None or each.to_s > judged.at_s]
+        still = [each.launcher.name for each in ran if each.from_s <= judged.at_s < (each.to_s or FOR_GOOD_S)]
         match judged.verdict.outcome:
             case Outcome.MEMBERSHIP if not _may_change(job, cycle, judged):
                 yield f"cycle {number} ended for other nodes: {judged.verdict.cause.text}"

@@ -172,6 +172,8 @@ class Launcher(Process):
         self.lock: Lock | None = None
         """The lock, if this launcher holds it."""
         self._looked_s = -FOR_GOOD_S
+        self.saw_etcd_s = FOR_GOOD_S
+        """When etcd has answered it first."""
         self._effects: Mailbox[Callable[[], None]] = Mailbox(lambda do: do(), self.counts_effect)
         self._begun: Assignment | None = None
         self._error = ""
@@ -246,8 +248,9 @@ class Launcher(Process):
 
         def ask() -> tuple[Seen, m.LeaseHeld | None]:
             seen = etcd_keys.look(call, JOB)
+            self.saw_etcd_s = min(self.saw_etcd_s, self.world.now_s)
             held = etcd_keys.take(call, JOB, address) if may_lead and not seen.epoch else None
-            return (seen, None) if held is None else (Seen(address, held.epoch), held)
+            return (seen, None) if held is None else (Seen(address, held.epoch, seen.revision), held)
 
         self.job.etcd.ask(self, ask, self._looked)
 

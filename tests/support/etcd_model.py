@@ -43,11 +43,15 @@ class EtcdModel:
     """For each lease the seconds that it is for, and when it expires."""
     calls: list[str] = field(default_factory=list)
     """Paths of all calls."""
+    _was_away: bool = False
 
     def __call__(self, path: str, body: Body) -> Body:
         self.calls.append(path)
+        self._was_away |= self.is_away
         if self.is_away:
             raise EtcdAway("etcd at http://etcd:2379: Connection refused")
+        if self._was_away:
+            self.restart()
         self._expire()
         answer = self._answer(path, body)
         if self.loses_answers:
@@ -60,7 +64,8 @@ class EtcdModel:
         self._expire()
 
     def restart(self) -> None:
-        """As after a change of its own leader: every lease begins anew."""
+        """As after an outage, or a change of its own leader: every lease begins anew."""
+        self._was_away = False
         self.leases = {lease: (ttl_s, self.now_s + ttl_s) for lease, (ttl_s, _) in self.leases.items()}
 
     def names(self) -> list[str]:
@@ -77,10 +82,8 @@ class EtcdModel:
             lease = str(1000 + len(self.calls))
             self.leases[lease] = (float(body["TTL"]), self.now_s + float(body["TTL"]))
             return {"ID": lease, "TTL": body["TTL"]}
-        assert path in ("lease/keepalive", "lease/revoke", "lease/timetolive"), path
+        assert path in ("lease/keepalive", "lease/revoke"), path
         lease = body["ID"]
-        if path == "lease/timetolive":
-            return {"ID": lease, "TTL": str(int(self.leases[lease][1] - self.now_s) if lease in self.leases else -1)}
         if path == "lease/keepalive":
             if lease not in self.leases:
                 return {"result": {"ID": lease}}

@@ -16,21 +16,24 @@ _LONGEST_NAME = 160
 """Characters of a job's name in a line for a user."""
 
 
-def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float) -> bool:
+def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_revision: int = 0) -> bool:
     """Whether a launcher was started after the job's end, by a user who starts the job again under the same name.
 
     Where a scheduler's word for this life is in the name, it belongs to this one: srun may be slow to start a
     launcher, and Kubernetes starts a pod again.
+
+    ``end_revision``: of etcd's store, if an earlier leader has ended the job.
     """
-    return hello.is_fresh and (hello.job != defined.job or (not hello.names_life and hello.up_s < since_end_s))
+    is_later = hello.since >= end_revision if end_revision else hello.up_s < since_end_s
+    return hello.is_fresh and (hello.job != defined.job or (not hello.names_life and is_later))
 
 
-def knows(hello: Hello, former: DecisionRecord, age_s: float) -> bool:
-    """Return True if a launcher is of the run of the job that has made the last decision in etcd, ``age_s`` ago."""
+def knows(hello: Hello, former: DecisionRecord) -> bool:
+    """Return True if a launcher is of the run of the job that has made the last decision in etcd."""
     last = former.decision
     if hello.decided is not None:
         return hello.decided.decision.founding == last.founding
-    was_here = last.kind is DecisionKind.END and hello.up_s > age_s
+    was_here = last.kind is DecisionKind.END and hello.since < former.revision
     return hello.names_life or was_here or not hello.is_fresh
 
 

@@ -81,6 +81,8 @@ class Coordinator:
         self._clock = OwnClock(now_s)
         self._former = former
         """Last decision in etcd, until it is known whether it is one of this run."""
+        self._end_revision = 0
+        """Revision of etcd's store at which an earlier leader has ended the job; 0: none has."""
         self._lock_answers = True
         self._record: DecisionRecord | None = None
         self._may_adopt = record is None and not epoch
@@ -167,7 +169,8 @@ class Coordinator:
 
     def _hello(self, link: int, hello: m.Hello) -> None:
         node = self._nodes.get(hello.instance)
-        if self.is_over and is_of_next(hello, self._defined, self._clock.now_s - self._ended_s):
+        since_end_s = self._clock.now_s - self._ended_s
+        if self.is_over and is_of_next(hello, self._defined, since_end_s, self._end_revision):
             self._out.append(Drop(link))
             return
         if (refused := refusal(hello, self._defined)) is not None:
@@ -182,7 +185,7 @@ class Coordinator:
             for each in self._links.values():
                 self._bring_up_to_date(each)
         node = self._welcome(link, hello)
-        if self._former is not None and knows(hello, self._former, self._former.age_s + self._clock.now_s):
+        if self._former is not None and knows(hello, self._former):
             self._go_on_from(self._former, believed_by_all=hello.names_life)
         else:
             self._bring_up_to_date(node)
@@ -368,7 +371,9 @@ class Coordinator:
                 continue
             if not self._lock_answers:
                 # another launcher may lead, and it is this leader that the others are missing
-                self._is_deposed |= place is not None and not node.has_exited(self._clock.slept_s)
+                is_missed = place is not None and not node.has_exited(self._clock.slept_s)
+                goes_on = cycle is not None and cycle.outcome is None and within_s != FINISHED_S
+                self._is_deposed |= is_missed and goes_on
                 continue
             self._forget(node)
             if cycle is None or place is None:
@@ -416,10 +421,9 @@ class Coordinator:
         """Lead the job on whose last decision is in etcd. If that is its end, new launchers may be of the next run."""
         self._former = None
         self._take_over(former)
-        if not believed_by_all:
-            self._ended_s = -former.age_s
+        self._end_revision = 0 if believed_by_all or not self.is_over else former.revision
         for link, node in list(self._links.items()):
-            if self.is_over and node.started_s > self._ended_s:
+            if self._end_revision and node.since >= former.revision:
                 self._drop(node, link)
             else:
                 self._bring_up_to_date(node)
@@ -478,7 +482,7 @@ class Coordinator:
             instances, names = tuple(node.instance for node in members), tuple(node.name for node in members)
             self._record = DecisionRecord(decision, members[0].standing.store, instances, names)
         else:  # the launchers of the last cycle are to hear of it
-            self._record = replace(self._record or DecisionRecord(decision), decision=decision, age_s=0.0)
+            self._record = replace(self._record or DecisionRecord(decision), decision=decision, revision=0)
         self._out.append(Decided(self._record))
         for place, node in enumerate(members):
             self._tell(node, place)

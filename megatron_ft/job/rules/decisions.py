@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 
 from megatron_ft.job.rules.restart_policy import JobProgress
-from megatron_ft.link.base.codec import NO_PARTS, Finite, Int, Message, Parts
+from megatron_ft.link.base.codec import NO_PARTS, Int, Message, Parts
 
 
 class DecisionKind(enum.Enum):
@@ -71,12 +71,12 @@ class Assignment(Message, frozen=True):
 class DecisionRecord(Message, frozen=True):
     """Last decision, for the next leader.
 
-    ``instances`` and ``names`` are those of the cycle's launchers, by place. ``age_s``: seconds since the job's end
-    was decided, if a leader has found it in etcd: the decision may be one of an earlier run.
+    ``instances`` and ``names`` are those of the cycle's launchers, by place. ``revision``: that of etcd's store when it
+    was made, if a leader has found it there: the decision may be one of an earlier run.
     """
 
     decision: Decision
     store: str = ""
     instances: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    age_s: Finite = 0.0
+    revision: Int = 0

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
+from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.messages import LeaseHeld
 from megatron_ft.link.base.codec import decode, encode
 
@@ -41,17 +41,20 @@ class LeaseGone(Exception):
 
 
 class Seen(NamedTuple):
-    """The lock, as a launcher sees it; ``address`` is empty if nobody leads."""
+    """The lock, as a launcher sees it. ``revision``: of etcd's whole store; ``address`` is empty if nobody leads."""
 
     address: str
     epoch: int
+    revision: int
 
 
 def look(call: Call, job: str) -> Seen:
     """Return who leads."""
-    if (leader := _first(call("kv/range", {"key": _text(_leader_key(job))}))) is None:
-        return Seen("", 0)
-    return Seen(_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"]))
+    answer = call("kv/range", {"key": _text(_leader_key(job))})
+    revision = int(answer["header"]["revision"])
+    if (leader := _first(answer)) is None:
+        return Seen("", 0, revision)
+    return Seen(_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"]), revision)
 
 
 def take(call: Call, job: str, address: str) -> LeaseHeld | None:
@@ -82,8 +85,6 @@ class Ledger:
         self._call, self._job, self._held, self._new_name = call, job, held, new_name
         self._life = self._lease = ""
         self._renewals = 0
-        self._has_ended = False
-        """The last decision is the job's end: what is left of its lease tells how long ago, so it isn't renewed."""
         self.former: DecisionRecord | None = None
         """The last decision that `enter` has found."""
 
@@ -98,30 +99,22 @@ class Ledger:
         last = _first(self._call("kv/range", {"key": _text(prefix), **search}))
         if last is not None:
             record = decode(DecisionRecord, _plain(last["value"]))
-            self._has_ended = record.decision.kind is DecisionKind.END
-            left_s = int(self._call("lease/timetolive", {"ID": self._lease}).get("TTL", 0))
-            self.former = replace(record, age_s=float(_KEPT_S - left_s))
+            self.former = replace(record, revision=int(last["mod_revision"]))
         self._renewals = 0
         return self.renew()
 
     def renew(self) -> bool:
         """Renew the leader's lease, and that of the decisions from time to time."""
-        if not self._is_renewed(self._held.lease):
-            return False
-        if self._renewals % _RENEWALS == 0 and not self._has_ended and not self._is_renewed(self._lease):
-            return False
+        leases = [self._held.lease, *([] if self._renewals % _RENEWALS else [self._lease])]
+        for lease in leases:
+            answer = self._call("lease/keepalive", {"ID": lease})
+            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                return False
         self._renewals += 1
         return True
 
-    def _is_renewed(self, lease: str) -> bool:
-        return int(self._call("lease/keepalive", {"ID": lease}).get("result", {}).get("TTL", 0)) > 0
-
     def keep(self, record: DecisionRecord) -> bool:
         """Make a decision durable."""
-        if record.decision.kind is DecisionKind.END:
-            self._has_ended = True
-            if not self._is_renewed(self._lease):
-                return False
         key, value = _decision_key(self._job, self._life, record.decision.number), encode(record)
         changes = [_put(key, value, self._lease)]
         if record.decision.number >= 2:  # the last two tell all
@@ -135,7 +128,7 @@ class Ledger:
         lease = self._call("lease/grant", {"TTL": str(_KEPT_S)})["ID"]
         if not self._change(key, name.encode(), [], [_put(key, name, lease)]):
             return False
-        self._life, self._lease, self._has_ended = name, lease, False
+        self._life, self._lease = name, lease
         if former:
             release(self._call, former)
         return True

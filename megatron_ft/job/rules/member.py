@@ -64,6 +64,8 @@ class Member:
         self._is_unowned = True
         """No process was ever reached at the endpoint, whose name is known."""
         self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._stopped_s = 0.0
+        """When the ranks of this node were ended because it was cut off."""
         self._progress = 0
         """Count of iterations begun and collectives completed by the ranks of this cycle."""
         self._progress_s: float | None = None
@@ -82,7 +84,7 @@ class Member:
         if self._is_open:
             times += [self._beat_s, self._heard_s + self._lost_s]
         if not self.is_led:
-            times.append(self._unled_s + self._patience_s if self._is_cut_off else self._cut_off_s)
+            times.append(self._gives_up_s if self._is_cut_off else self._cut_off_s)
             if self._progress_s is not None and self._clock.now_s < self._progress_s + STALLED_S:
                 times.append(self._progress_s + STALLED_S)
         return self._clock.callers_s(min(time for time in times if time is not None))
@@ -126,9 +128,11 @@ class Member:
             self._look_whether_cut_off()
         return self._take()
 
-    def leader_at(self, address: str, epoch: int, now_s: float) -> list[actions.MemberEffect]:
-        """Follow the leader that etcd names; ``epoch`` 0: none."""
+    def leader_at(self, address: str, epoch: int, revision: int, now_s: float) -> list[actions.MemberEffect]:
+        """Follow the leader that etcd names; ``epoch`` 0: none. ``revision``: that of etcd's store."""
         self._clock.set(now_s)
+        if not self.identity.since:
+            self.identity = replace(self.identity, since=revision)
         if epoch > self._epoch:
             self._address, self._epoch, self._tries = address, epoch, 0
             self._reconnect("another launcher has taken over")
@@ -184,7 +188,8 @@ class Member:
         unled_s = self._clock.now_s - self._unled_s
         if not self._is_cut_off and self._clock.now_s >= self._cut_off_s:
             self._is_cut_off = True
-            if self.standing.phase is m.NodePhase.RUNNING:
+            if self._is_training:
+                self._stopped_s = self._clock.now_s
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
                 self._out.append(actions.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
@@ -196,7 +201,7 @@ class Member:
         if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S[not is_soon]:
             self._has_said_unreached = True
             self._out.append(actions.Say(f"no coordinator reached ({problem}); trying for {timeout}"))
-        if unled_s >= self._patience_s and self.standing.phase is not m.NodePhase.RUNNING:
+        if self._clock.now_s >= self._gives_up_s and not self._is_training:
             self._give_up(problem, timeout)
 
     def _give_up(self, problem: str, timeout: str) -> None:
@@ -220,15 +225,23 @@ class Member:
         return self.decided is None and self.standing.phase is not m.NodePhase.EXCLUDED
 
     @property
-    def _patience_s(self) -> float:
-        """Seconds to look for a leader.
+    def _is_training(self) -> bool:
+        """True if this node has a part in a cycle, and not all of its ranks have finished."""
+        report = self.standing.report
+        has_finished = report is not None and report.state is NodeState.SUCCEEDED
+        return self.standing.phase is m.NodePhase.RUNNING and not has_finished
+
+    @property
+    def _gives_up_s(self) -> float:
+        """When to look for a leader no longer, unless ranks run.
 
         Where the scheduler starts no single launcher again, a leader that is lost with its host doesn't come back: the
         job is to be started again as soon as the ranks have ended. With etcd another launcher leads.
         """
         rules = self.identity.rules
-        is_lost = rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd
-        return CUT_OFF_S if is_lost else rules.join_timeout_s
+        if rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd:
+            return self._unled_s + CUT_OFF_S
+        return max(self._unled_s, self._stopped_s) + rules.join_timeout_s
 
     def _unanswered(self) -> None:
         """No leader has answered the goodbye: whether the job goes on isn't known."""

@@ -178,6 +178,7 @@ class NewLauncher(JobDefinition, frozen=True):
         domain: of NVLink, if the rules have segments.
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
         names_life: ``job`` contains the scheduler's identifier of this life of the job.
+        since: revision of etcd's store when the launcher was started; 0 without etcd.
     """
 
     instance: str
@@ -188,6 +189,7 @@ class NewLauncher(JobDefinition, frozen=True):
     domain: str = ""
     bad: str = ""
     names_life: bool = False
+    since: Int = 0
 
 
 class Hello(NewLauncher, frozen=True, kw_only=True):

@@ -50,8 +50,8 @@ class Node:
     """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last cycle."""
-    started_s: float = 0.0
-    """When the launcher was started."""
+    since: int = 0
+    """Revision of etcd's store when the launcher was started."""
     progress_s: float | None = None
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
@@ -63,8 +63,7 @@ class Node:
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
         self.instance, self.name, self.host, self.rank = hello.instance, hello.name, hello.host, hello.rank
-        self.before, self.domain, self.bad = hello.before, hello.domain, hello.bad
-        self.started_s = now_s - hello.up_s
+        self.before, self.domain, self.bad, self.since = hello.before, hello.domain, hello.bad, hello.since
         self.arrived, self.link, self.has_come, self.owns = arrived, link, True, hello.owns
         self.decided, self.standing, self.phase, self.heard_s = (
             hello.decided,

@@ -33,6 +33,9 @@ class CommandLine:
     """The user has named the job (``--rdzv-id``)."""
     taken: str = ""
     """Options taken from the scheduler, for the user; empty if none."""
+    began_s: float = 0.0
+    """When this launcher was started, by `time.monotonic`. Its process may be older: a shell that became it, or the
+    caller of `main`."""
 
     @property
     def restart_grace(self) -> float:

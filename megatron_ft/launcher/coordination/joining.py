@@ -29,7 +29,6 @@ from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
-from megatron_ft.link.linux.processes import age_s
 from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import read_secret
@@ -51,6 +50,7 @@ def joined(
     say: Callable[[str], None],
     says_all: bool,
     progress: Callable[[], int | None],
+    began_s: float,
     before: JobProgress,
     bad: str,
     on_decision: Callable[[CoordinatorDecision], None],
@@ -61,6 +61,7 @@ def joined(
     Args:
         children: of the launcher; a leader that it starts is one of them.
         says_all, progress, on_decision: as in `Coordination`.
+        began_s: when this launcher was started, by `time.monotonic`.
         before, bad: how far earlier lives of the job have got, and why they call this node a bad one.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
@@ -76,7 +77,7 @@ def joined(
     if place.is_alone:
         within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
     coordination = Coordination(
-        Member(_identity(place, here, endpoint, before, bad), now_s=time.monotonic(), chance=random.Random()),
+        Member(_identity(place, here, endpoint, began_s, before, bad), now_s=time.monotonic(), chance=random.Random()),
         secret=secret,
         dial=connect if within is None else within.dial,
         open_store=store.open,
@@ -123,7 +124,7 @@ def _take(place: MeetingPlace, stop: SignalWatch, is_finished: Callable[[], bool
     return listener, place.endpoint if listener is None else format_address(name, listener.getsockname()[1])
 
 
-def _identity(place: MeetingPlace, here: str, endpoint: str, before: JobProgress, bad: str) -> Identity:
+def _identity(place: MeetingPlace, here: str, endpoint: str, began_s: float, before: JobProgress, bad: str) -> Identity:
     return Identity(
         job=place.job,
         rules=place.rules,
@@ -135,7 +136,7 @@ def _identity(place: MeetingPlace, here: str, endpoint: str, before: JobProgress
         before=before,
         domain=place.domain,
         bad=bad,
-        started_s=time.monotonic() - age_s(os.getpid()),
+        started_s=began_s,
         names_life=place.names_life,
         is_named=place.is_named,
         has_known_host=place.has_known_host,

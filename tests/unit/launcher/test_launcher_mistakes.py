@@ -10,14 +10,19 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from megatron_ft.errors import ConfigError
+from megatron_ft.job.rules.messages import Identity
 from megatron_ft.launcher import arguments, job
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
+from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.main import run_command
 from megatron_ft.launcher.schedulers import kubernetes
 
@@ -175,6 +180,20 @@ def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path)
 
 def _no_file(*_: object, **__: object) -> int:
     raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_launcher_is_as_old_as_its_call_not_as_its_process(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identities = []
+
+    def stopped_here(identity: Identity, **_: object) -> NoReturn:
+        identities.append(identity)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(joining, "Member", stopped_here)
+    before_s = time.monotonic()
+    assert run_command([str(script)]) == 2
+    (identity,) = identities
+    assert before_s <= identity.started_s <= time.monotonic()
 
 
 class _Gone(io.StringIO):

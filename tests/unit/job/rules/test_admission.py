@@ -49,6 +49,12 @@ def test_every_rule_that_differs_has_a_name(name: str) -> None:
     assert own != others
 
 
+def test_launcher_started_after_an_end_that_etcd_has_is_of_the_next_life_whatever_its_age() -> None:
+    for since, is_of_next in ((6, True), (5, True), (4, False)):
+        came = msgspec.structs.replace(hello(), since=since, up_s=100.0)
+        assert admission.is_of_next(came, JOB, since_end_s=0.0, end_revision=5) is is_of_next
+
+
 @pytest.mark.parametrize(
     ("knows", "names_life", "up_s", "is_of_next"),
     [(False, False, 2.0, True), (False, False, 9.0, False), (False, True, 2.0, False), (True, False, 2.0, False)],

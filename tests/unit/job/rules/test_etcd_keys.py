@@ -37,7 +37,7 @@ def entered(etcd: EtcdModel, held: LeaseHeld) -> Ledger:
 
 def last(ledger: Ledger) -> DecisionRecord | None:
     """The decision that a leader has found when it began."""
-    return None if ledger.former is None else replace(ledger.former, age_s=0.0)
+    return None if ledger.former is None else replace(ledger.former, revision=0)
 
 
 def test_lock_is_taken_once_until_its_lease_expires_and_each_leader_has_a_higher_epoch() -> None:
@@ -75,24 +75,13 @@ def test_next_leader_finds_the_last_decision() -> None:
     assert ledger.former is None
     for number in range(12):
         assert ledger.keep(record(number))
+    made = etcd.revision
     etcd.pass_time(etcd_keys.LEASE_S)
     later = entered(etcd, lock_taken(etcd))
     assert last(later) == record(11)
+    assert later.former is not None
+    assert later.former.revision == made
     assert len(etcd.names()) == 4  # the leader, the life, and the last two decisions
-
-
-def test_age_of_the_end_is_known_to_each_later_leader() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    assert ledger.keep(record(0))
-    etcd.pass_time(5.0)
-    assert ledger.keep(replace(record(1), decision=replace(record(1).decision, kind=DecisionKind.END)))
-    for age_s in (100.0, 200.0):
-        assert ledger.renew()
-        etcd.pass_time(100.0)
-        ledger = entered(etcd, lock_taken(etcd))
-        assert ledger.former is not None
-        assert ledger.former.age_s == age_s
 
 
 def test_leader_whose_lease_has_expired_decides_nothing() -> None:

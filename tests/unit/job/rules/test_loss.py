@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.liveness import STALLED_S, excused_s, lost_s, stall_s
 from megatron_ft.job.rules.member import CUT_OFF_S, Member
-from megatron_ft.job.rules.restart_policy import Outcome
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from tests.support.job_machines import RULES, decision, led, member
 from tests.support.machines import Job, Launcher
 
@@ -131,6 +132,27 @@ def test_node_that_dies_after_all_others_have_finished_is_lost_only_if_its_death
     assert {launcher.left for launcher in (a, b, c)} == {(0, "")}
 
 
+@pytest.mark.parametrize(("launchers", "patience_s"), [(0, RULES.join_timeout_s), (4, CUT_OFF_S)])
+def test_node_that_has_finished_is_not_cut_off_and_leaves_once_no_leader_has_come(
+    launchers: int, patience_s: float
+) -> None:
+    machine = member()
+    machine.identity = replace(machine.identity, rules=replace(RULES, launchers=launchers))
+    led(machine).heard(Assignment(decision(), 1), 0.0)
+    machine.tell(m.Report(0, NodeState.SUCCEEDED), 1.0)
+    machine.broken(1.0)
+    effects: list[actions.MemberEffect] = []
+    now_s = 1.0
+    while not any(isinstance(effect, actions.Leave) for effect in effects):
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        effects = machine.tick(now_s, 5)
+        if any(isinstance(effect, actions.Connect) for effect in effects):
+            effects += machine.failed(now_s)
+        assert not any(isinstance(effect, m.End) for effect in effects)
+        assert machine.standing.report == m.Report(0, NodeState.SUCCEEDED)
+    assert patience_s - 1.0 <= now_s < patience_s + 1.5
+
+
 def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float = 10.0) -> float:
     """Return when a launcher ends its ranks that no leader answers any more from then on."""
     who = m.Identity("job", RULES, "me", "host", "host", endpoint="first:1")
@@ -156,6 +178,22 @@ def test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress() -> Non
 
 def test_node_that_is_cut_off_ends_its_ranks_after_ten_minutes_though_they_make_progress() -> None:
     assert cut_off_at_s(stops_at(1000.0)) == pytest.approx(9.75 + 600.0, abs=1.5)
+
+
+def test_node_whose_ranks_ended_after_ten_minutes_stands_by_until_the_join_timeout_from_then_on() -> None:
+    machine, now_s, ended_s, left_s = led(member()), 0.0, None, None
+    machine.heard(Assignment(decision(), 1), 0.0)
+    machine.broken(0.0)
+    while left_s is None:
+        now_s = max(now_s, machine.alarm_s) + 0.001
+        effects = machine.tick(now_s, int(2 * now_s))
+        for effect in effects:
+            ended_s = now_s if isinstance(effect, m.End) else ended_s
+            left_s = now_s if isinstance(effect, actions.Leave) else left_s
+        if any(isinstance(effect, actions.Connect) for effect in effects):
+            machine.failed(now_s)
+    assert ended_s == pytest.approx(600.0, abs=1.5)
+    assert left_s == pytest.approx(600.0 + RULES.join_timeout_s, abs=3.0)
 
 
 def test_node_that_is_cut_off_ends_its_ranks_after_30_s_where_nothing_tells_progress() -> None:

@@ -22,7 +22,7 @@ def is_disconnected(effects: list[actions.MemberEffect]) -> bool:
 def following(address: str = "a:1", epoch: int = 5) -> Member:
     """It is led by a leader of that epoch."""
     machine = member(is_in_etcd=True)
-    machine.leader_at(address, epoch, 0.0)
+    machine.leader_at(address, epoch, 40, 0.0)
     assert connects(machine.tick(0.0)) == [address]
     machine.opened(0.0)
     machine.heard(m.Admitted(epoch), 0.0)
@@ -37,27 +37,37 @@ def test_launcher_connects_to_nothing_before_etcd_names_a_leader() -> None:
         now_s = max(now_s, machine.alarm_s)
         assert connects(machine.tick(now_s)) == []
     assert 1.0 < now_s < 60.0
-    machine.leader_at("a:1", 5, now_s)
+    machine.leader_at("a:1", 5, 40, now_s)
     assert connects(machine.tick(now_s)) == ["a:1"]
+
+
+def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
+    machine = member(is_in_etcd=True)
+    machine.leader_at("", 0, 40, 0.0)
+    machine.leader_at("a:1", 45, 47, 1.0)
+    machine.tick(1.0)
+    (hello,) = [each.message for each in machine.opened(1.0) if isinstance(each, actions.Transmit)]
+    assert isinstance(hello, m.Hello)
+    assert hello.since == 40
 
 
 def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch() -> None:
     machine = following()
-    assert is_disconnected(machine.leader_at("b:1", 6, 1.0))
+    assert is_disconnected(machine.leader_at("b:1", 6, 50, 1.0))
     assert connects(machine.tick(1.0)) == ["b:1"]
 
 
 @pytest.mark.parametrize(("address", "epoch"), [("b:1", 4), ("a:1", 5), ("", 0)])
 def test_launcher_stays_with_its_leader_as_long_as_no_higher_epoch_is_named(address: str, epoch: int) -> None:
     machine = following()
-    effects = machine.leader_at(address, epoch, 1.0)
+    effects = machine.leader_at(address, epoch, 50, 1.0)
     assert not is_disconnected(effects + machine.tick(1.0))
     assert machine.is_led
 
 
 def test_leader_of_an_earlier_epoch_is_not_obeyed() -> None:
     machine = following()
-    machine.leader_at("b:1", 6, 1.0)
+    machine.leader_at("b:1", 6, 50, 1.0)
     machine.tick(1.0)
     machine.opened(1.0)
     assert is_disconnected(machine.heard(m.Admitted(5), 1.0))
@@ -70,7 +80,7 @@ def test_epoch_that_a_leader_tells_counts_before_etcd_does() -> None:
     machine.tick(2.0)
     machine.opened(2.0)
     machine.heard(m.Admitted(8), 2.0)
-    assert not is_disconnected(machine.leader_at("b:1", 7, 3.0))
+    assert not is_disconnected(machine.leader_at("b:1", 7, 50, 3.0))
 
 
 def test_user_is_told_why_no_leader_was_found() -> None:
@@ -86,7 +96,7 @@ def test_user_is_told_why_no_leader_was_found() -> None:
 
 def test_decision_of_a_leader_that_leads_no_more_is_not_heard_by_one_that_has_left_it() -> None:
     machine = following()
-    machine.leader_at("b:1", 6, 1.0)
+    machine.leader_at("b:1", 6, 50, 1.0)
     machine.tick(1.0)
     machine.opened(1.0)
     machine.heard(m.Admitted(6), 1.0)
