@@ -54,6 +54,8 @@ def _add(
     """Add a command; ``act`` is called with the jobs that the user means, of which there is at least one."""
 
     def run(args: argparse.Namespace) -> int:
+        if "signal" in args:
+            args.signal = SIGNAL.parse("--signal", args.signal)
         jobs = choose(find_jobs(), run_id=args.job, pid=args.pid)
         if not jobs:
             print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
@@ -83,7 +85,11 @@ def _order(
 
 
 def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
-    ranks = [(row, job) for job in jobs for row in running_ranks(job) if args.rank in (None, row.rank)]
+    try:
+        ranks = [(row, job) for job in jobs for row in running_ranks(job) if args.rank in (None, row.rank)]
+    except FaultToleranceError as error:  # its launcher doesn't answer
+        print(f"megatron-ft: {error}", file=sys.stderr)
+        return _NOTHING_DONE
     if args.rank is not None and not ranks:
         raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node")
     if not ranks:
@@ -99,8 +105,6 @@ def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
 
 
 def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
-    number = SIGNAL.parse("--signal", args.signal)
-
     def pid_of_rank() -> int:
         pids = {row.rank: row.pid for job in jobs for row in running_ranks(job)}
         if args.rank not in pids:
@@ -115,7 +119,7 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
             # the id may have become another process's since the launcher named it; it can't any more
             if pid_of_rank() != pid:
                 raise ProcessLookupError
-            signal.pidfd_send_signal(process, number)
+            signal.pidfd_send_signal(process, args.signal)
         finally:
             os.close(process)
     except ConfigError:
@@ -123,5 +127,5 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
     except (FaultToleranceError, ProcessLookupError) as error:
         print(f"megatron-ft: {error or f'rank {args.rank} has exited'}", file=sys.stderr)
         return _NOTHING_DONE
-    print(f"sent {number.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
+    print(f"sent {args.signal.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
     return 0

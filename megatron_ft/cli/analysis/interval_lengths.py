@@ -112,10 +112,10 @@ def observe(minute: Minute, found: dict[str, Interval]) -> None:
     """Add the intervals of a minute to those found, by name."""
     for of in minute.ranks:
         for logged, section in of.sections.items():
+            name = _LOGGED.get(logged, logged)
+            if name not in found:
+                found[name] = Interval(name=name)
             if section.count:
-                name = _LOGGED.get(logged, logged)
-                if name not in found:
-                    found[name] = Interval(name=name)
                 found[name].add(of.rank, minute.cycle, section)
 
 
@@ -171,7 +171,7 @@ def suggestion(found: Mapping[str, Interval]) -> tuple[list[str], bool]:
     sections: list[str] = []
     comments: list[str] = []
     outside: list[str] = []
-    for name in sorted(found.keys() - {HEARTBEATS} | {OUT_OF_SECTION}, key=lambda name: name == OUT_OF_SECTION):
+    for name in [*(name for name in found if name not in (HEARTBEATS, OUT_OF_SECTION)), OUT_OF_SECTION]:
         interval = found.get(name) or Interval(name=name)
         # JSON's quotes are YAML's, too: a name from a log may hold anything
         key = name if name.isidentifier() else json.dumps(name)

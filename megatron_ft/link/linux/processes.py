@@ -73,7 +73,7 @@ def process_began_ns() -> int:
     """Return when this process was started, ns of CLOCK_MONOTONIC; now, if /proc doesn't tell."""
     now_ns = time.monotonic_ns()
     with contextlib.suppress(OSError):
-        return now_ns - round(age_s(os.getpid()) * 1e9)
+        return max(0, now_ns - round(age_s(os.getpid()) * 1e9))  # its age counts time in which the host was suspended
     return now_ns
 
 
