@@ -58,16 +58,18 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
         'client.end_section("step")', "client.end_all_sections()"
     )
     launched = launcher.start(script, *TWO, "--ft-observe-only", "--max-restarts=1", *sections(0.3))
-    launched.wait_for("not killed .observe-only")
+    launched.wait_for("would be a hang: rank 1 .*not killed .observe-only")
     wait_until(lambda: len(launched.events("verdict", role="monitor")) == 1, 5)
     # the rank is looked at after that, and has to be in its step still
     wait_until(lambda: [*(launched.log_dir / "evidence").glob("*/rank1-*.json")] != [], 20)
     go(launched)
     finished = launched.wait()
     assert finished.code == 0
-    assert len(finished.lines) == 4
+    assert len(finished.lines) == 5
     assert "observe-only" in finished.lines[0]
     assert "rank 1 hung" in finished.lines[2]
+    assert "would be a hang: rank 1 in 'step' for" in finished.lines[3]
+    assert "(timeout 0.3 s)" in finished.lines[3]
     assert finished.out.count("done") == 2
     (verdict,) = launched.events("verdict", role="monitor")
     assert (verdict["rank"], verdict["iteration"], verdict["cycle"]) == (1, 7, 0)

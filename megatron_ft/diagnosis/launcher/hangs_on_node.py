@@ -48,7 +48,7 @@ class HangsOnNode(LauncherPart):
         """Evidence on ranks that run on."""
         self._is_told = self._is_over = False
         self._asked: set[tuple[str, int | None]] = set()
-        """Intervals (what is timed, and the iteration) that outlasted a report-only timeout."""
+        """Overdue intervals (what is timed, and the iteration) of ranks that aren't ended."""
 
     # -- what the leader asks for, and tells ----------------------------------------------------------------------
 
@@ -82,14 +82,14 @@ class HangsOnNode(LauncherPart):
             text=review.text,
         )
         turn.do(Write(told))
-        self._learning.reported(review.reports, turn)
+        if review.verdict.learned:
+            self._learning.reported(review.reports, turn)
 
     # -- what monitors say ----------------------------------------------------------------------------------------
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         if isinstance(report, RankHung) and report.observed_only and not report.learned:
             turn.say(f"{describe_hang_and_iteration(report)}: not killed (observe-only)")
-            return
         if not self._cycle.has(local_rank, report.cycle):
             return
         if isinstance(report, Observation):
@@ -104,7 +104,7 @@ class HangsOnNode(LauncherPart):
             if not report.observed_only:
                 self._cycle.found_hung(report, turn, by_monitor=True)
                 self.found(report, turn)
-            elif interval not in self._asked:  # all nodes are asked what keeps a rank beyond a report-only timeout
+            elif interval not in self._asked:  # all nodes are asked what keeps a rank that isn't ended
                 self._asked.add(interval)
                 turn.do(Hang(self._cycle.cycle, report, passive=True))
 

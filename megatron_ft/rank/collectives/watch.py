@@ -186,9 +186,9 @@ class CollectiveWatch:
             words[layout.W_LOOKS] = self._looks
             words[layout.W_LOOKS_WAITING] = self._waiting
             words[layout.W_WAITS] = self._waits
-            # no stamp may lie before the start of a board that began later
+            # no stamp may lie before the start of a board that began later, maybe during this look
             words[layout.W_COLLECTIVE_AT] = max(self._moved_ns, words[layout.W_START])
-            words[layout.W_COLLECTIVES_SEEN_AT] = now_ns
+            words[layout.W_COLLECTIVES_SEEN_AT] = max(now_ns, words[layout.W_START])
         words[layout.W_GROUP_TIMEOUT] = self._timeout_ns or 0
         if (board, self._place) != self._placed:
             self._placed = board, self._place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -62,3 +63,10 @@ def test_rank_that_still_imports_is_not_silent(watched: Watched, monkeypatch: py
 def test_look_that_the_interpreter_has_delayed_found_no_collective(watched: Watched) -> None:
     watched.look(2, 1, is_late=True)
     assert watched.looks == (1, 0, 0)
+
+
+def test_no_stamp_lies_before_the_start_of_a_board_that_began_during_the_look(watched: Watched) -> None:
+    words = watched.board.words
+    words[layout.W_START] = began_ns = time.monotonic_ns() + 10**9
+    watched.look(1, 1)
+    assert (words[layout.W_COLLECTIVE_AT], words[layout.W_COLLECTIVES_SEEN_AT]) == (began_ns, began_ns)
