@@ -600,6 +600,8 @@ def _pauses_in_one_step(pauses: Sequence[Span], known: Sequence[tuple[int, int]]
 
 
 def _mean_step(known: Sequence[tuple[int, int]]) -> int | None:
+    if not known:
+        return None
     (begin_ns, first), (end_ns, last) = known[0], known[-1]
     return (end_ns - begin_ns) // (last - first) if last > first else None
 

@@ -31,7 +31,12 @@ from tests.support.agents import attached as rank_attached
 PATH = "/ckpt/ft_state.json"
 HANG = hung(elapsed_s=75.1, timeout_s=75.0, iteration=60, learned=True)
 REVIEW = Reviewed(
-    cycle=0, asker=0, verdict=hung(elapsed_s=6.1, timeout_s=5.0, iteration=60), text="x", rank=0, is_waited=True
+    cycle=0,
+    asker=0,
+    verdict=hung(elapsed_s=6.1, timeout_s=5.0, iteration=60, learned=True),
+    text="x",
+    rank=0,
+    is_waited=True,
 )
 REPORTED = FACT_HOOKS | FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED
 READY = REPORTED | FACT_LEARNS

@@ -288,3 +288,10 @@ def test_the_classes_of_any_life_add_up_to_it(parts: list[list[At]], begin: floa
     assert found.total_s == pytest.approx(length, abs=1e-6)
     assert min(found.seconds.values()) >= 0
     assert min(found.iterations, found.redone) >= 0
+
+
+def test_ranks_that_were_seen_before_their_first_iteration_only_are_accounted_for() -> None:
+    """As in a log that has lost lines."""
+    gone = 12.0, RankGone(rank=0, cycle=0, iteration=3)
+    found = goodput(*begins(0, 4.0, 9, training=10.0), gone, crash(0, 30.0), ends(0, 31.0, 3))
+    assert sum(found.seconds.values()) == pytest.approx(found.total_s)
