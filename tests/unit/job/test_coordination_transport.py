@@ -370,7 +370,8 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
     real, go = socket.getaddrinfo, threading.Event()
 
     def slow(host: str, port: int, *args: Any, **more: Any) -> Any:
-        go.wait(BOUND_S)
+        if not host[0].isdigit():  # for an address no server is asked
+            go.wait(BOUND_S)
         return real("127.0.0.1", port, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
