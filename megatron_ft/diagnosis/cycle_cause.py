@@ -42,12 +42,16 @@ def describe_hang(verdict: RankHung) -> str:
     return f"rank {verdict.rank} {describe_overdue(verdict)}"
 
 
+def describe_timeout(verdict: RankHung) -> str:
+    """Return "timeout 3.0 s", or "learned timeout 75 s"."""
+    return f"learned timeout {verdict.timeout_s:.4g} s" if verdict.learned else f"timeout {verdict.timeout_s:.1f} s"
+
+
 def describe_overdue(verdict: RankHung) -> str:
     """Like ``describe_hang``, without the rank: "hung in 'step' for 3.0 s (timeout 3.0 s)"."""
     elapsed, stopped = f"{verdict.elapsed_s:.1f} s", ", process stopped" if verdict.stopped else ""
-    kind = f"learned timeout {verdict.timeout_s:.4g}" if verdict.learned else f"timeout {verdict.timeout_s:.1f}"
     whose = "" if verdict.exceeded_by is None else f" of rank {verdict.exceeded_by}"
-    note = f"({kind} s{whose}{stopped})"
+    note = f"({describe_timeout(verdict)}{whose}{stopped})"
     if verdict.kind == LOST_PEER:
         return f"raised {one_line(verdict.error)}"
     if verdict.section is not None:

@@ -106,7 +106,10 @@ def last_words(text: str, *, library: Iterable[str] = (), mark: str = EXCEPTION_
     places = tuple(library)
     exception_at, fatal_at = text.rfind(mark), text.rfind(_FATAL_MARK)
     fatal = text[fatal_at:].strip() if fatal_at > exception_at else ""
-    crashed_at = _where_crashed(fatal, places)
+    # the crashed thread is the current one; if it isn't a Python thread, its place is unknown
+    at = fatal.find("Current thread 0x")
+    stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
+    crashed_at = _place(stacks[0].frames if stacks else (), places)
     words = CrashOutput(
         where=crashed_at,
         fatal_error=fatal,
@@ -205,13 +208,6 @@ def connection_loss(error: str) -> str:
     library = next((name for name in ("gloo", "nccl", "tcpstore") if name in text), "torch.distributed")
     how = next((how for sign, how in _HOW_LOST.items() if sign in text), "lost")
     return f"{library} connection {how}"
-
-
-def _where_crashed(fatal: str, library: tuple[str, ...]) -> str:
-    # the crashed thread is the current one; if it isn't a Python thread, its place is unknown
-    at = fatal.find("Current thread 0x")
-    stacks = parse_faulthandler(fatal[at:]) if at >= 0 else []
-    return _place(stacks[0].frames if stacks else (), library)
 
 
 def _place(frames: Sequence[Frame], library: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from megatron_ft.diagnosis.cycle_cause import (
     as_verdict,
     describe_interval,
     describe_overdue,
+    describe_timeout,
     exited_early,
     undetermined_hang,
 )
@@ -228,8 +229,7 @@ def review(
     facts = [note.host] if several and note is not None and note.host else []
     is_waited, text = any(note.in_flight or note.waits_in for note in notes), finding.text
     if is_interval:
-        timeout = f"learned timeout {first.timeout_s:.4g} s" if first.learned else f"timeout {first.timeout_s:.1f} s"
-        text = f"{describe_interval(verdict)} ({timeout})"
+        text = f"{describe_interval(verdict)} ({describe_timeout(first)})"
         text = ", ".join(filter(None, (text, finding.text)))
     elif not decides and not is_waited:
         places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]

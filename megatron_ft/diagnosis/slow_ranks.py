@@ -93,11 +93,11 @@ class SlowRanks:
         newest = [*reversed(self._windows)]
         lagging = [{rank for rank, each in found.items() if each.lag >= LEAST_LAG / 2} for _, found in newest]
         runs = {rank: sum(itertools.accumulate((rank in each for each in lagging), min)) for rank in lagging[0]}
-        named = set[int]()
-        for length in {run for run in runs.values() if run >= _WINDOWS}:
-            total: dict[int, RankWaits] = {}
-            for seen, _ in newest[:length]:
-                total |= {rank: each.plus(total.get(rank)) for rank, each in seen.items()}
+        named, total = set[int](), dict[int, RankWaits]()
+        for length, (seen, _) in enumerate(newest[: max(runs.values(), default=0)], 1):
+            total |= {rank: each.plus(total.get(rank)) for rank, each in seen.items()}
+            if length < _WINDOWS or length not in runs.values():
+                continue
             needed = math.sqrt(2 * math.log(_ONE_IN * len(total)))
             for rank, each in compare(total).items():
                 if runs.get(rank) == length and each.lag >= max(LEAST_LAG, needed * each.chance):

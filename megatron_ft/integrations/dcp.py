@@ -40,7 +40,7 @@ _LABEL = "torch.distributed.checkpoint"
 
 
 class _InMemory:
-    """What a storage without paths need not do."""
+    """Methods of torch's storages that have nothing to do without paths."""
 
     def reset(self, checkpoint_id: str | os.PathLike[Any] | None = None) -> None:
         pass

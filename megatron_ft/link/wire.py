@@ -25,7 +25,7 @@ from megatron_ft.link.linux.polling import wait_ready
 
 PROTOCOL_VERSION = 9
 MAX_MESSAGE_BYTES = 1 << 20
-_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
+SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 MAX_FDS = 8
@@ -323,7 +323,7 @@ def check_peer(sock: socket.socket) -> int:
 @contextlib.contextmanager
 def _short_path(path: str) -> Iterator[str]:
     """Yield a name for ``path`` that fits the kernel's limit for socket addresses, whatever its length."""
-    if len(os.fsencode(path)) <= _PATH_LIMIT:
+    if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
         yield path
         return
     directory, name = os.path.split(os.path.abspath(path))

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.errors import ConfigError
+from megatron_ft.link.wire import SOCKET_PATH_LIMIT
 
 _PREFIX = "megatron_ft-"
 _OWNER = "owner"
 """File in a run directory that is locked as long as its launcher lives."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
-_SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 
 
 class RunDirectory:
@@ -108,7 +108,7 @@ def make_run_directory() -> str:
         remove_leftovers(base)
     for base in bases:
         name_bytes = len(os.fsencode(os.path.join(base, f"{_PREFIX}12345678")))
-        if name_bytes + _LONGEST_SOCKET_NAME > _SOCKET_PATH_LIMIT:
+        if name_bytes + _LONGEST_SOCKET_NAME > SOCKET_PATH_LIMIT:
             continue
         try:
             return tempfile.mkdtemp(prefix=_PREFIX, dir=base)

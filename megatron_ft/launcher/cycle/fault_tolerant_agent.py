@@ -60,7 +60,7 @@ from megatron_ft.memory.rules.snapshots import Kept, Restore, StockTaken
 
 T = TypeVar("T")
 _MET = ("workers", "store", "group_rank", "group_world_size", "master_addr", "master_port")
-"""What torch writes into a group of workers where nodes meet."""
+"""Fields that torch sets in a group of workers where nodes meet."""
 LAST_WRITE_S = 2.0
 """Seconds the launcher's exit waits for a write of learned timeouts."""
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of GPUs: their addresses, and its log. Both may block."""
+"""Facts of the kernel about GPUs: their addresses, and its log. Reading either may block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this launcher tells the world outside the job: metrics, and the user's command for events."""
+"""Telemetry of this launcher: its metrics, and the user's command for events."""
 
 from __future__ import annotations
 
