@@ -14,6 +14,9 @@ from megatron_ft.link.base.state_table import report_unlisted
 from tests.support.background import heed_the_terminal
 from tests.support.slots import Slots
 
+# Fixtures of many files; those that need an extra, or hold for every test of a file, are imported where they are used.
+pytest_plugins = [f"tests.support.{name}" for name in ("launching", "netns", "etcd_server", "reactors")]
+
 # No deadline for an example: on a loaded machine a healthy one takes seconds now and then. pytest-timeout
 # bounds the test.
 settings.register_profile("megatron_ft", deadline=None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.support.launching import Launcher, fresh_launcher
-
-__all__ = ["fresh_launcher"]
+from tests.support.launching import Launcher
 
 PRINTS = """
 while CYCLE == 0:

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import PRELUDE, Launcher, launcher
+from tests.support.launching import PRELUDE, Launcher
 from tests.support.nodes import wait_for_all
-
-__all__ = ["launcher"]
 
 SCRIPT = """
 from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient

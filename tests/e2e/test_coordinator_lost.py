@@ -13,11 +13,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.netns import Hosts, four_hosts, hosts
+from tests.support.launching import Launched, Launcher, wait_until
+from tests.support.netns import Hosts
 from tests.support.nodes import TRAINS_UNTIL_TOLD, coordinator_of, meeting_place, wait_for_all
-
-__all__ = ["four_hosts", "hosts", "launcher"]
 
 pytestmark = pytest.mark.waits
 

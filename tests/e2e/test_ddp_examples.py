@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher
+from tests.support.launching import ROOT, Finished, Launched, Launcher
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ("torch._dynamo",)  # as every optimizer does
 
 EXAMPLES = ("ddp_heartbeats", "ddp_sections")

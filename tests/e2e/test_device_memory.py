@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from tests.support.launching import ROOT, Launcher, fresh_launcher
-
-__all__ = ["fresh_launcher"]
+from tests.support.launching import ROOT, Launcher
 
 # loaded by Python itself, before the launcher looks for a driver
 DRIVER = """

@@ -19,12 +19,13 @@ from tests.e2e.test_memory_checkpoints import (
     without_memory,
 )
 from tests.support.extras import skip_module_without
-from tests.support.launching import Finished, Launched, Launcher, launcher, wait_until
+from tests.support.launching import Finished, Launched, Launcher, wait_until
 from tests.support.nodes import meeting_place
 
 skip_module_without("xxhash")
 
-__all__ = ["launcher", "without_memory"]
+__all__ = ["without_memory"]
+
 IMPORTED_BEFORE = ()  # torch is enough
 
 pytestmark = pytest.mark.timeout(300)

@@ -31,9 +31,6 @@ from megatron_ft.link import tcp
 from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.etcd_server import EtcdServer, etcd, start_etcd
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.etcd_server import EtcdServer
+from tests.support.launching import Launched, Launcher, wait_until
 from tests.support.nodes import TRAINS_UNTIL_TOLD, coordinator_of
-
-__all__ = ["etcd", "launcher", "start_etcd"]
 
 pytestmark = pytest.mark.waits
 

@@ -16,11 +16,9 @@ from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take
 from megatron_ft.job.rules.messages import EtcdSettings
-from tests.support.etcd_server import EtcdServer, etcd, start_etcd
-from tests.support.launching import Launcher, launcher
+from tests.support.etcd_server import EtcdServer
+from tests.support.launching import Launcher
 from tests.support.nodes import TRAINS_UNTIL_TOLD
-
-__all__ = ["etcd", "launcher", "start_etcd"]
 
 PASSWORD = "a very secret word"
 

@@ -14,9 +14,7 @@ import pytest
 
 from megatron_ft.link.messages.fork_server_messages import Failed, Orders
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
-from tests.support.launching import ROOT, Launched, Launcher, clean_environment, fresh_launcher, launcher, wait_until
-
-__all__ = ["fresh_launcher", "launcher"]
+from tests.support.launching import ROOT, Launched, Launcher, clean_environment, wait_until
 
 TWO = ("--nproc-per-node", "2")
 

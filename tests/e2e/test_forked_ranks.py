@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import END_IS_TOO_LATE, ROOT, Launched, Launcher, clean_environment
 
 SUPPORT = ROOT / "tests" / "support"
 

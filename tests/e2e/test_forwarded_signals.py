@@ -7,9 +7,7 @@ import signal
 
 from megatron_ft.link.linux.processes import would_end_by
 from tests.e2e.test_launcher_signals import QUICK_S, ended_after
-from tests.support.launching import Launcher, launcher, wait_until
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher, wait_until
 
 TWO = ("--nproc-per-node", "2")
 FORWARD = "--ft-forward-signals=SIGUSR1,SIGUSR2"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.link.base.fault_plan import FAULT_TYPES, resolve
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 TWO = ("--nproc-per-node", "2")

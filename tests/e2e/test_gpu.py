@@ -18,15 +18,13 @@ from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.rank.base.agreement import RankInfo
 from tests import ROOT
 from tests.support.extras import skip_module_without
-from tests.support.launching import Finished, Launched, Launcher, fresh_launcher
+from tests.support.launching import Finished, Launched, Launcher
 
 skip_module_without("xxhash")
 torch = pytest.importorskip("torch")
 
 from tests.memory.flips import DIGEST  # noqa: E402 - needs xxhash
 from tests.support.keepers import RealKeeper  # noqa: E402
-
-__all__ = ["fresh_launcher"]
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launching import ROOT, Launcher, clean_environment, fresh_launcher
-
-__all__ = ["fresh_launcher"]
+from tests.support.launching import ROOT, Launcher, clean_environment
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.launching import ROOT, Launcher, launcher
+from tests.support.launching import ROOT, Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 

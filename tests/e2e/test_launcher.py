@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, fresh_launcher, launcher, torch_launcher, wait_until
-
-__all__ = ["fresh_launcher", "launcher", "torch_launcher"]
+from tests.support.launching import Launcher, wait_until
 
 TWO = ("--nproc-per-node", "2")
 

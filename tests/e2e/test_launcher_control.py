@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.launching import Finished, Launched, Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
-
-__all__ = ["launcher"]
 
 # the node that shall ask is told by its environment: ranks are handed out as nodes arrive
 SCRIPT = """

@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Sequence
 
-from tests.support.launching import START_S, Finished, Launched, Launcher, launcher, wait_until
+from tests.support.launching import START_S, Finished, Launched, Launcher, wait_until
 from tests.support.nodes import cycles_of, meeting_place, rendezvous_settings, tell, wait_for_all
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 GIVING_UP = "no restarts left, giving up"

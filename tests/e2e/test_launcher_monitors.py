@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.link.linux.processes import read_stat
-from tests.support.launching import Launcher, launcher, wait_until
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher, wait_until
 
 pytestmark = pytest.mark.waits
 

@@ -9,10 +9,8 @@ import socket
 
 import pytest
 
-from tests.support.launching import Finished, Launched, Launcher, launcher
+from tests.support.launching import Finished, Launched, Launcher
 from tests.support.nodes import cycles_of, meeting_place, wait_for_all
-
-__all__ = ["launcher"]
 
 pytestmark = pytest.mark.waits
 IMPORTED_BEFORE = ()  # torch is enough

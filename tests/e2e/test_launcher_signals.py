@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, fresh_launcher, launcher, wait_until
-
-__all__ = ["fresh_launcher", "launcher"]
+from tests.support.launching import Launched, Launcher, wait_until
 
 TWO = ("--nproc-per-node", "2")
 OBEYS = """

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, launcher, wait_until
+from tests.support.launching import Launcher, wait_until
 from tests.support.nodes import meeting_place
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 _MNT_DETACH = 2

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 pytestmark = pytest.mark.waits
 IMPORTED_BEFORE = ()  # torch is enough

@@ -11,9 +11,8 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
-from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher
+from tests.support.launching import ROOT, Finished, Launched, Launcher
 
-__all__ = ["launcher"]  # a fixture
 IMPORTED_BEFORE = (
     "torch._dynamo",
     "torch.distributed.fsdp",

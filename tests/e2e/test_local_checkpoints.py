@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 
 skip_module_without("xxhash")
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 SCRIPT = """

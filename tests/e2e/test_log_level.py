@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()
 SCRIPT = """
 from megatron_ft import RankMonitorClient

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher
-from tests.support.netns import Hosts, hosts
+from tests.support.launching import Launched, Launcher
+from tests.support.netns import Hosts
 from tests.support.nodes import wait_for_all
-
-__all__ = ["hosts", "launcher"]
 
 pytestmark = pytest.mark.waits
 

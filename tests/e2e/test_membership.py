@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Launched, Launcher, wait_until
 from tests.support.nodes import (
     TRAINS_UNTIL_TOLD,
     cycles_of,
@@ -16,8 +16,6 @@ from tests.support.nodes import (
     tell,
     wait_for_all,
 )
-
-__all__ = ["launcher"]
 
 pytestmark = pytest.mark.waits
 

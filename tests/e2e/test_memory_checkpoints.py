@@ -10,20 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import (
-    START_S,
-    Finished,
-    Launched,
-    Launcher,
-    command_line,
-    gone_at_the_end,
-    launcher,
-    wait_until,
-)
+from tests.support.launching import START_S, Finished, Launched, Launcher, command_line, gone_at_the_end, wait_until
 
 skip_module_without("xxhash")
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import Finished, Launched, Launcher, launcher
-from tests.support.netns import Hosts, four_hosts
+from tests.support.launching import Finished, Launched, Launcher
+from tests.support.netns import Hosts
 from tests.support.nodes import wait_for_all
 
 skip_module_without("xxhash")
 
-__all__ = ["four_hosts", "launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 pytestmark = pytest.mark.timeout(300)

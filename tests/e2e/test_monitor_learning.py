@@ -24,9 +24,6 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.monitor.process import MonitorOptions
 from megatron_ft.records.event_log import NullEventLog
 from tests.support.monitored import expect, rank
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 T = TypeVar("T")
 FOREVER = "while True: signal.pause()"

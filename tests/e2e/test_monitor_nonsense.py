@@ -16,9 +16,6 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import encode
 from megatron_ft.monitor import process as monitor_process
 from megatron_ft.records.event_log import EventLog
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 NONSENSE = (b"\0\0\0\2{}", encode({"type": "verdict", "cycle": 0}), encode({"type": "attached", "cycle": "x"}))
 

@@ -18,11 +18,8 @@ from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
 from tests.e2e.test_membership import STANDS_BY
 from tests.support.holding import held
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Launched, Launcher, wait_until
 from tests.support.nodes import TRAINS_UNTIL_TOLD, cycles_of, meeting_place, tell, wait_for_all
-from tests.support.reactors import reactor
-
-__all__ = ["launcher", "reactor"]
 
 pytestmark = pytest.mark.waits
 

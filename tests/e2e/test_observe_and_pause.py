@@ -14,9 +14,7 @@ import pytest
 
 from megatron_ft.cli import main as cli
 from tests.e2e.test_launcher_monitors import CLIENT, sections
-from tests.support.launching import ROOT, START_S, Launched, Launcher, launcher, wait_until
-
-__all__ = ["launcher"]
+from tests.support.launching import ROOT, START_S, Launched, Launcher, wait_until
 
 TWO = ("--nproc-per-node", "2")
 TOGETHER = """

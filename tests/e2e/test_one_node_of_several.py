@@ -7,10 +7,8 @@ import resource
 
 import pytest
 
-from tests.support.launching import Launcher, launcher, wait_until
+from tests.support.launching import Launcher, wait_until
 from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
-
-__all__ = ["launcher"]
 
 pytestmark = pytest.mark.waits
 

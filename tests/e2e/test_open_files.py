@@ -19,9 +19,7 @@ from megatron_ft.link.linux import process_setup
 from megatron_ft.link.linux.processes import wait_gone
 from megatron_ft.link.messages.fork_server_messages import Orders
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
-from tests.support.launching import Launched, Launcher, fresh_launcher
-
-__all__ = ["fresh_launcher"]
+from tests.support.launching import Launched, Launcher
 
 pytestmark = pytest.mark.waits
 

@@ -8,9 +8,7 @@ import pytest
 
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 SCRIPT = """
 from megatron_ft import RankMonitorClient

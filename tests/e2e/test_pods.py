@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_process_one import process_one
-from tests.support.launching import Launched, Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launched, Launcher
 
 # a /dev of its own, as containers have it, with the file that the kubelet reads
 CONTAINER = """

@@ -14,9 +14,7 @@ import pytest
 
 from megatron_ft.link.linux.processes import all_processes
 from megatron_ft.link.process_tree import Orphans
-from tests.support.launching import Launched, Launcher, command_line, launcher, wait_until
-
-__all__ = ["launcher"]
+from tests.support.launching import Launched, Launcher, command_line, wait_until
 
 pytestmark = pytest.mark.waits
 

@@ -27,9 +27,6 @@ from megatron_ft.link.linux.processes import ProcessStat, kill_matching, read_st
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.rank.reference.compatibility import is_process_alive
 from tests.support.launching import wait_until
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 LEAVES_ONE = """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 TWO = ("--nproc-per-node", "2")
 CLIENT = """

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.launcher.arguments import parse
-from tests.support.launching import ROOT, Launcher, clean_environment, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import ROOT, Launcher, clean_environment
 
 README = (ROOT / "README.md").read_text()
 PYPROJECT = (ROOT / "pyproject.toml").read_text()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 FAILS_ONCE = "os._exit(7) if CYCLE == 0 else None"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 SCRIPT = """
 import multiprocessing

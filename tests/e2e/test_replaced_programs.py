@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()
 
 TIMEOUTS = ("--ft-rank-section-timeouts=step:1", "--ft-rank-out-of-section-timeout=1")

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from tests import ROOT
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ("megatron.core.rerun_state_machine",)
 
 # In the order of Megatron-LM's training.py: re-run, save, shut monitoring down, exit with the code.

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.launching import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import Launcher
 
 STUCK = """
 from megatron_ft import RankMonitorClient

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.run_ahead.startup import STARTUP
-from tests.support.launching import ROOT, Launcher, clean_environment, launcher
-
-__all__ = ["launcher"]
+from tests.support.launching import ROOT, Launcher, clean_environment
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))

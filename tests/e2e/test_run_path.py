@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launching import Finished, Launcher, fresh_launcher, launcher
-
-__all__ = ["fresh_launcher", "launcher"]
+from tests.support.launching import Finished, Launcher
 
 TWO = ("--run-path", "--nproc-per-node=2")
 TELLS_ITS_EXIT = "import atexit; atexit.register(say, 'exit', RANK)\n"

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import ROOT, Launcher, fresh_launcher
-
-__all__ = ["fresh_launcher"]
+from tests.support.launching import ROOT, Launcher
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 SOURCE = ROOT / "tests" / "support" / "silent_directory.c"

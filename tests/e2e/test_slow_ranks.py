@@ -8,9 +8,8 @@ import sys
 import time
 
 from tests.e2e.test_telemetry import metrics_of
-from tests.support.launching import ROOT, Launcher, launcher
+from tests.support.launching import ROOT, Launcher
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 PACE = {"seed": 1, "step_s": 0.1, "jitter": 0.05, "slow": 1, "factor": 2.0, "seconds": 75.0}

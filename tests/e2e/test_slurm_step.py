@@ -7,10 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.support.launching import Launched, Launcher, launcher
+from tests.support.launching import Launched, Launcher
 from tests.support.nodes import wait_for_all
-
-__all__ = ["launcher"]
 
 WAITS = """
 if {handler}:

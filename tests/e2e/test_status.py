@@ -14,9 +14,7 @@ import time
 from typing import Any
 
 from tests.e2e.test_observe_and_pause import at_once
-from tests.support.launching import ROOT, Launched, Launcher, launcher, wait_until
-
-__all__ = ["launcher"]
+from tests.support.launching import ROOT, Launched, Launcher, wait_until
 
 TWO = ("--nproc-per-node", "2")
 NAMED = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id")

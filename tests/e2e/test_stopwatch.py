@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.main import main
-from tests.support.launching import Launched, Launcher, fresh_launcher, wait_until
+from tests.support.launching import Launched, Launcher, wait_until
 from tests.support.nodes import meeting_place, rendezvous_settings
-
-__all__ = ["fresh_launcher"]
 
 pytestmark = pytest.mark.waits
 

@@ -7,10 +7,8 @@ import re
 import pytest
 
 from tests.support.holding import held
-from tests.support.launching import Launched, Launcher, launcher
+from tests.support.launching import Launched, Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings
-
-__all__ = ["launcher"]
 
 pytestmark = pytest.mark.waits
 

@@ -22,10 +22,7 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher import event_command
 from megatron_ft.records.launcher.event_command import EventCommand
 from tests import ROOT
-from tests.support.launching import Launched, Launcher, launcher, wait_until
-from tests.support.reactors import reactor
-
-__all__ = ["launcher", "reactor"]
+from tests.support.launching import Launched, Launcher, wait_until
 
 IMPORTED_BEFORE = ()
 EXAMPLES = ROOT / "examples" / "grafana"

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.extras import skip_module_without
-from tests.support.launching import ROOT, Finished, Launched, Launcher, launcher, wait_until
+from tests.support.launching import ROOT, Finished, Launched, Launcher, wait_until
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ("tests.support.megatron_on_cpu",)
 
 skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, launcher
+from tests.support.launching import Launched, Launcher
 from tests.verdicts.campaign import CRASHES, HANGS, KINDS, Verdict, arguments, draw, read_verdicts
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 SEED = 17

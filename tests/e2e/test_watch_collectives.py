@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.support.launching import Launcher, launcher
+from tests.support.launching import Launcher
 from tests.verdicts.collectives import Fault, arguments, draw, read
 
-__all__ = ["launcher"]
 IMPORTED_BEFORE = ()  # torch is enough
 
 SEED = 3

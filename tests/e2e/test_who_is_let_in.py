@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.support.launching import Launched, Launcher, launcher, wait_until
+from tests.support.launching import Launched, Launcher, wait_until
 from tests.support.nodes import coordinator_of, meeting_place, wait_for_all
-
-__all__ = ["launcher"]
 
 SECRET = "0123456789abcdef0123"
 SCRIPT = "say('cycle', CYCLE, 'of', RANK, 'in', os.environ['WORLD_SIZE'])"

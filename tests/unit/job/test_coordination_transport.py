@@ -28,9 +28,6 @@ from megatron_ft.job.service import Service
 from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, Peer, connect, coordination, sockets, until
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)

@@ -14,9 +14,6 @@ from megatron_ft.job.rules.member import Member
 from megatron_ft.launcher.coordination.rank_store import RankStoreError
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, coordination, until
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
 

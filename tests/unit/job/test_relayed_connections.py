@@ -20,10 +20,7 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import Denied, Open
 from megatron_ft.link.wire import encode
 from tests.support.coordination import BOUND_S, Ear, connect, coordination, until
-from tests.support.reactors import reactor
 from tests.unit.job.test_coordination_transport import HELLO, SECRET, Served, of_version, served
-
-__all__ = ["reactor"]
 
 Change = Callable[[bytes], bytes]
 DECIDED = encode(Assignment(Decision(0, "evil.1", DecisionKind.END, 0, 1, code=0, text="all done")))

@@ -24,9 +24,6 @@ from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secure_channel import Role
 from megatron_ft.link.wire import encode
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 BOUND_S = 20.0
 

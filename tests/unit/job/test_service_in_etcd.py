@@ -22,9 +22,6 @@ from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import encode
 from tests.support.coordination import Peer
 from tests.support.etcd_model import EtcdModel
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 BOUND_S = 20.0
 TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)

@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 
 @pytest.fixture

@@ -21,9 +21,6 @@ from megatron_ft.link.wire import PROTOCOL_VERSION
 from megatron_ft.records.event_log import NullEventLog
 from megatron_ft.run_ahead.forking_spawner import ForkingSpawner, ServerProcess
 from tests.support.coordination import BOUND_S, until
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 STAND_IN = f"""
 import json, os, socket, sys

@@ -35,9 +35,6 @@ from megatron_ft.memory.launcher.keeper_process import Keeper
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
 from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, Restore, Settled, SnapshotKey, StockTaken
-from tests.support.reactors import reactor
-
-__all__ = ["reactor"]
 
 BOUND_S = 20.0
 SECRET = b"a secret of the test"
