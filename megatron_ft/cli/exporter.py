@@ -1,106 +1,95 @@
-"""`megatron-ft exporter LOG_DIR`: metrics of a job whose nodes can't be scraped, from its event logs."""
+"""`megatron-ft exporter`: goodput, step times and restarts of a job as TensorBoard event files, from its event logs."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.tensorboard import TensorBoardFiles
-from megatron_ft.config.launcher_options import METRICS_PORT, split_address
-from megatron_ft.link.facts.minutes import HEARTBEAT
-from megatron_ft.records.exposition import MetricsServer, as_text, check_installed
-from megatron_ft.records.rules.metrics import GaugeValues, JobMetrics, Series
+from megatron_ft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from megatron_ft.cli.logs.runs import Run
+    from megatron_ft.cli.analysis.analysis import Analysis
 
 _READ_S, _SELDOM = 15.0, 4.0
 """Least seconds between two readings, and the same as a multiple of what the last one took."""
-_DEFAULT_PORT = "9466"
 
 
 def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = commands.add_parser(
         "exporter",
-        help="metrics of a job from its event logs, for Prometheus",
-        description="Serves the metrics of the newest run in LOG_DIR, read anew every 15 seconds. docs/telemetry.md "
-        "lists them.",
+        help="goodput and step times of a job as TensorBoard event files",
+        description="Writes what is new in the newest run in LOG_DIR, every 15 seconds. docs/telemetry.md says what.",
     )
     parser.add_argument("directory", metavar="LOG_DIR", help="directory that ft_launcher names as 'logs:'")
-    parser.add_argument(
-        "--port", default=_DEFAULT_PORT, metavar=METRICS_PORT.metavar, help=f"where to serve; default {_DEFAULT_PORT}"
-    )
-    parser.add_argument("--once", action="store_true", help="print the metrics and exit, for a file of node_exporter")
-    parser.add_argument(
-        "--tensorboard",
-        metavar="DIR",
-        help="also write goodput, step times and the ends of cycles as TensorBoard event files into DIR",
-    )
-    parser.set_defaults(run=run)
+    parser.add_argument("--tensorboard", metavar="DIR", help="directory for the event files; needed")
+    parser.add_argument("--once", action="store_true", help="write what is there and exit")
+    parser.set_defaults(run=_run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until a signal, or print once. Return 1 if there is nothing to print.
+def _run(args: argparse.Namespace) -> int:
+    """Write until Ctrl-C, or once. Return 1 if there is nothing to write.
 
     Raises:
-        ConfigError: the directory can't be read, the port is taken, or prometheus_client is missing.
+        ConfigError: the directory can't be read, or tensorboard is missing.
     """
-    check_installed("megatron-ft exporter")
-    host, port = split_address(METRICS_PORT.parse("--port", args.port))
-    board = None if args.tensorboard is None else TensorBoardFiles(args.tensorboard)
-    shown = _read(args.directory, board)
-    if args.once:
-        sys.stdout.write(as_text(lambda: shown).decode())
-        return 0 if shown else 1
-    server = MetricsServer(host, port, lambda: shown)
-    took_s = 0.0
-    print(f"metrics: http://{host or 'localhost'}:{server.port}/metrics", flush=True)
+    if args.tensorboard is None:
+        raise ConfigError("--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher")
     try:
-        while True:
-            time.sleep(max(_READ_S, _SELDOM * took_s))
-            began_s = time.monotonic()
-            shown = _read(args.directory, board)
-            took_s = time.monotonic() - began_s
-    except KeyboardInterrupt:
-        server.close()
-    return 0
-
-
-def _read(directory: str, board: TensorBoardFiles | None) -> Sequence[Series]:
-    """Return the metrics of the newest run in the directory, and add what is new to the TensorBoard files.
-
-    Raises:
-        ConfigError: the directory can't be read.
-    """
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise ConfigError("--tensorboard needs tensorboard: pip install 'megatron-ft[tensorboard]'") from None
     from megatron_ft.cli.analysis.analysis import analyze
     from megatron_ft.cli.logs.runs import runs_in
 
-    runs = runs_in([directory])
-    if not runs:
-        return ()
-    if board is not None:
-        board.update(analyze(runs[-1]))
-    return _of_run(directory, runs[-1])
+    runs = runs_in([args.directory])
+    writer, opened_ns, written = EventFileWriter(args.tensorboard), 0, (-1.0, 0)
+    try:
+        while True:
+            began_s = time.monotonic()
+            if runs:
+                written = written if runs[-1].opened_ns == opened_ns else (-1.0, 0)
+                opened_ns, written = runs[-1].opened_ns, _write(writer, analyze(runs[-1]), *written)
+            writer.flush()
+            if args.once:
+                return 0 if runs else 1
+            time.sleep(max(_READ_S, _SELDOM * (time.monotonic() - began_s)))
+            runs = runs_in([args.directory])
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        writer.close()
 
 
-def _of_run(directory: str, run: Run) -> Sequence[Series]:
-    from megatron_ft.cli.analysis.interval_lengths import timeouts_in_force
-    from megatron_ft.cli.logs.runs import life_of
-    from megatron_ft.cli.status.job_directory import view
+def _write(writer: Any, analysis: Analysis, upto_s: float, cycles: int) -> tuple[float, int]:
+    """Write the goodput of now, the step times after ``upto_s`` seconds, and the ends of cycles after the first ones.
 
-    metrics = JobMetrics()
-    for each in run.stream():
-        if each.record is not None:
-            metrics.hear(each.record, each.host)
-    job = view(run, life_of(directory, run), time.time_ns())
-    readings = GaugeValues(
-        accounting=run.accounting,
-        iteration=job.iteration,
-        timeouts={name: seconds for name, seconds in timeouts_in_force(run).items() if name != HEARTBEAT},
-        nodes={row.name: row.state for row in job.nodes},
-    )
-    return metrics.series(readings, of_job=True)
+    Steps are iterations. Return the moment and the number of cycles up to which all is written.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.scalar.summary import scalar_pb
+    from tensorboard.plugins.text.summary import text_pb
+
+    from megatron_ft.cli.analysis.steps import step_times
+
+    timeline, accounting = analysis.timeline, analysis.run.accounting
+    begin_s, end_s = timeline.begin_ns / 1e9, timeline.end_ns / 1e9
+    iteration = max((each.last_iteration or 0 for each in accounting.cycles), default=0)
+
+    def add(summary: Any, step: int, wall_s: float) -> None:
+        writer.add_event(Event(wall_time=wall_s, step=step, summary=summary))
+
+    if accounting.goodput is not None:
+        add(scalar_pb("megatron_ft/goodput", accounting.goodput.share), iteration, end_s)
+        for of, seconds in accounting.goodput.seconds.items():
+            add(scalar_pb(f"megatron_ft/seconds/{of.value}", seconds), iteration, end_s)
+    points = [each for each in step_times(timeline)[:-1] if each.at_s > upto_s]  # the last one may still change
+    for point in points:
+        for name, seconds in (("median", point.median_s), ("slowest_rank", point.slowest_s)):
+            add(scalar_pb(f"megatron_ft/step_s/{name}", seconds), point.iteration, begin_s + point.at_s)
+    ended = [each for each in accounting.cycles if each.end_ns is not None]
+    for cycle in ended[cycles:]:
+        text = cycle.outcome if cycle.cause is None else cycle.cause.line
+        told = f"cycle {cycle.cycle} ended: {text}"
+        add(text_pb("megatron_ft/cycles", told), cycle.last_iteration or 0, (cycle.end_ns or 0) / 1e9)
+    return (points[-1].at_s if points else upto_s), len(ended)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import megatron_ft
-from megatron_ft.cli import check_config, completion, config_template, exporter, node_commands, node_health, report
+from megatron_ft.cli import check_config, config_template, exporter, node_commands, node_health, report
 from megatron_ft.cli.slurm import job_plan as slurm
 from megatron_ft.cli.status import status
 from megatron_ft.config.files.options import with_hint
@@ -77,7 +77,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     launch.add_argument("arguments", nargs=argparse.REMAINDER)
     launch.set_defaults(run=_launch)
-    completion.add_command(commands, parser)
     return parser, list(commands.choices)
 
 

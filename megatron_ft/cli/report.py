@@ -1,4 +1,4 @@
-"""`megatron-ft report`: tables, and on request pictures, a trace and JSON, of the runs in a log directory.
+"""`megatron-ft report`: tables, and on request a page, a trace and JSON, of the runs in a log directory.
 
 Nothing heavy is imported before the command runs: `megatron-ft pause` goes through this module, too.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.base.terminal import check_extra, track
+from megatron_ft.cli.base.terminal import track
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.codec import to_builtins
 
@@ -37,14 +37,14 @@ the rest went. It is a dash where no iterations were recorded.
 The margin is how many times the longest observed interval fits into its timeout. A section that never ended because
 its rank hung, was ended or died isn't an observed interval.
 
-Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the pictures and the
+Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the page and the
 trace show the last one. --run chooses another, for all of them. --suggest-timeouts takes all of them together."""
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
-        help="what happened, cycle by cycle; pictures and a trace",
+        help="what happened, cycle by cycle; a page and a trace",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,7 +56,6 @@ def add_command(commands: Any) -> None:
         help="the directory that ft_launcher names as 'logs:'; of several nodes with one each, all of them",
     )
     parser.add_argument("--html", metavar="FILE", help="write one page with everything; it loads nothing")
-    parser.add_argument("--png", metavar="FILE", help="write the timeline of all ranks as a picture")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, instead of tables")
     parser.add_argument(
@@ -71,8 +70,6 @@ def _report(args: argparse.Namespace) -> int:
     from megatron_ft.cli.analysis.interval_lengths import suggestion
     from megatron_ft.cli.logs.runs import runs_in
 
-    if args.png is not None:  # before minutes are spent on reading
-        check_extra("matplotlib", "--png")
     runs = runs_in(args.log_dirs, shows_progress=True)
     if not runs:
         where = "give the directory that ft_launcher names as 'logs:'"
@@ -106,13 +103,11 @@ def _write(args: argparse.Namespace, analysis: Analysis) -> list[str]:
     """Write the files that are asked for. Return a line for each."""
     from megatron_ft.cli.logs.runs import log_directory
     from megatron_ft.cli.render.html_page import write_page
-    from megatron_ft.cli.render.png import draw_png
     from megatron_ft.cli.render.trace import write_trace
 
     directories = [log_directory(each) for each in args.log_dirs]
     wanted: list[tuple[str | None, Callable[[str], str | None]]] = [
         (args.html, lambda path: write_page(analysis, directories, path)),
-        (args.png, lambda path: draw_png(analysis, path)),
         (args.trace, lambda path: write_trace(analysis, path)),
     ]
     written = []

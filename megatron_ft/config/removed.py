@@ -15,11 +15,14 @@ REMOVED: dict[str, str] = {
     "false_kill_budget": "there is none: --ft-learned-floor and --ft-safety-factor make learned timeouts longer",
     "calculated_timeout_floor": "use learned_floor (--ft-learned-floor)",
     "chain": "give every job the same --ft-log-dir, and sbatch --dependency=afternotok:JOBID (docs/slurm.md)",
+    "port": "for Prometheus use --ft-metrics-port or --ft-metrics-textfile of ft_launcher",
+    "png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
 }
 """Replacement by the option's name as a key of YAML."""
 
 REMOVED_COMMANDS: dict[str, str] = {
     "check-launch": "add --ft-dry-run to the flags of your ft_launcher line",
+    "completion": "megatron-ft --help and ft_launcher --help list what there is",
     "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
     "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",
 }

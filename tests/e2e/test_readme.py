@@ -109,7 +109,7 @@ def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(la
     report = next(command for command in COMMANDS if command.startswith("megatron-ft report"))
     words = [str(launched.log_dir) if word == "LOG_DIR" else word for word in shlex.split(report)[1:]]
     assert "killed by SIGKILL" in run_tool(*words, cwd=launcher.directory)
-    assert {"page.html", "timeline.png"} <= set(os.listdir(launcher.directory))
+    assert "page.html" in os.listdir(launcher.directory)
     of_node, of_job = re.findall(r"`megatron-ft (status[^`]*)`", README)
     assert of_node == "status"
     words = of_job.replace("LOG_DIR", str(launched.log_dir)).split()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.wording import printable
 
 if TYPE_CHECKING:
@@ -19,16 +17,6 @@ T = TypeVar("T")
 _LEAST_WIDTH = 160
 _LONG_S = 2.0
 """Seconds of work after which a bar is shown."""
-
-
-def check_extra(package: str, what: str, *, extra: str = "report") -> None:
-    """Check that a package of an extra is installed.
-
-    Raises:
-        ConfigError: it is missing; the message names the extra that brings it.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{what} needs {package}: pip install 'megatron-ft[{extra}]'")
 
 
 def terminal(file: TextIO | None = None) -> Console:

@@ -1,4 +1,4 @@
-"""`megatron-ft` itself: help, version, a hint for a misspelt command; the templates, and completion."""
+"""`megatron-ft` itself: help, version, a hint for a misspelt command; the templates, and what is gone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import yaml
 
 import megatron_ft
 from megatron_ft.cli import config_template, main
+from megatron_ft.config.removed import REMOVED_COMMANDS
 
 
 def test_bare_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,9 +24,26 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"megatron-ft {megatron_ft.__version__}\n"
 
 
-def test_misspelt_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["reprot"]) == 2
-    assert capsys.readouterr().err == "megatron-ft: error: there is no command reprot (did you mean 'report'?)\n"
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["reprot"], "there is no command reprot (did you mean 'report'?)"),
+        (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
+        (["report", "logs", "--png", "x"], "there is no option png any more: megatron-ft report --html FILE"),
+        (["exporter", "logs"], "--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher"),
+        (
+            ["exporter", "logs", "--port", "9466"],
+            "there is no option port any more: for Prometheus use",
+        ),
+    ],
+)
+def test_command_that_does_not_exist_says_in_one_line_what_to_use(
+    words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"megatron-ft: error: {answer}")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", config_template.names())
@@ -34,25 +52,3 @@ def test_template_is_printed_whole_and_is_yaml(name: str, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert out == (config_template.TEMPLATES / f"{name}.yaml").read_text()
     assert ("faults" if name.startswith("faults/") else "fault_tolerance") in yaml.safe_load(out)
-
-
-def test_completion_knows_both_commands_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main.main(["completion", "bash"]) == 0
-    out = capsys.readouterr().out
-    for word in (
-        "config-template",
-        "--nproc-per-node",
-        "--ft-observe-only",
-        "_shtab_megatron_ft megatron-ft",
-        "_shtab_ft_launcher ft_launcher",
-    ):
-        assert word in out
-
-
-def test_completion_without_shtab_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main.main(["completion", "bash"]) == 2
-    assert "pip install 'megatron-ft[completion]'" in capsys.readouterr().err

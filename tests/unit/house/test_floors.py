@@ -111,12 +111,9 @@ FLOORS = {
         outside=("torch",),
     ),
     "cli": Floor(
-        inside=(
-            *(*_VALUES, "config", "config/files", "link", "learning", "job/rules", "records/rules"),
-            *("records/event_log", "records/exposition"),
-        ),
+        inside=(*(*_VALUES, "config", "config/files", "link", "job/rules", "records/rules"),),
         outside=("rich", "numpy"),
-        outside_in_functions=("jinja2", "matplotlib", "shtab", "tensorboard"),
+        outside_in_functions=("jinja2", "tensorboard"),
     ),
     "fault_tolerance": Floor(
         inside=("errors", "learning", "link", "link/base", "rank"), outside_in_functions=("torch",)

@@ -1,4 +1,4 @@
-"""The picture, the trace, the JSON and the command line that writes them."""
+"""The trace, the JSON and the command line that writes them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from megatron_ft.cli import main
-from megatron_ft.cli.analysis import raster
-from megatron_ft.cli.base import terminal
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render import theme, trace
-from megatron_ft.cli.render.png import draw_png
-from megatron_ft.errors import ConfigError
-from megatron_ft.records.rules.accounting import TimeClass
+from megatron_ft.cli.render import trace
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_cycles import Logs, started
 from tests.unit.cli.analysis.test_report_timeline import only
@@ -31,55 +25,6 @@ NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/
 def hung(tmp_path: Path) -> Path:
     write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
     return tmp_path
-
-
-def image_of(path: Path) -> Any:
-    from matplotlib import image
-
-    return image.imread(path)[:, :, :3]
-
-
-def share_of(pixels: Any, color: str) -> float:
-    """How much of the picture has this colour."""
-    from matplotlib.colors import to_rgb
-
-    return float((np.abs(pixels - to_rgb(color)).max(axis=2) < 0.01).mean())
-
-
-@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (4, 2), (512, 170)])
-def test_the_picture_shows_sections_and_the_hang(tmp_path: Path, ranks: int, rank: int) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=ranks, steps=40, faults=(Fault(cycle=0, rank=rank, iteration=33),)))
-    analysis = only(tmp_path)
-    draw_png(analysis, str(tmp_path / "out.png"))
-    pixels = image_of(tmp_path / "out.png")
-    assert pixels.shape[1] == 2400
-    assert 400 < pixels.shape[0] < 2400
-    colors = theme.colors(len(analysis.timeline.names))
-    setup = colors[raster.FIRST_SECTION + 2 * analysis.timeline.names.index("setup")]
-    assert share_of(pixels, theme.TIMES[TimeClass.PRODUCTIVE]) > 0.004
-    assert share_of(pixels, setup) > 0.01
-    assert share_of(pixels, theme.FAULT) > 0.0003
-
-
-def test_picture_shows_nasty_names_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib import mathtext
-    from matplotlib.text import Text
-
-    drawn: list[str] = []
-    draw = Text.draw
-
-    def note(text: Text, *arguments: Any, **options: Any) -> None:
-        drawn.append(text.get_text())
-        draw(text, *arguments, **options)
-
-    def refuse(*_arguments: Any, **_options: Any) -> None:
-        raise AssertionError("a name was read as a formula")
-
-    monkeypatch.setattr(Text, "draw", note)
-    monkeypatch.setattr(mathtext.MathTextParser, "parse", refuse)
-    write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
-    draw_png(only(tmp_path), str(tmp_path / "nasty.png"))
-    assert {name.replace("$", r"\$") for name in NASTY} <= {*drawn}
 
 
 def trace_of(directory: Path) -> dict[str, Any]:
@@ -181,21 +126,7 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_one_line(
-    hung: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = terminal.importlib.util.find_spec
-    gone = "matplotlib"
-    monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: None if name == gone else found(name))
-    with pytest.raises(ConfigError, match=r"pip install 'megatron-ft\[report\]'"):
-        terminal.check_extra(gone, "--png")
-    assert main.main(["report", str(hung), "--png", str(tmp_path / "x")]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-
-
-@pytest.mark.parametrize("option", ["--html", "--png", "--trace"])
+@pytest.mark.parametrize("option", ["--html", "--trace"])
 def test_a_file_that_cannot_be_written_is_one_line(
     hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
@@ -216,7 +147,7 @@ def test_outputs_are_written_for_logs_that_are_cut_off_anywhere(
         path.write_bytes(data)
     with_header = [data for data in kept.values() if b"\n" in data]
     assert with_header  # else there would be nothing to report
-    for option in ("--html", "--png", "--trace"):
+    for option in ("--html", "--trace"):
         file = tmp_path / f"out{option}"
         assert main.main(["report", str(hung), option, str(file)]) == 0
         assert file.stat().st_size > 1000
