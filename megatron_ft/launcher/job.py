@@ -71,7 +71,7 @@ def run(
     log.write(records.Config(values=settings(line.options), command=tuple(command)))
     lives = read_lives(log_dir)
     before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
-    meeting = records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.rank)
+    meeting = records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.me.rank)
     process_setup.raise_file_limit()
     try:
         ranks = config.nproc_per_node
@@ -81,7 +81,7 @@ def run(
             result = ResultFile(
                 log,
                 log_dir,
-                job=place.job,
+                job=place.me.job,
                 command=command,
                 is_first=place.is_alone or place.is_here,
                 before=before,
@@ -93,7 +93,7 @@ def run(
         process_setup.restore_file_limit()
     log.write(records.RunEnded(exit_code=end.code))
     if not place.is_alone:
-        port = int(place.endpoint.rpartition(":")[2])
+        port = int(place.me.endpoint.rpartition(":")[2])
         for scheduler in SCHEDULERS.values():  # each goes by the environment: --scheduler none only gives no options
             scheduler.requeue(os.environ, result.place, result.ending, port, say, result.flush)
     return end
@@ -160,7 +160,6 @@ class _JobLife:
                 say=node.say,
                 says_all=node.line.says_all,
                 progress=node.status.progress,
-                began_s=node.line.began_s,
                 before=before,
                 bad=bad,
                 on_decision=self._decided,
@@ -177,7 +176,7 @@ class _JobLife:
             if (
                 coordination is not None
                 and coordination.member.has_given_up
-                and read_lives(node.log_dir).has_finished(place.job)
+                and read_lives(node.log_dir).has_finished(place.me.job)
             ):
                 why = joining.AlreadyFinishedError("the job finished before, as its result.json says: nothing to do")
             end = replace(self._end_by(why), error=why)
@@ -194,14 +193,14 @@ class _JobLife:
 
     def _has_finished(self) -> bool:
         # only if a scheduler's id distinguishes this start from all others: a user may reuse a chosen id
-        if not self._place.names_life:
+        if not self._place.me.names_life:
             return False
         lives = read_lives(self._node.log_dir)
         if not self._line.where.are_pods:
-            return lives.has_finished(self._place.job)
+            return lives.has_finished(self._place.me.job)
         # a pod is started again within minutes; a new Job may have an old name
         since = utc(time.time() - _POD_BACK_S)
-        return lives.has_just_finished(self._place.job, self._command, since=since)
+        return lives.has_just_finished(self._place.me.job, self._command, since=since)
 
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command

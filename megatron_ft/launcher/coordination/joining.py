@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.errors import FaultToleranceError
@@ -22,7 +23,7 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.member import Member
-from megatron_ft.job.rules.messages import Identity, JobDefinition
+from megatron_ft.job.rules.messages import JobDefinition
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.job.service import Service
 from megatron_ft.launcher.base.signals import SignalWatch
@@ -50,7 +51,6 @@ def joined(
     say: Callable[[str], None],
     says_all: bool,
     progress: Callable[[], int | None],
-    began_s: float,
     before: JobProgress,
     bad: str,
     on_decision: Callable[[CoordinatorDecision], None],
@@ -61,7 +61,6 @@ def joined(
     Args:
         children: of the launcher; a leader that it starts is one of them.
         says_all, progress, on_decision: as in `Coordination`.
-        began_s: when this launcher was started, by `time.monotonic`.
         before, bad: how far earlier lives of the job have got, and why they call this node a bad one.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
@@ -69,15 +68,17 @@ def joined(
     Raises:
         ConfigError, AlreadyFinishedError: the secret, the endpoint or etcd can't be used, or the job has finished.
     """
-    here = stop.blocking(lambda: own_host(config.local_addr, place.endpoint))
+    here = stop.blocking(lambda: own_host(config.local_addr, place.me.endpoint))
     store = RankStore(here, address=place.ranks_store)
-    defined, secret = JobDefinition(place.job, place.rules), None if place.is_alone else read_secret(os.environ)
+    defined, secret = JobDefinition(place.me.job, place.me.rules), None if place.is_alone else read_secret(os.environ)
     listener, endpoint = _take(place, stop, is_finished)
     within: Service | None = None
     if place.is_alone:
         within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
+    host = "" if place.is_alone else format_address(here, 0).rpartition(":")[0]
+    me = replace(place.me, host=host, endpoint=endpoint, before=before, bad=bad)
     coordination = Coordination(
-        Member(_identity(place, here, endpoint, began_s, before, bad), now_s=time.monotonic(), chance=random.Random()),
+        Member(me, now_s=time.monotonic(), chance=random.Random()),
         secret=secret,
         dial=connect if within is None else within.dial,
         open_store=store.open,
@@ -95,7 +96,7 @@ def joined(
     if place.etcd is not None:
         call = EtcdClient(place.etcd)
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
-            stop.blocking(lambda: look(call, place.job))
+            stop.blocking(lambda: look(call, place.me.job))
         lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=here)
     elif place.is_here:
         lock = EndpointLock(reactor, leader, coordination.member, endpoint, listener)
@@ -115,30 +116,12 @@ def joined(
 
 def _take(place: MeetingPlace, stop: SignalWatch, is_finished: Callable[[], bool]) -> tuple[socket.socket | None, str]:
     """Return the port of the endpoint, if this launcher has got it, and the endpoint's address."""
-    name, port = parse_address(place.endpoint)
+    if place.is_alone:
+        return None, "this process"
+    name, port = parse_address(place.me.endpoint)
     listener = stop.blocking(lambda: take_endpoint(name, port)) if place.is_here else None
-    if not place.is_alone and (listener is not None or not place.is_here) and is_finished():
+    if (listener is not None or not place.is_here) and is_finished():
         if listener is not None:
             listener.close()
         raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-    return listener, place.endpoint if listener is None else format_address(name, listener.getsockname()[1])
-
-
-def _identity(place: MeetingPlace, here: str, endpoint: str, began_s: float, before: JobProgress, bad: str) -> Identity:
-    return Identity(
-        job=place.job,
-        rules=place.rules,
-        instance=uuid.uuid4().hex,
-        name=socket.gethostname(),
-        host="" if place.is_alone else format_address(here, 0).rpartition(":")[0],
-        endpoint=endpoint or "this process",
-        rank=place.rank,
-        before=before,
-        domain=place.domain,
-        bad=bad,
-        started_s=began_s,
-        names_life=place.names_life,
-        is_named=place.is_named,
-        has_known_host=place.has_known_host,
-        is_in_etcd=place.etcd is not None,
-    )
+    return listener, place.me.endpoint if listener is None else format_address(name, listener.getsockname()[1])

@@ -9,9 +9,11 @@ import re
 import shutil
 import socket
 import subprocess
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from megatron_ft.config.launcher_options import MIN_HEALTHY
@@ -19,7 +21,7 @@ from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, 
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.endpoint import check_name, is_this_machine
-from megatron_ft.job.rules.messages import EtcdSettings
+from megatron_ft.job.rules.messages import EtcdSettings, Identity
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.schedulers import slurm
@@ -40,28 +42,14 @@ _UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 class MeetingPlace:
     """Place and way of this launcher to meet the others of its job."""
 
+    me: Identity
+    """What this launcher says of itself; addresses, and what earlier lives tell, follow when it joins."""
     is_alone: bool
     """The job has one node: it is never coordinated with another launcher, whatever endpoint it names."""
-    job: str
-    """Identifier of the job, not a secret."""
-    rules: Rules
-    """Rules of the whole job."""
-    names_life: bool = False
-    """``job`` contains the scheduler's identifier of this life of the job."""
-    is_named: bool = False
-    """The user (``--rdzv-id``) or the scheduler has named the job."""
-    endpoint: str = ""
-    """``host:port`` where the leader of a coordinated job listens, or of etcd."""
     etcd: EtcdSettings | None = None
     """The lock of the job is in etcd; None: it is the endpoint's port."""
     is_here: bool = False
     """The endpoint is this machine. Of several launchers there, one gets the port."""
-    has_known_host: bool = True
-    """The endpoint is known to be on a host of the job."""
-    rank: int | None = None
-    """The rank of this launcher, which orders the nodes; None if neither the user nor a scheduler gave one."""
-    domain: str = ""
-    """NVLink domain, if the rules have segments."""
     ranks_store: str = ""
     """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
     note: str = ""
@@ -70,7 +58,7 @@ class MeetingPlace:
     @property
     def is_first(self) -> bool:
         """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike."""
-        return self.is_alone or self.rank == 0 or self.is_here
+        return self.is_alone or self.me.rank == 0 or self.is_here
 
 
 def check(line: CommandLine) -> None:
@@ -91,15 +79,21 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     Raises:
         ConfigError: a mistake of the user.
     """
-    rules = _rules(line)
     # directories may differ between the nodes of a job; what they run, and for whom, doesn't
     script, start = os.path.basename(str(line.namespace.training_script)), line.where.life
-    job = "/".join([line.run_id, str(os.getuid()), start or environ.get("SLURM_JOB_ID", ""), script])
     host, port = _endpoint(line)
+    me = Identity(
+        job="/".join([line.run_id, str(os.getuid()), start or environ.get("SLURM_JOB_ID", ""), script]),
+        rules=_rules(line),
+        instance=uuid.uuid4().hex,
+        name=socket.gethostname(),
+        endpoint="",
+        started_s=line.began_s,
+        is_named=False,
+    )
     if _is_alone(line):
         is_named = port and line.namespace.rdzv_backend == "static" and not line.namespace.standalone
-        store = format_address(host, port) if is_named else ""
-        return MeetingPlace(is_alone=True, job=job, rules=rules, ranks_store=store)
+        return MeetingPlace(me=me, is_alone=True, ranks_store=format_address(host, port) if is_named else "")
     etcd = _etcd(line)
     is_host = None if etcd else _is_host(line.rendezvous_settings)
     is_here = is_host
@@ -116,20 +110,17 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     rank = line.node_rank
     if rank is None:
         rank = rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
-    return MeetingPlace(
-        is_alone=False,
-        job=job,
+    me = replace(
+        me,
+        endpoint=format_address(host, port),
+        rank=rank,
         names_life=bool(line.where.run_id),
         is_named=line.is_named or bool(line.where.run_id),
-        rules=rules,
-        endpoint=format_address(host, port),
-        etcd=etcd,
-        is_here=bool(is_here),
         has_known_host=bool(etcd or is_here or slurm.hosts(environ, 1) or line.where.endpoint),
-        rank=rank,
-        domain=nvlink_domain(environ) if rules.segment else "",
-        note=_without_effect(line),
+        domain=nvlink_domain(environ) if me.rules.segment else "",
+        is_in_etcd=etcd is not None,
     )
+    return MeetingPlace(me=me, is_alone=False, etcd=etcd, is_here=bool(is_here), note=_without_effect(line))
 
 
 def _is_alone(line: CommandLine) -> bool:
@@ -246,7 +237,7 @@ def nvlink_domain(environ: Mapping[str, str]) -> str:
             ).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
-    found: set[str] = {uuid for uuid in _UUID.findall(told) if uuid.strip("0-")}
+    found: set[str] = {each for each in _UUID.findall(told) if each.strip("0-")}
     if len(found) == 1:
         return found.pop()
     what = "several ClusterUUIDs" if found else "no ClusterUUID"

@@ -76,27 +76,27 @@ def meet(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
 def test_kind_of_rendezvous_follows_from_the_options(options: list[str], is_alone: bool) -> None:
     found = place(*options)
     assert found.is_alone is is_alone
-    assert bool(found.endpoint) is not is_alone
+    assert bool(found.me.endpoint) is not is_alone
     assert not found.note
 
 
 def test_a_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks() -> None:
     found = place("--nnodes=3", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
-    assert (found.is_alone, found.endpoint) == (False, "a:7")
-    assert found.rank == 2
+    assert (found.is_alone, found.me.endpoint) == (False, "a:7")
+    assert found.me.rank == 2
 
 
 def test_a_static_job_of_a_range_of_nodes_needs_the_most() -> None:
-    rules = place("--nnodes=2:4", STATIC, "--master-addr=a").rules
+    rules = place("--nnodes=2:4", STATIC, "--master-addr=a").me.rules
     assert (rules.min_nodes, rules.max_nodes) == (4, 4)
-    rules = place("--nnodes=2:4", "--master-addr=a").rules
+    rules = place("--nnodes=2:4", "--master-addr=a").me.rules
     assert (rules.min_nodes, rules.max_nodes) == (2, 4), "static only by default"
 
 
 def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "2:4")
     monkeypatch.setenv("PET_RDZV_BACKEND", "static")
-    assert place().rules.min_nodes == 4
+    assert place().me.rules.min_nodes == 4
     monkeypatch.setenv("PET_RDZV_BACKEND", "zeus")
     with pytest.raises(ConfigError, match="--rdzv-backend: 'zeus' is not supported"):
         place()
@@ -120,13 +120,13 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
 )
 def test_endpoint_follows_from_the_options(options: list[str], endpoint: str, is_here: bool) -> None:
     found = place("--nnodes=2", *options)
-    assert (found.endpoint, found.is_here) == (endpoint, is_here)
+    assert (found.me.endpoint, found.is_here) == (endpoint, is_here)
 
 
 def test_endpoint_on_a_host_of_the_schedulers_job_is_known() -> None:
     environ = {"SLURM_JOB_NODELIST": "node[01-20]", "SLURMD_NODENAME": "node03"}
-    assert place("--nnodes=20", "--rdzv-endpoint=node02", environ=environ).has_known_host
-    assert not place("--nnodes=20", "--rdzv-endpoint=node02").has_known_host
+    assert place("--nnodes=20", "--rdzv-endpoint=node02", environ=environ).me.has_known_host
+    assert not place("--nnodes=20", "--rdzv-endpoint=node02").me.has_known_host
     assert place("--nnodes=20", "--rdzv-endpoint=node03", environ=environ).is_here
 
 
@@ -171,16 +171,16 @@ def test_node_rank_comes_from_option_or_environment(
     options: list[str], environ: dict[str, str], rank: int | None
 ) -> None:
     found = place("--nnodes=4", "--rdzv-endpoint=a:1", *options, environ=environ)
-    assert found.rank == rank
+    assert found.me.rank == rank
 
 
 def test_node_rank_comes_from_the_variable_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "2")
     environ = {"PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "7"}
     found = place("--nnodes=4", environ=environ)
-    assert found.rank == 2
+    assert found.me.rank == 2
     found = place("--nnodes=4", "--node-rank=3", environ=environ)
-    assert found.rank == 3
+    assert found.me.rank == 3
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_rules_of_the_job_follow_from_the_options() -> None:
         *("--ft-max-no-progress-cycles=9", "--rdzv-endpoint=a"),
         "--rdzv-conf=last_call_timeout=3,join_timeout=60,keep_alive_interval=1",
     )
-    assert found.rules == Rules(
+    assert found.me.rules == Rules(
         min_nodes=2,
         max_nodes=5,
         min_healthy=True,
@@ -222,11 +222,11 @@ def test_rules_of_the_job_follow_from_the_options() -> None:
         try_again_code=94,
     )
     assert "keep_alive_interval" in found.note
-    assert place("--nnodes=2").rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
-    assert place("--nnodes=2", "--ft-max-no-progress-cycles=0").rules.max_failed_starts == 0
-    assert place("--nnodes=2", "--rdzv-conf=timeout=70").rules.join_timeout_s == 70.0
+    assert place("--nnodes=2").me.rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
+    assert place("--nnodes=2", "--ft-max-no-progress-cycles=0").me.rules.max_failed_starts == 0
+    assert place("--nnodes=2", "--rdzv-conf=timeout=70").me.rules.join_timeout_s == 70.0
     for alone in ((), ("--standalone", "--nnodes=1:2")):
-        rules = place(*alone).rules
+        rules = place(*alone).me.rules
         assert (rules.min_nodes, rules.max_nodes) == (1, 1)
 
 
@@ -235,9 +235,9 @@ def test_segments_need_a_domain_and_whole_groups_of_nodes(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="FT_NVLINK_DOMAIN"):
         place("--nnodes=4", "--ft-segment=2", "--rdzv-endpoint=a")
     found = place("--nnodes=4", "--ft-segment=2", "--rdzv-endpoint=a", environ={"FT_NVLINK_DOMAIN": "rack 7"})
-    assert (found.rules.segment, found.domain) == (2, "rack 7")
-    assert place("--nnodes=4", "--ft-segment=0", "--rdzv-endpoint=a").domain == ""
-    assert place("--ft-segment=1").rules.segment == 0
+    assert (found.me.rules.segment, found.me.domain) == (2, "rack 7")
+    assert place("--nnodes=4", "--ft-segment=0", "--rdzv-endpoint=a").me.domain == ""
+    assert place("--ft-segment=1").me.rules.segment == 0
     with pytest.raises(ConfigError, match=r"3 nodes .MIN of --nnodes. can't be divided into groups of 2"):
         place("--nnodes=3:8", "--ft-segment=2", "--rdzv-endpoint=a")
 
@@ -258,7 +258,7 @@ def test_job_of_one_node_has_the_name_that_the_user_gave_it(options: tuple[str, 
 def test_jobs_with_one_endpoint_are_told_apart() -> None:
     def job(*options: str, script: str = __file__, rest: tuple[str, ...] = ()) -> str:
         line = command_line("--nnodes=2", *options, script=script, rest=rest)
-        return meet(line, {}).job
+        return meet(line, {}).me.job
 
     other = Path(__file__).with_name("test_rank_store.py")
     jobs = [job(), job("--rdzv-id=7"), job(script=str(other))]
@@ -329,7 +329,7 @@ def test_address_of_a_network_card_is_this_machine() -> None:
 )
 def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
     line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
-    assert meet(line, {}).names_life is is_named
+    assert meet(line, {}).me.names_life is is_named
 
 
 ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")
@@ -346,8 +346,8 @@ ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")
 )
 def test_etcd_is_at_the_endpoint_and_its_settings_have_torchs_names(conf: str, settings: EtcdSettings) -> None:
     found = place(*ETCD, f"--rdzv-conf={conf}", environ={"SLURMD_NODENAME": "e"})
-    assert (found.etcd, found.endpoint, found.is_here, found.note) == (settings, "e:2379", False, "")
-    assert found.rules == place("--nnodes=2", C10D, f"--rdzv-conf={'timeout=9' * ('timeout' in conf)}").rules
+    assert (found.etcd, found.me.endpoint, found.is_here, found.note) == (settings, "e:2379", False, "")
+    assert found.me.rules == place("--nnodes=2", C10D, f"--rdzv-conf={'timeout=9' * ('timeout' in conf)}").me.rules
 
 
 def test_etcd_v2_is_served_by_v3_and_a_line_says_so() -> None:

@@ -53,8 +53,8 @@ def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypa
     assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
     place = meeting_place(line, os.environ)
     assert not place.is_alone
-    assert place.endpoint == f"node08:{PORT}"
-    assert (place.rank, place.is_here) == (1, False)
+    assert place.me.endpoint == f"node08:{PORT}"
+    assert (place.me.rank, place.is_here) == (1, False)
     assert line.taken == (
         f"Slurm job 4711 step 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
         "(--scheduler none disables this)"
@@ -78,12 +78,12 @@ def test_given_options_win_over_the_scheduler(
 ) -> None:
     line = line_in(monkeypatch, STEP, *options)
     place = meeting_place(line, os.environ)
-    assert (place.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
+    assert (place.me.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
 
 
 def test_endpoint_of_slurm_is_not_taken_for_that_of_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP, "--rdzv-backend=etcd", "--rdzv-endpoint=e")
-    assert (meeting_place(line, os.environ).endpoint, line.max_nodes, line.run_id) == ("e:2379", 3, "4711.0.0")
+    assert (meeting_place(line, os.environ).me.endpoint, line.max_nodes, line.run_id) == ("e:2379", 3, "4711.0.0")
     with pytest.raises(ConfigError, match="--rdzv-backend etcd: say where etcd is"):
         line_in(monkeypatch, STEP, "--rdzv-backend=etcd")
 
@@ -132,7 +132,7 @@ def test_job_has_another_identity_at_each_start(monkeypatch: pytest.MonkeyPatch)
     jobs = set()
     for change in ({}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}):
         line = line_in(monkeypatch, {**STEP, **change})
-        jobs.add(meeting_place(line, os.environ).job)
+        jobs.add(meeting_place(line, os.environ).me.job)
     assert len(jobs) == 4
 
 
@@ -185,7 +185,7 @@ def test_indexed_job_behind_a_headless_service_meets_at_its_first_pod(monkeypatc
     line = line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4")
     assert line.namespace.rdzv_endpoint == "llama-0.llama-net.default.svc.cluster.local:29500"
     assert (line.run_id, line.where.stopped_code) == ("llama", 143)
-    assert meeting_place(line, os.environ).rank == 2
+    assert meeting_place(line, os.environ).me.rank == 2
 
 
 def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     line = line_in(monkeypatch, operator)
     place = meeting_place(line, os.environ)
-    assert (place.endpoint, place.rank) == ("job-node-0-0.job:29400", 1)
+    assert (place.me.endpoint, place.me.rank) == ("job-node-0-0.job:29400", 1)
 
 
 def test_other_pods_say_nothing_of_their_job() -> None:
