@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import time
 import traceback
@@ -28,6 +29,7 @@ from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
+from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.conclusion import stopped
 from megatron_ft.launcher.rules.events import LauncherExit
 from megatron_ft.launcher.schedulers import kubernetes
@@ -250,6 +252,10 @@ class _JobLife:
                 self._node.say(str(error))
                 return LauncherEnd(0)
             case SignalException():
+                if self._node.over is None:  # it came before the machine, which reports it otherwise
+                    name = signal.Signals(error.sigval).name
+                    self._node.say(cycle_lines.asked_to_stop(name=name, ranks=0, timeout_s=0.0))
+                    self._node.log.write(records.StopRequested(signal=name, ranks=0))
                 return self._end(stopped(error.sigval, well=False))
             case FaultToleranceError():
                 text = str(error)

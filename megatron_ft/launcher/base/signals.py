@@ -1,7 +1,6 @@
 """Signals to the launcher, including requests to stop.
 
-A handler only notes the signal and wakes the event loop. A request to stop is reported once, and interrupts waits for
-other nodes.
+A handler only notes the signal and wakes the event loop. A request to stop interrupts waits for other nodes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from megatron_ft.launcher.rules.cycle_lines import asked_to_stop
 from megatron_ft.link.base.signal_rules import Asked, SecondRequest
-from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.records.event_log import EventLog
 
 T = TypeVar("T")
 
@@ -36,19 +32,11 @@ class SignalWatch:
         numbers: tuple[signal.Signals, ...],
         reactor: Reactor,
         *,
-        log: EventLog,
-        say: Callable[[str], None],
-        timeout_s: float,
         forwarded: tuple[signal.Signals, ...] = (),
         keep_ignored_hangup: bool = True,
     ) -> None:
-        """``timeout_s``: time for the ranks to end after a request to stop, for the printed line."""
         self._numbers = numbers
         self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._timeout_s = timeout_s
-        self._is_reported = False
         self._forwarded = forwarded
         self._to_forward: list[signal.Signals] = []
         self._keep_ignored_hangup = keep_ignored_hangup
@@ -80,16 +68,7 @@ class SignalWatch:
             SignalException: it was.
         """
         if self.received:
-            self.report(ranks=0)
             raise SignalException(f"received {self.received[0].name}", sigval=self.received[0])
-
-    def report(self, *, ranks: int) -> None:
-        """Print once that the launcher was asked to stop, and how many ranks get the signal."""
-        if not self._is_reported:
-            self._is_reported = True
-            name = self.received[0].name
-            self._say(asked_to_stop(name=name, ranks=ranks, timeout_s=self._timeout_s))
-            self._log.write(records.StopRequested(signal=name, ranks=ranks))
 
     def fileno(self) -> int:
         return self._read.fileno()

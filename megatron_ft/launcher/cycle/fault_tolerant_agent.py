@@ -250,15 +250,10 @@ class FaultTolerantAgent(TorchAgent):
 
     def _act(self, effect: events.Effect) -> None:
         match effect:
-            case events.TellStop(ranks):
-                self._launcher.signals.report(ranks=ranks)
             case Say(text):
                 self._say(text)
             case events.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)
-            case events.CycleRetrying():
-                self.forget_store()
-                self._device_memory.begin(self._termination.take_let_go())
             case events.LauncherExit():
                 self._launcher.over = effect
             case events.CheckHealth() | events.StartRanks() | events.TerminateRanks():
@@ -339,6 +334,8 @@ class FaultTolerantAgent(TorchAgent):
             self._hear(events.RanksEnded(stuck, processes))
 
         if work.way is events.TerminationMode.TERMINATED:
+            self.forget_store()
+            self._device_memory.begin(self._termination.take_let_go())
             self._launcher.keeper.take_stock(ended)
         else:  # ranks that finish or stop have no next cycle: the end of their job waits for no keeper
             ended(Kept())

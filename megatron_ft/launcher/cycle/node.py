@@ -122,9 +122,6 @@ class LauncherNode:
         self.signals = SignalWatch(
             self.line.signals,
             self.reactor,
-            log=self.log,
-            say=self.say,
-            timeout_s=self.line.options.term_timeout,
             forwarded=(*self.line.options.forward_signals, *self.line.save_signals),
             keep_ignored_hangup=self.line.signals_are_default,
         )

@@ -33,6 +33,7 @@ from megatron_ft.link.facts.launcher import (
     NodeLost,
     RankExited,
     RankStarted,
+    StopRequested,
     Stuck,
 )
 from megatron_ft.records.rules.metrics import NodeActivity
@@ -274,10 +275,8 @@ class Agent:
         match event:
             case events.Tick() | job.PrintsJobLines():
                 pass
-            case events.StopAsked(number):
-                leaving.asked(event)
-                if self.phase is AgentPhase.ENDING and self._ending is not None:
-                    self._ending.stop_asked([number], turn)
+            case events.StopAsked():
+                self._asked_to_stop(event)
             case events.Continued():
                 for part in self._parts:
                     part.continued(turn.now_ns)
@@ -296,6 +295,16 @@ class Agent:
                 turn.write(event)
             case _:
                 self._hear_of_ranks(event)
+
+    def _asked_to_stop(self, event: events.StopAsked) -> None:
+        name, turn = event.number.name, self._turn
+        if not self._leaving.signals:
+            ranks = len(self.cycle.running) if self.phase is AgentPhase.RUNNING else 0
+            turn.say(cycle_lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self._options.term_timeout_s))
+            turn.write(StopRequested(signal=name, ranks=ranks))
+        self._leaving.asked(event)
+        if self.phase is AgentPhase.ENDING and self._ending is not None:
+            self._ending.stop_asked([event.number], turn)
 
     def _hear_of_ranks(self, event: events.Event) -> None:
         turn, cycle = self._turn, self.cycle
@@ -359,8 +368,14 @@ class Agent:
             case AgentPhase.ENDING if ending is not None and ending.is_over(turn.now_ns):
                 self._move(PhaseEvent.RANKS_DUE)
                 self._do(ending.order(turn.now_ns))
-            case AgentPhase.JUDGING:
-                self._wait_for_verdict()
+            case AgentPhase.JUDGING if self._outcome is Outcome.EXCLUDED or (
+                self._outcome is Outcome.STOPPED and self._leaving.is_due
+            ):
+                self._conclude(None)
+            case AgentPhase.JUDGING if (
+                self._orders.is_lost or self._orders.verdict is not None or left is not None or self._leaving.is_due
+            ):
+                self._conclude(self._orders.verdict)
             case AgentPhase.DONE if self._leaving.signals:
                 self._stop()
             case AgentPhase.DONE:
@@ -368,7 +383,7 @@ class Agent:
             case AgentPhase.LEAVING if self._leaving.goodbye is not None and self._leaving.goodbye.excluded:
                 self._leave_excluded(left)
             case AgentPhase.LEAVING if left is not None:
-                self._over(conclusion.leave(self._leaving))
+                self._over(self._leaving.end())
             case AgentPhase.EXCLUDED if left is not None:
                 self._over(LauncherExit(Exit.STAYED, left.code, left.text))
             case AgentPhase.EXCLUDED if self._leaving.is_due:
@@ -458,10 +473,18 @@ class Agent:
                 self._do(events.CheckHealth())
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
-        if self._orders.may_be_news(state, is_mixed=self.cycle.mixed is not None):
-            now = conclusion.report(self.cycle, state, cause, self._turn.seen)
-            if self._orders.report(now):
-                self._do(now, *([] if self._orders.is_over else self._printer.failed(now)))
+        """Report this node's state once, and again if it follows no longer from another node's, or a rank is mixed.
+
+        A cycle whose successor has begun needs no report any more.
+        """
+        orders, told, is_mixed = self._orders, self._orders.told, self.cycle.mixed is not None
+        is_known = told is not None and told.state is state and is_mixed <= told.is_mixed
+        if orders.has_begun or (is_known and told is not None and not told.cause.follows):
+            return
+        now = conclusion.report(self.cycle, state, cause, self._turn.seen)
+        if not (is_known and now.cause.follows):
+            orders.told = now
+            self._do(now, *([] if orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
         """Report why the cycle has failed, maybe because others have lost a rank of this node that is slow to end."""
@@ -480,8 +503,6 @@ class Agent:
         for part in self._parts:
             part.ending(self._turn)
         self._report_own_failure()
-        if self._leaving.signals:
-            self._do(events.TellStop(len(self.cycle.running)))
         self._ending = conclusion.RankShutdown(
             self._options, self.cycle, outcome, self._orders, self._leaving, self._turn
         )
@@ -499,14 +520,6 @@ class Agent:
         if self._stuck:
             self._turn.write(Stuck(cycle=cycle.cycle, processes=tuple(event.processes)))
 
-    def _wait_for_verdict(self) -> None:
-        """Wait for the verdict on the cycle; none comes if this node leaves, or the others have lost it."""
-        orders, leaves = self._orders, self._leaving.is_due
-        if self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and leaves):
-            self._conclude(None)
-        elif orders.is_lost or orders.verdict is not None or orders.left is not None or leaves:
-            self._conclude(orders.verdict)
-
     def _conclude(self, verdict: Verdict | None) -> None:
         cycle, orders, leaving = self.cycle, self._orders, self._leaving
         self._verdict = verdict
@@ -522,8 +535,6 @@ class Agent:
         if self._outcome is Outcome.EXCLUDED:
             self._say_goodbye(leaving.leave_out(cycle.request_cause(), ""))
             return
-        if leaving.signals:
-            self._do(events.TellStop(0))
         decision, cause = conclusion.conclude(
             cycle, orders, verdict, leaving, outcome=self._outcome, restarts_left=self.restarts_left
         )
@@ -540,7 +551,6 @@ class Agent:
         elif decision.action is Action.GIVE_UP:
             self._finish_part()
         else:
-            self._do(events.CycleRetrying())
             self._join()
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
@@ -590,8 +600,6 @@ class Agent:
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
-        if self._leaving.signals:
-            self._do(events.TellStop(0))
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:

@@ -70,6 +70,12 @@ class LeaveReason:
         self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
         return self.goodbye
 
+    def end(self) -> LauncherExit:
+        """Return the end of a launcher that leaves of its own accord."""
+        if self.signals:
+            return stopped(self.signals[0], self.goodbye is not None and self.goodbye.well)
+        return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
+
 
 def stopped(number: int, well: bool) -> LauncherExit:
     """Return the end of a launcher that was asked to stop; ``well``: all its ranks have ended with 0."""
@@ -220,10 +226,3 @@ def finish(
         is_ours = orders.told is not None and orders.told.state is NodeState.UNHEALTHY
     is_ours = is_ours and bool(cycle.failed) and verdict.outcome is not Outcome.STOPPED
     return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)
-
-
-def leave(leaving: LeaveReason) -> LauncherExit:
-    """Return the end of a launcher that leaves of its own accord."""
-    if leaving.signals:
-        return stopped(leaving.signals[0], leaving.goodbye is not None and leaving.goodbye.well)
-    return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, leaving.abandoned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_ft.job.rules.actions import Begin, Leave, LeftOut, StandBy
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import End, Report, Verdict
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import Outcome
 
 
 class CoordinatorView:
@@ -64,27 +64,6 @@ class CoordinatorView:
     def place(self) -> int | None:
         """Place of this node in the cycle that was taken."""
         return None if self.taken is None else self.taken.place
-
-    def may_be_news(self, state: NodeState, *, is_mixed: bool = False) -> bool:
-        """Return True if a report of this state may be news: once, and again if it no longer follows from another
-        node's, or if a rank couldn't restore its state.
-
-        A cycle whose successor has begun needs no report any more.
-        """
-        if self.has_begun:
-            return False
-        told = self.told
-        return told is None or told.state is not state or told.cause.follows or is_mixed > told.is_mixed
-
-    def report(self, report: Report) -> bool:
-        """Note a report that is about to be sent. Return False if it is no news."""
-        told = self.told
-        if told is not None and (told.state, told.cause.follows, told.is_mixed) == (
-            *(report.state, report.cause.follows, report.is_mixed),
-        ):
-            return False
-        self.told = report
-        return True
 
     @property
     def is_over(self) -> bool:

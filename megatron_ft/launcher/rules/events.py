@@ -152,11 +152,6 @@ Work = CheckHealth | StartRanks | TerminateRanks
 # -- effects that are done at once ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CycleRetrying:
-    """Another cycle follows: wait for what the ended ranks have held."""
-
-
 class Exit(enum.Enum):
     """Kind of end of this launcher's part in the job."""
 
@@ -218,13 +213,6 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStop:
-    """Print, once, that the launcher was asked to stop, and how many ranks get the signal."""
-
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """Write a record to the event log; ``at_ns``: its time, if that isn't now."""
 
@@ -233,4 +221,4 @@ class Write:
 
 
 ToRanks = SignalRanks | OrderMonitor | Release | KeepEvidence
-Effect = Work | ToRanks | CycleRetrying | LauncherExit | NodeMessage | PartEffect | TellStop | job.Say | Write
+Effect = Work | ToRanks | LauncherExit | NodeMessage | PartEffect | job.Say | Write

@@ -1,28 +1,22 @@
-"""Which signals to the launcher are a second request; a request is reported once, and breaks off what waits."""
+"""Which signals to the launcher are a second request; a request breaks off what waits."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.link.facts.launcher import StopRequested
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.records.event_log import EventLog, NullEventLog
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
-def watching(
-    reactor: Any = None, log: EventLog | None = None, say: Callable[[str], None] = lambda _text: None
-) -> SignalWatch:
-    return SignalWatch((), reactor, log=log or NullEventLog(), say=say, timeout_s=7.0)
+def watching(reactor: Any = None) -> SignalWatch:
+    return SignalWatch((), reactor)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +58,11 @@ def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
     watch.close()
 
 
-def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
-    said: list[str] = []
-    written: list[Any] = []
+def test_request_to_stop_breaks_off_each_wait() -> None:
     reactor = Reactor()
-    watch = watching(reactor, cast("EventLog", SimpleNamespace(write=written.append)), said.append)
+    watch = watching(reactor)
     watch.check()
     assert watch.blocking(lambda: 3) == 3
-    assert (said, written) == ([], [])
     watch.note(signal.SIGTERM, 0.0)
     others_come = threading.Event()
     for _ in range(2):
@@ -79,8 +70,5 @@ def test_a_request_is_reported_once_and_breaks_off_each_wait() -> None:
             watch.blocking(others_come.wait)
         assert raised.value.sigval == signal.SIGTERM
     others_come.set()
-    watch.report(ranks=8)
-    assert len(said) == 1
-    assert written == [StopRequested(signal="SIGTERM", ranks=0)]
     watch.close()
     reactor.close()
