@@ -31,7 +31,6 @@ from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.conclusion import stopped
-from megatron_ft.launcher.rules.events import LauncherExit
 from megatron_ft.launcher.schedulers import kubernetes
 from megatron_ft.launcher.schedulers.schedulers import SCHEDULERS
 from megatron_ft.launcher.torch_compat import private_names
@@ -154,14 +153,9 @@ class _JobLife:
         coordination: Coordination | None = None
         try:
             with joining.joined(
+                node,
                 place,
                 self._config,
-                reactor=node.reactor,
-                stop=node.signals,
-                children=node.children,
-                say=node.say,
-                says_all=node.line.says_all,
-                progress=node.status.progress,
                 before=before,
                 bad=bad,
                 on_decision=self._decided,
@@ -169,7 +163,8 @@ class _JobLife:
             ) as coordination:
                 self._train(coordination)
                 # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result
-                end = self._end()
+                assert node.over is not None
+                end = end_of(node.over, self._line)
                 self._write_end(end, coordination)
         except ConfigError:
             raise
@@ -185,10 +180,10 @@ class _JobLife:
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
-            self._node.write_files(decided.decision.founding)
+            node.write_files(decided.decision.founding)
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
-                self._node.say(advice(self._line.where.scheduler, name, reason))
+                node.say(advice(self._line.where.scheduler, name, reason))
         if self._line.where.are_pods:
             kubernetes.write_reason(end.reason)
         return end
@@ -227,27 +222,19 @@ class _JobLife:
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.decided
         decided = None if held is None else held.decision
-        status = self._node.status
-        self._result.ended(end, decided=decided, accounting=status.accounting())
+        self._result.ended(end, decided=decided, accounting=self._node.status.accounting())
         if end.ending is not None and self._result.place is not None and self._node.status.is_spokesman:
             self._node.telemetry.ended(end.ending, end.code, end.cause)
-
-    def _end(self, otherwise: LauncherExit | None = None) -> LauncherEnd:
-        """Return the end by the agent's; ``otherwise`` if it never got that far."""
-        over = self._node.over or otherwise
-        assert over is not None
-        return end_of(over, self._line)
 
     def _end_by(self, error: Exception) -> LauncherEnd:
         """Print the error if it isn't printed yet. Return the end."""
         match error:
-            case ChildFailedError():
-                # torch's table of the failures, with the script's name in its title and without a traceback
-                table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
-                LAUNCHER.put(DEBUG, "\n".join(map(printable, table.split("\n"))))  # our own line has said it
-                return self._end()
-            case JobOverError():
-                return self._end()
+            case ChildFailedError() | JobOverError() if self._node.over is not None:
+                if isinstance(error, ChildFailedError):
+                    # torch's table of the failures, with the script's name in its title and without a traceback
+                    table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
+                    LAUNCHER.put(DEBUG, "\n".join(map(printable, table.split("\n"))))  # our own line has said it
+                return end_of(self._node.over, self._line)
             case joining.AlreadyFinishedError():
                 self._node.say(str(error))
                 return LauncherEnd(0)
@@ -256,7 +243,7 @@ class _JobLife:
                     name = signal.Signals(error.sigval).name
                     self._node.say(cycle_lines.asked_to_stop(name=name, ranks=0, timeout_s=0.0))
                     self._node.log.write(records.StopRequested(signal=name, ranks=0))
-                return self._end(stopped(error.sigval, well=False))
+                return end_of(self._node.over or stopped(error.sigval, well=False), self._line)
             case FaultToleranceError():
                 text = str(error)
             case OSError():

@@ -46,15 +46,17 @@ class RunDirectory:
         self._sockets: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._is_reported = False
 
-    def add(self, are_lost: Callable[[], bool], listen_again: Callable[[], None]) -> None:
-        """Have ``mend`` recreate these sockets, too; ``listen_again`` raises OSError where that isn't possible."""
-        self._sockets.append((are_lost, listen_again))
+    def add(self, is_lost: Callable[[], bool], listen_again: Callable[[], None]) -> None:
+        """Have ``mend`` recreate this socket, too; ``listen_again`` raises OSError where that isn't possible."""
+        self._sockets.append((is_lost, listen_again))
 
     def mend(self) -> None:
         """Recreate deleted sockets: ranks that are still to connect would find no monitor."""
-        if not any(are_lost() for are_lost, _ in self._sockets):
+        lost = [listen_again for is_lost, listen_again in self._sockets if is_lost()]
+        if not lost:
             self._is_reported = False
             return
+        text = f"socket directory {self.path} was deleted: recreated"
         try:
             # under the name that the ranks know: cleaners of /tmp remove it in long jobs
             with contextlib.suppress(FileExistsError):
@@ -64,16 +66,10 @@ class RunDirectory:
             held, self._claim = self._claim, claim(self.path)
             if held is not None:
                 os.close(held)
-            for _, listen_again in self._sockets:
+            for listen_again in lost:
                 listen_again()
         except OSError as error:
-            self._say_once(
-                f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
-            )
-        else:
-            self._say_once(f"socket directory {self.path} was deleted: recreated")
-
-    def _say_once(self, text: str) -> None:
+            text = f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
         if not self._is_reported:
             self._say(text)
         self._is_reported = True

@@ -30,8 +30,7 @@ from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
-from megatron_ft.link.process_tree import Children
-from megatron_ft.link.reactor import Reactor
+from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.link.secret import read_secret
 from megatron_ft.link.tcp import connect, format_address, parse_address
 
@@ -42,15 +41,10 @@ class AlreadyFinishedError(FaultToleranceError):
 
 @contextlib.contextmanager
 def joined(
+    node: LauncherNode,
     place: MeetingPlace,
     config: LaunchConfig,
     *,
-    reactor: Reactor,
-    stop: SignalWatch,
-    children: Children,
-    say: Callable[[str], None],
-    says_all: bool,
-    progress: Callable[[], int | None],
     before: JobProgress,
     bad: str,
     on_decision: Callable[[CoordinatorDecision], None],
@@ -59,8 +53,8 @@ def joined(
     """Be a member of the job, and have torch's agent meet by what the leader decides.
 
     Args:
-        children: of the launcher; a leader that it starts is one of them.
-        says_all, progress, on_decision: as in `Coordination`.
+        node: its reactor serves the connection, and a leader that it starts is one of its children.
+        on_decision: as in `Coordination`.
         before, bad: how far earlier lives of the job have got, and why they call this node a bad one.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
@@ -68,6 +62,7 @@ def joined(
     Raises:
         ConfigError, AlreadyFinishedError: the secret, the endpoint or etcd can't be used, or the job has finished.
     """
+    reactor, stop = node.reactor, node.signals
     here = stop.blocking(lambda: own_host(config.local_addr, place.me.endpoint))
     store = RankStore(here, address=place.ranks_store)
     defined, secret = JobDefinition(place.me.job, place.me.rules), None if place.is_alone else read_secret(os.environ)
@@ -84,14 +79,14 @@ def joined(
         open_store=store.open,
         close_store=store.close,
         reactor=reactor,
-        say=say,
+        say=node.say,
         on_decision=on_decision,
-        says_all=says_all,
-        progress=progress,
+        says_all=node.line.says_all,
+        progress=node.status.progress,
     )
     rendezvous.register(config, orders=coordination.orders, store=store)
-    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=say)
-    children.add(leader.pids)
+    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=node.say)
+    node.children.add(leader.pids)
     lock: Lock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)

@@ -76,16 +76,16 @@ class ControlSocket:
         return self._listener is not None and not os.path.lexists(self.path)
 
     def listen_again(self) -> None:
-        """Recreate the socket if it was removed; connections stay open.
+        """Recreate the socket, which was removed; connections stay open.
 
         Raises:
             OSError: the path can't be used.
         """
         lost = self._listener
-        if lost is not None and self.is_lost():
-            self.start()
-            self._reactor.unwatch(lost.fileno())
-            lost.close()
+        assert lost is not None
+        self.start()
+        self._reactor.unwatch(lost.fileno())
+        lost.close()
 
     def accept_all(self) -> None:
         """Accept all waiting connections, and read from them."""

@@ -21,7 +21,7 @@ from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
-from megatron_ft.launcher.processes.monitors import Monitors
+from megatron_ft.launcher.processes.monitors import Monitors, MonitorSlot
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
 from megatron_ft.launcher.rules.events import Event, LauncherExit
@@ -115,7 +115,8 @@ class LauncherNode:
             if each is not None:
                 self.children.add(each.pids)
         self.children.add(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
-        for listener in (self.monitors, self.control, self.keeper):
+        listeners: list[MonitorSlot | ControlSocket | Keeper] = [*self.monitors.slots, self.control, self.keeper]
+        for listener in listeners:
             self.run_dir.add(listener.is_lost, listener.listen_again)
 
     def _watch_signals(self) -> None:

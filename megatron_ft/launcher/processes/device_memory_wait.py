@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from megatron_ft.link.base.device_memory import Holding
 from megatron_ft.link.base.wording import listed
@@ -46,17 +45,16 @@ def describe(held: Sequence[Holding]) -> str:
     return listed(parts, most=_SHOWN)
 
 
-class _Look:
-    """The queries of one wait, in a thread. ``waited_s``: from their beginning to the last one."""
+class _Look(threading.Thread):
+    """The queries of one wait. ``waited_s``: from their beginning to the last one."""
 
     def __init__(self, query: Callable[[], list[Holding]]) -> None:
+        super().__init__(name=f"{THREAD_PREFIX}device_memory", daemon=True)
         self._query = query
         self.held: list[Holding] = []
         self.saw_any, self.waited_s, self.began_s = False, 0.0, time.monotonic()
-        self.thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}device_memory", daemon=True)
-        self.thread.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         pause_s: float | None = 0.0
         while pause_s is not None:
             time.sleep(pause_s)
@@ -69,30 +67,20 @@ class _Look:
 class DeviceMemoryWait:
     """Queries while the nodes meet, so that usually no start waits. Does nothing without an NVIDIA driver."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        *,
-        log: EventLog,
-        say: Callable[[str], None],
-        load: Callable[[], Any | None] = nvml.load,
-        query: Callable[[Any], list[Holding] | None] = nvml.holdings,
-    ) -> None:
-        """``load`` and ``query``: the driver's library and the query to it."""
+    def __init__(self, reactor: Reactor, *, log: EventLog, say: Callable[[str], None]) -> None:
         self._reactor = reactor
         self._log = log
         self._say = say
-        self._load = load
-        self._query = query
         self._look: _Look | None = None
         self._gave_up = False
 
     def begin(self, ended: Collection[int]) -> None:
         """Query, in a thread because the driver may be slow, until no memory of these ended processes is held."""
         self._look = None
-        library = None if self._gave_up or not ended else self._load()
+        library = None if self._gave_up or not ended else nvml.load()
         if library is not None:
-            self._look = _Look(lambda: [each for each in self._query(library) or [] if each.pid in ended])
+            self._look = _Look(lambda: [each for each in nvml.holdings(library) or [] if each.pid in ended])
+            self._look.start()
 
     def wait(self, check: Callable[[], None]) -> None:
         """Wait until the memory is free, or given up; serves everything else meanwhile.
@@ -109,13 +97,13 @@ class DeviceMemoryWait:
                 text = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
                 self._say(f"{text}: {describe(look.held)}")
 
-        if look.thread.is_alive():
+        if look.is_alive():
             tell = self._reactor.call_later(TELL_AFTER_S, say_waiting)
             try:
-                self._reactor.call_blocking(lambda: look.thread.join(LONGEST_WAIT_S + DRIVER_S), check)
+                self._reactor.call_blocking(lambda: look.join(LONGEST_WAIT_S + DRIVER_S), check)
             finally:
                 tell.cancel()
-        if look.thread.is_alive():
+        if look.is_alive():
             self._gave_up = True
             self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
         elif look.saw_any and time.monotonic() - look.began_s <= _RECENT_S:  # this node may have stood by since

@@ -139,17 +139,16 @@ class MonitorSlot:
         return self._listener is not None and not os.path.lexists(self.socket_path)
 
     def listen_again(self) -> None:
-        """Recreate a removed socket, and a process that serves it.
+        """Recreate the socket, which was removed, and a process that serves it.
 
         Raises:
             OSError: the socket can't be made.
         """
-        if self.is_lost():
-            assert self._listener is not None
-            lost, self._listener = self._listener, listen(self.socket_path)
-            lost.close()
-            if self._process is not None:  # otherwise a process is about to be started
-                self._replace("has lost its socket")
+        assert self._listener is not None
+        lost, self._listener = self._listener, listen(self.socket_path)
+        lost.close()
+        if self._process is not None:  # otherwise a process is about to be started
+            self._replace("has lost its socket")
 
     def reading(self, cycle: int) -> RankReading:
         """Return the rank's board in this cycle and its collectives, or that the board is damaged.
@@ -348,8 +347,7 @@ class MonitorSlot:
             close_fds(fds)
         if isinstance(report, Warning_):
             self._say(report.text)
-        event = None if self._is_ending else event_of(self.local_rank, report)
-        if event is not None:
+        if not self._is_ending and (event := event_of(self.local_rank, report)) is not None:
             self._on_event(event)
         if isinstance(report, Logged) and not (isinstance(report, Attached) and report.watch_only):
             self._log.write(report)
@@ -430,19 +428,6 @@ class Monitors:
         ]
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
-    def is_lost(self) -> bool:
-        """Return True if the socket of a monitor was removed."""
-        return any(slot.is_lost() for slot in self.slots)
-
-    def listen_again(self) -> None:
-        """Recreate removed sockets.
-
-        Raises:
-            OSError: a socket can't be made.
-        """
-        for slot in self.slots:
-            slot.listen_again()
-
     def __getitem__(self, local_rank: int) -> MonitorSlot:
         return self.slots[local_rank]
 
@@ -460,21 +445,14 @@ class Monitors:
             return False
         for slot in self.slots:
             slot.pause(self.paused.since_ns)
-        if since_ns is None:
-            self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
-            self._log.write(Paused(by=by))
-        else:
+        line = f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`"
+        if since_ns is not None:
             after = f"{(now_ns - since_ns) / 1e9:.1f} s"
-            self._say_seldom(
-                f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
-            )
-            self._log.write(Resumed(by=by))
-        return True
-
-    def _say_seldom(self, line: str) -> None:
-        text = self._pause_lines.admit(line, time.monotonic())
-        if text is not None:
+            line = f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+        self._log.write(Paused(by=by) if since_ns is None else Resumed(by=by))
+        if (text := self._pause_lines.admit(line, now_ns / 1e9)) is not None:
             self._say(text)
+        return True
 
     def hear_all(self) -> None:
         """Read all pending messages of monitors."""

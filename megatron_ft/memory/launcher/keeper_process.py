@@ -118,15 +118,15 @@ class Keeper:
         return self._listener is not None and not os.path.lexists(self.path)
 
     def listen_again(self) -> None:
-        """Recreate the socket if it was removed, with a keeper that serves it."""
-        if self._listener is not None and self.is_lost():
-            lost, self._listener = self._listener, listen(self.path)
-            self._reactor.unwatch(lost.fileno())
-            lost.close()
-            if self._process is not None:
-                self._replace("has lost its socket")
-            elif self._prepared is not None:
-                self._reactor.watch(self._listener.fileno(), self._start)
+        """Recreate the socket, which was removed, with a keeper that serves it."""
+        assert self._listener is not None
+        lost, self._listener = self._listener, listen(self.path)
+        self._reactor.unwatch(lost.fileno())
+        lost.close()
+        if self._process is not None:
+            self._replace("has lost its socket")
+        elif self._prepared is not None:
+            self._reactor.watch(self._listener.fileno(), self._start)
 
     def listen(self) -> None:
         """Create the socket. From the first cycle on, the first rank that connects has the keeper started."""

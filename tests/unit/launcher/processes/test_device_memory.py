@@ -11,6 +11,7 @@ import pytest
 from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.linux import nvml
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import NullEventLog
 
@@ -20,17 +21,13 @@ HELD = Holding(0, 7, 3 << 30)
 class Waiting:
     """A ``DeviceMemoryWait`` with a driver of our own."""
 
-    def __init__(self, query: Callable[[], list[Holding] | None] | None) -> None:
+    def __init__(self, query: Callable[[], list[Holding] | None] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nvml, "load", self._load)
+        monkeypatch.setattr(nvml, "holdings", lambda library: library())
         self.said: list[str] = []
         self.loads = 0
         self.reactor = Reactor()
-        self.memory = DeviceMemoryWait(
-            self.reactor,
-            log=NullEventLog(),
-            say=self.said.append,
-            load=self._load,
-            query=lambda library: library(),
-        )
+        self.memory = DeviceMemoryWait(self.reactor, log=NullEventLog(), say=self.said.append)
         self._query = query
 
     def _load(self) -> Any | None:
@@ -43,11 +40,13 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting() -> Iterator[Callable[[Callable[[], list[Holding] | None] | None], Waiting]]:
+def waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[Callable[[], list[Holding] | None] | None], Waiting]]:
     made: list[Waiting] = []
 
     def make(query: Callable[[], list[Holding] | None] | None) -> Waiting:
-        made.append(Waiting(query))
+        made.append(Waiting(query, monkeypatch))
         return made[-1]
 
     yield make
