@@ -39,8 +39,11 @@ class Waiting:
         self.memory.wait(check)
 
 
+Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
+
+
 @pytest.fixture
-def waiting(
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[Callable[[], list[Holding] | None] | None], Waiting]]:
     made: list[Waiting] = []
@@ -52,9 +55,6 @@ def waiting(
     yield make
     for each in made:
         each.reactor.close()
-
-
-Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
 
 
 def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
