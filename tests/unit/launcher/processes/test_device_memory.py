@@ -44,8 +44,6 @@ Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[Callable[[], list[Holding] | None] | None], Waiting]]:
     made: list[Waiting] = []
 
     def make(query: Callable[[], list[Holding] | None] | None) -> Waiting:
