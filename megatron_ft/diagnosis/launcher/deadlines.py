@@ -91,7 +91,7 @@ class Deadlines(LauncherPart):
         elif isinstance(report, Observation) and self._evidence is not None and local_rank in self._evidence.asked:
             self._evidence.noted(local_rank, report)
             if report.note.frame:
-                cycle.places[cycle.ranks[local_rank]] = f"in {report.note.frame}"
+                cycle.locate(cycle.ranks[local_rank], f"in {report.note.frame}")
 
     def continued(self, now_ns: int) -> None:
         """Exclude a stop of the whole node.
@@ -203,7 +203,7 @@ class Deadlines(LauncherPart):
             turn.say(f"{describe_hang_and_iteration(verdict)}: not killed (observe-only)")
             return
         if wait.kind == "exit" and cycle.only_exits_are_missing(turn.seen):
-            cycle.finished_late.add(local_rank)
+            cycle.finished_late(local_rank)
             turn.say(
                 f"{describe_hang(verdict)}: terminating it and treating it as finished, "
                 "because the other ranks of this node have finished"
@@ -228,13 +228,13 @@ class Deadlines(LauncherPart):
             return
         suspects = [late.local_rank, *others]
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
-        self._cycle.suspects = verdict, stopped if len(stopped) == 1 else suspects
+        self._cycle.suspect(verdict, stopped if len(stopped) == 1 else suspects)
         for local_rank in others:
             self._ask(local_rank, turn, passive=self._options.min_healthy)  # a rank that may go on gets no signal
 
     def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on."""
-        self._cycle.places[verdict.rank] = where
+        self._cycle.locate(verdict.rank, where)
         self._cycle.found_hung(verdict, turn, by_monitor=False)
         self._end({verdict.local_rank}, turn)
 

@@ -169,7 +169,7 @@ class HangsOnNode(LauncherPart):
             found = blamed(evidence.of_all(turn), self._verdict, are_all=True, several=False)
             if found is not None:
                 self.blamed(found, turn)
-            self._cycle.found = found
+            self._cycle.blame(found)
             self.ending(turn)
 
     def ending(self, turn: Turn) -> None:

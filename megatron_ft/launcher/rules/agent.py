@@ -483,7 +483,7 @@ class Agent:
             return
         now = conclusion.report(self.cycle, state, cause, self._turn.seen)
         if not (is_known and now.cause.follows):
-            orders.told = now
+            orders.tell(now)
             self._do(now, *([] if orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:

@@ -71,20 +71,19 @@ class NodeCycle:
         self.found: Cause | None = None
         """Rank that hangs, by the evidence on all ranks; None while unknown."""
         self.mixed: Cause | None = None
-        """First rank that has another state than the others of the job; its exit only follows from that."""
+        """First rank that has another state than the others of the job; None if none has."""
         self.is_cut_short: bool | None = None
         """True if a rank crashed after the end of its run, and others went on with theirs; None while unknown."""
         self._parts = parts
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
-        self.places: dict[int, str] = {}
+        self._places: dict[int, str] = {}
         """Places, in words, of ranks that the launcher itself found hung, by global rank."""
         self._hang_notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks found hung."""
         self.signalled: dict[int, set[int]] = defaultdict(set)
         """Signals sent by monitors."""
-        self.finished_late: set[int] = set()
-        """Finished ranks that had to be made to exit; however they end, they end well."""
+        self._finished_late: set[int] = set()
         self._attached: dict[int, Attached] = {}
         self._first_steps: dict[int, tuple[int, int]] = {}
         """Begin and end of the first step of each rank."""
@@ -179,12 +178,32 @@ class NodeCycle:
         if by_monitor:
             self.overdue[local_rank] = verdict
 
+    def finished_late(self, local_rank: int) -> None:
+        """Note that a finished rank had to be made to exit; however it ends now, it ends well."""
+        self._finished_late.add(local_rank)
+
     def requested(self, request: WorkloadControl) -> None:
         """Note a rank's request for the end of the job, or for this node to be left out; the first of each counts."""
         if request.action == WorkloadAction.ShutdownWorkload.name:
             self.shutdown_request = self.shutdown_request or request
         else:
             self.exclude_request = self.exclude_request or request
+
+    def fail_mixed(self, rank: int, text: str) -> None:
+        """Note that a rank has another state than the others. Its exit, if it has one, only follows from that."""
+        self.mixed = self.mixed or Cause(kind=CauseKind.CRASH, text=text, rank=rank)
+
+    def blame(self, cause: Cause | None) -> None:
+        """Note the cause found by comparing the evidence on all ranks; None if undetermined."""
+        self.found = cause
+
+    def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
+        """Note the first hang found by the launcher itself, of which one of these ranks is the cause."""
+        self.suspects = self.suspects or (verdict, local_ranks)
+
+    def locate(self, rank: int, where: str) -> None:
+        """Note the place, in words, of a (global) rank that the launcher itself found hung."""
+        self._places[rank] = where
 
     # -- what is due -------------------------------------------------------------------------------------------
 
@@ -266,7 +285,7 @@ class NodeCycle:
         return [end for end in self.exits.values() if self._has_failed(end)]
 
     def _has_failed(self, end: RankExited) -> bool:
-        if end.local_rank in self.finished_late:
+        if end.local_rank in self._finished_late:
             return False
         is_failure = end.exitcode != 0 and (not end.after_run or bool(self.is_cut_short))
         return is_failure or end.local_rank in self.hung
@@ -288,7 +307,7 @@ class NodeCycle:
         if found is None or (end.exitcode and not end.by_us):
             return describe_exit(end)
         note = self._hang_notes.get(end.local_rank)
-        where = self.places.get(end.rank, "") if note is None else place(note)
+        where = self._places.get(end.rank, "") if note is None else place(note)
         return f"{describe_hang(found)}, {where}" if where else describe_hang(found)
 
     def only_exits_are_missing(self, seen: Readings) -> bool:
@@ -366,11 +385,11 @@ class NodeCycle:
         if self.suspects is not None and not raised and (cause is None or cause.rank == self.suspects[0].rank):
             verdict, local_ranks = self.suspects
             ranks = sorted(self.ranks[local_rank] for local_rank in local_ranks)
-            return hang_of_one(verdict, {rank: self.places.get(rank, "") for rank in ranks})
+            return hang_of_one(verdict, {rank: self._places.get(rank, "") for rank in ranks})
         if cause is None:
             return Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
-        if cause.kind is CauseKind.HANG and cause.rank in self.places:
-            return replace(cause, detail=self.places[cause.rank])
+        if cause.kind is CauseKind.HANG and cause.rank in self._places:
+            return replace(cause, detail=self._places[cause.rank])
         found = next((each for each in self.overdue.values() if each.rank == cause.rank), None)
         if cause.kind is CauseKind.HANG and found is not None and self.world_size > 1 and not found.stopped:
             # without evidence on all ranks it may only have waited for another

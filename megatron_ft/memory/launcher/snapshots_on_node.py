@@ -13,7 +13,7 @@ from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base.codec import Parts, PartState
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
-from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
+from megatron_ft.link.facts.launcher import RestoreFailed, SnapshotRestored
 from megatron_ft.memory.base.keeper_messages import RankBegan
 from megatron_ft.memory.rules.lines import restore_failed
 from megatron_ft.memory.rules.snapshots import (
@@ -79,8 +79,7 @@ class SnapshotsOnNode(LauncherPart):
                 self._rank_began(event, chosen, turn)
             case RestoreFailed(rank=rank) if self._chosen(event) is not None:
                 if turn.runs == cycle.cycle:
-                    text = restore_failed(rank, event.key.iteration, event.text)
-                    cycle.mixed = cycle.mixed or Cause(kind=CauseKind.CRASH, text=text, rank=rank)
+                    cycle.fail_mixed(rank, restore_failed(rank, event.key.iteration, event.text))
                 turn.do(Write(event))
 
     def _chosen(self, said: RankBegan | RestoreFailed) -> Restore | None:
