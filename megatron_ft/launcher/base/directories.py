@@ -56,7 +56,6 @@ class RunDirectory:
         if not lost:
             self._is_reported = False
             return
-        text = f"socket directory {self.path} was deleted: recreated"
         try:
             # under the name that the ranks know: cleaners of /tmp remove it in long jobs
             with contextlib.suppress(FileExistsError):
@@ -69,7 +68,13 @@ class RunDirectory:
             for listen_again in lost:
                 listen_again()
         except OSError as error:
-            text = f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
+            self._say_once(
+                f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
+            )
+        else:
+            self._say_once(f"socket directory {self.path} was deleted: recreated")
+
+    def _say_once(self, text: str) -> None:
         if not self._is_reported:
             self._say(text)
         self._is_reported = True

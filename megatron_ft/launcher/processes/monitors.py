@@ -445,14 +445,21 @@ class Monitors:
             return False
         for slot in self.slots:
             slot.pause(self.paused.since_ns)
-        line = f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`"
-        if since_ns is not None:
+        if since_ns is None:
+            self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
+            self._log.write(Paused(by=by))
+        else:
             after = f"{(now_ns - since_ns) / 1e9:.1f} s"
-            line = f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
-        self._log.write(Paused(by=by) if since_ns is None else Resumed(by=by))
-        if (text := self._pause_lines.admit(line, now_ns / 1e9)) is not None:
-            self._say(text)
+            self._say_seldom(
+                f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+            )
+            self._log.write(Resumed(by=by))
         return True
+
+    def _say_seldom(self, line: str) -> None:
+        text = self._pause_lines.admit(line, time.monotonic())
+        if text is not None:
+            self._say(text)
 
     def hear_all(self) -> None:
         """Read all pending messages of monitors."""
