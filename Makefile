@@ -3,7 +3,7 @@
 # make lint     ruff and mypy
 # make bench    what it costs and saves, beside torchrun and nvidia-resiliency-ext     BENCH_ARGS="--only hooks"
 # make verdicts does the launcher name the rank that hung or died, and where     VERDICTS_ARGS="--runs 5"
-# make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20", on three hosts "--hosts"
+# make chaos    hundreds of faults at odd moments of a real job     CHAOS_ARGS="--runs 20"
 # make gpu      what only a GPU shows, on one GPU in 8 minutes
 # make simulate thousands of simulated jobs, each from a seed     SIMULATE_ARGS="--runs 100000", "--only 1234"
 # make mutate   bugs planted in what decides: which no test finds     MUTATE_ARGS="--only places", "--known before.txt"

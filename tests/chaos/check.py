@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.plan import HOSTS, ITERATIONS, KILLING, Event, Outcome, Plan, expected_cause
+from tests.chaos.plan import ITERATIONS, Event, Outcome, Plan, expected_cause
 
-__all__ = ["CHECKS", "HOST_CHECKS", "Launch", "Seen", "problems"]
+__all__ = ["CHECKS", "Launch", "Seen", "problems"]
 
 Record = Mapping[str, Any]
 _EXIT_CODES = {
@@ -30,13 +29,12 @@ class Launch:
     """One launcher.
 
     Args:
-        number: of the job that it belongs to, among those of one run; on one host each launcher has its own.
+        number: among those of one run.
         code: its exit code (None: it had to be ended).
         records: of its event log.
     """
 
     number: int
-    host: int = 1
     code: int | None
     records: Sequence[Record] = ()
 
@@ -82,8 +80,7 @@ class Seen:
 
 def problems(seen: Seen) -> list[str]:
     """All that isn't as it has to be."""
-    checks = HOST_CHECKS if seen.plan.layout == "dp3" else CHECKS
-    return [problem for check in checks for problem in check(seen)]
+    return [problem for check in CHECKS for problem in check(seen)]
 
 
 def every_fault_happened(seen: Seen) -> Iterator[str]:
@@ -115,17 +112,6 @@ def it_ended_as_it_should(seen: Seen) -> Iterator[str]:
             yield f"launch {launch.number} {what}, and not with {' or '.join(map(str, allowed))}"
     if seen.launches[-1].code != 0:
         yield "the last launch didn't end well"
-
-
-def all_hosts_ended_well(seen: Seen) -> Iterator[str]:
-    """The last launcher of each host with 0, and none before it but those that were killed."""
-    for host in range(1, HOSTS + 1):
-        codes = [launch.code for launch in seen.launches if launch.host == host]
-        if not codes or codes[-1] != 0 or any(code != -signal.SIGKILL for code in codes[:-1]):
-            yield f"the launchers of host {host} ended with {codes}: all but the last one are to be killed, that one 0"
-    killed = sum(seen.plan.events[number].fault in KILLING for number in seen.hit())
-    if len(seen.launches) != HOSTS + killed:
-        yield f"{len(seen.launches)} launchers were started on {HOSTS} hosts, where {killed} were killed"
 
 
 def the_weights_are_those_of_the_undisturbed_run(seen: Seen) -> Iterator[str]:
@@ -179,16 +165,15 @@ def nothing_is_left(seen: Seen) -> Iterator[str]:
     yield from (f"left: {what}" for what in seen.left)
 
 
-_COMMON = (
+CHECKS = (
     every_fault_happened,
     the_weights_are_those_of_the_undisturbed_run,
     nothing_saved_is_redone,
     every_cause_is_named,
     nobody_healthy_is_killed,
     nothing_is_left,
+    it_ended_as_it_should,
 )
-CHECKS = (*_COMMON, it_ended_as_it_should)
-HOST_CHECKS = (*_COMMON, all_hosts_ended_well)
 
 
 def _is_named(event: Event, record: Record, plan: Plan) -> bool:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,10 @@ from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS,
 from tests.support.campaigns import launcher_records, read_records
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
-__all__ = [
-    "LAUNCH_S",
-    "LEFT_S",
-    "MARK",
-    "MEGATRON",
-    "TIMEOUTS",
-    "Run",
-    "next_order",
-    "signal_all",
-    "training",
-]
+__all__ = ["Run"]
 
 MEGATRON = "tests.support.megatron_on_cpu"
 """A module that imports Megatron."""
-MARK = "FT_CHAOS_RUN"
 LAUNCH_S = 150.0
 """No launch takes longer, on a loaded machine, too; the timeouts that hangs wait for are in it."""
 LEFT_S = 10.0
@@ -63,17 +52,10 @@ _SMALL_DISK_BYTES = 64 << 20
 class Run:
     """Everything of it is under one short directory of its own, which goes with it."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        clock_library: Path | None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, *, clock_library: Path | None) -> None:
         self.plan = plan
         self.directory = Path(tempfile.mkdtemp(prefix="ftc"))
-        self.mark = f"{MARK}={self.directory.name}"
-        self._environment = environment or {}
+        self.mark = f"FT_CHAOS_RUN={self.directory.name}"
         self._clock_library = clock_library
         self._chance = random.Random(plan.seed)
         self._launches: list[Launch] = []
@@ -121,7 +103,7 @@ class Run:
         """Of a launcher of that number."""
         name, _, value = self.mark.partition("=")
         own = {"TMPDIR": str(self.directory / "tmp"), name: value, job.LAUNCH: str(launch)}
-        return {**_base_environment(), **own}
+        return {**clean_environment(), "PYTHONPATH": str(ROOT), **own}
 
     def output(self) -> str:
         """Of all launchers."""
@@ -154,7 +136,6 @@ class Run:
         environment = {
             **self.environment(number),
             **(preloaded if self._clock_library is not None and self.plan.steps_clock else {}),
-            **self._environment,
         }
         with output.open("wb") as stream:
             self.process = subprocess.Popen(
@@ -184,7 +165,11 @@ class Run:
         command = [sys.executable, "-m", "megatron_ft.launcher", f"--nproc-per-node={RANKS}", "--max-restarts=10"]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--ft-log-dir={logs}"]
         command += [*TIMEOUTS, *preload[self.plan.preload]]
-        return [*command, *training(self.plan, self.directory)]
+        command += [str(Path(job.__file__)), str(self.directory), f"--save={self.directory / 'save'}"]
+        command += [f"--hash-file={self.directory / 'weights'}", f"--train-iters={ITERATIONS}"]
+        command += [f"--save-interval={SAVE_INTERVAL}", f"--eval-interval={EVAL_INTERVAL}", "--eval-iters=1"]
+        command += ["--memory-checkpoint-interval=1"] if self.plan.memory else []
+        return [*command, *LAYOUTS[self.plan.layout], *(["--calc-ft-timeouts"] if self.plan.learns else [])]
 
     def _look_at(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Whether a cycle has ended, other than well."""
@@ -202,8 +187,12 @@ class Run:
     # the faults of the node
 
     def obey(self) -> None:
-        with next_order(self._orders) as order:
-            if order is None:
+        """Do what a rank asks for, which waits until it is done."""
+        connection, _ = self._orders.accept()
+        with connection:
+            try:
+                order = json.loads(connection.recv(4096))
+            except (OSError, ValueError):  # it is gone before it has said it
                 return
             number = order["number"]
             event = self.plan.events[number]
@@ -211,6 +200,8 @@ class Run:
                 self._free_disk()
             elif event.launch == len(self._launches):  # else it waited until the next launcher ran
                 self.hits[number] += self.do(event)
+            with contextlib.suppress(OSError):  # it may be gone meanwhile
+                connection.send(b"done")
 
     def do(self, event: Event) -> int:
         """How many processes or files it hit."""
@@ -360,15 +351,6 @@ class Run:
             self.process.wait()
 
 
-def training(plan: Plan, directory: Path) -> list[str]:
-    """The script and its arguments."""
-    command = [str(Path(job.__file__)), str(directory), f"--save={directory / 'save'}"]
-    command += [f"--hash-file={directory / 'weights'}", f"--train-iters={ITERATIONS}"]
-    command += [f"--save-interval={SAVE_INTERVAL}", f"--eval-interval={EVAL_INTERVAL}", "--eval-iters=1"]
-    command += ["--memory-checkpoint-interval=1"] if plan.memory else []
-    return [*command, *LAYOUTS[plan.layout], *(["--calc-ft-timeouts"] if plan.learns else [])]
-
-
 def signal_all(pids: Iterable[int], number: int) -> int:
     """Signal processes that may be gone; how many weren't."""
     reached = 0
@@ -377,21 +359,3 @@ def signal_all(pids: Iterable[int], number: int) -> int:
             os.kill(pid, number)
             reached += 1
     return reached
-
-
-@contextlib.contextmanager
-def next_order(orders: socket.socket) -> Iterator[dict[str, Any] | None]:
-    """What a rank asks for, which waits until it is done; None if it is gone before it has said it."""
-    connection, _ = orders.accept()
-    with connection:
-        try:
-            order = json.loads(connection.recv(4096))
-        except (OSError, ValueError):
-            order = None
-        yield order
-        with contextlib.suppress(OSError):  # it may be gone meanwhile
-            connection.send(b"done")
-
-
-def _base_environment() -> dict[str, str]:
-    return {**clean_environment(), "PYTHONPATH": str(ROOT)}

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 __all__ = [
     "ALL_FAULTS",
     "FAULTS",
-    "HOSTS",
-    "HOST_FAULTS",
     "ITERATIONS",
-    "KILLING",
     "LAYOUTS",
     "MEMORY_FAULTS",
     "RANKS",
@@ -21,7 +18,6 @@ __all__ = [
     "Outcome",
     "Plan",
     "draw",
-    "draw_for_hosts",
     "expected_cause",
     "outcome_of",
 ]
@@ -74,30 +70,6 @@ BY_RANK = ("rank_killed", "rank_killed_soon", "rank_hung", "sleep", "gil", "exce
 HANGS = ("rank_hung", "sleep", "gil")
 _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
 """What can happen while there is no rank that waits for it: at the rendezvous."""
-HOSTS = 3
-_LOST_HOST = (
-    r".*(no (message from its launcher|packet from its host)|its launcher exited|"
-    r", which had lost its connection to another rank|connection lost (between|of) )|"
-    r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*"
-    r"\brank {rank} \(no evidence received\)"
-)
-"""The ranks of the others may see it, or wait for too long, before it can be known to be lost, which is told then."""
-HOST_FAULTS: dict[str, tuple[str, str]] = {
-    **{name: FAULTS[name] for name in ("rank_killed", "rank_hung", "sleep", "exception")},
-    "host_killed": (Outcome.ENDS, _LOST_HOST),
-    "host_off": (Outcome.ENDS, _LOST_HOST),
-    "launcher_lost": (Outcome.ENDS, _LOST_HOST),
-    "coordinator_killed": (Outcome.NOTHING, ""),
-    "cut_for_long": (Outcome.MAY_END, ""),
-    "cut_for_a_moment": (Outcome.NOTHING, ""),
-    "host_suspended": (Outcome.NOTHING, ""),
-}
-"""What happens on three hosts with one rank each: to a rank, to processes of a host, to its network.
-
-Whichever host it is, the same is due: one that has the coordinator is replaced by the next one.
-"""
-KILLING = ("host_killed", "host_off", "launcher_lost")
-"""Those that kill a launcher, which its scheduler starts again."""
 MEMORY_FAULTS: dict[str, tuple[str, str]] = {
     "rank_killed_soon": FAULTS["rank_killed"],
     "keeper_killed": (Outcome.NOTHING, ""),
@@ -107,7 +79,7 @@ MEMORY_FAULTS: dict[str, tuple[str, str]] = {
 """What is added where the job keeps its state in memory. Killed soon: some milliseconds after a save has begun."""
 _GOES_ON = {"rank_killed_soon": 4}
 """Iterations that a rank may do before such a fault comes, and that the next cycle goes on from."""
-ALL_FAULTS = {**FAULTS, **HOST_FAULTS, **MEMORY_FAULTS}
+ALL_FAULTS = {**FAULTS, **MEMORY_FAULTS}
 _WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2, "rank_killed_soon": 4, "keeper_killed": 2}
 
 _BEFORE_TRAINING = ("start", "setup", "load")
@@ -119,7 +91,6 @@ LAYOUTS: Mapping[str, Sequence[str]] = {
     "async": ("--async-save",),
     "tp": ("--tensor-model-parallel-size=2",),
     "pp": ("--pipeline-model-parallel-size=2",),
-    "dp3": ("--global-batch-size=6",),
 }
 
 
@@ -223,31 +194,6 @@ def draw(seed: int, *, memory: bool = False) -> Plan:
         elif drawn[0].outcome == Outcome.MAY_END:
             break
     return Plan(seed=seed, layout=layout, preload=preload, learns=learns, events=tuple(events), memory=memory)
-
-
-def draw_for_hosts(seed: int, *, memory: bool = False) -> Plan:
-    """The run of that seed on three hosts: one or two faults, of which the second may hit the restart."""
-    chance = random.Random(f"memory {seed}" if memory else seed)
-    faults = [*HOST_FAULTS, *(["keeper_killed"] if memory else [])]
-    events: list[Event] = []
-    cycle = 0
-    for _ in range(chance.choice((1, 1, 2))):
-        before_training = _BEFORE_TRAINING[1:] if not events or cycle else ()
-        phase = chance.choice((*before_training, "step", "step", "save", "evaluation"))
-        iteration = -1
-        if phase not in _BEFORE_TRAINING:
-            least = max((event.iteration for event in events), default=0)
-            later = [n for n in _iterations(phase) if n > least]
-            phase, iteration = (phase, chance.choice(later)) if later else ("step", ITERATIONS - 1)
-        past = [event.iteration for event in events if event.cycle == cycle]
-        if iteration >= 0 and (iteration in (event.iteration for event in events) or iteration < max(past, default=0)):
-            break  # the one before was at the last place
-        fault, rank = chance.choice(faults), chance.randrange(HOSTS)
-        events.append(Event(fault=fault, phase=phase, launch=0, cycle=cycle, rank=rank, iteration=iteration))
-        if events[-1].outcome == Outcome.MAY_END:
-            break
-        cycle += events[-1].outcome == Outcome.ENDS
-    return Plan(seed=seed, layout="dp3", preload="megatron", learns=False, events=tuple(events), memory=memory)
 
 
 def _event(

@@ -1,7 +1,6 @@
 """``make chaos``: the example's job meets drawn faults, again and again, and has to come through each time.
 
     python tests/chaos/run.py [--runs 500] [--seed 0] [--minutes 60] [--out out/chaos] [--jobs 2]
-    python tests/chaos/run.py --hosts ...      on three hosts, which are network namespaces
     python tests/chaos/run.py --memory ...     with the state kept in memory, too
     python tests/chaos/run.py --only 17        one seed again, with all that was written kept
 
@@ -32,32 +31,26 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 from tests.chaos.check import Seen, problems
-from tests.chaos.hosts import HostsRun
 from tests.chaos.one import Run
-from tests.chaos.plan import Plan, draw, draw_for_hosts
-from tests.chaos.table import back_after_s, table
+from tests.chaos.plan import Plan, draw
 from tests.support.background import heed_the_terminal
 
 Result = dict[str, Any]
-HOSTS_LAYOUT = "dp3"
 
 
 def main() -> int:
     """Run what is still to be run; 1 if anything of the campaign wasn't as it has to be, also before."""
     heed_the_terminal()
     args = _parse_args()
-    out = Path(args.out or f"out/chaos{'-hosts' * args.hosts}{'-memory' * args.memory}")
+    out = Path(args.out or f"out/chaos{'-memory' * args.memory}")
     out.mkdir(parents=True, exist_ok=True)
-    if args.table:
-        print(table(read_results(out)), end="")
-        return 0
     library = clock_library(out)
     if args.only is not None:
         seeds: Sequence[int] = args.only
     else:
         done = {result["seed"] for result in read_results(out)}
         seeds = [seed for seed in range(args.seed, args.seed + args.runs) if seed not in done]
-    plan_of = partial(draw_for_hosts if args.hosts else draw, memory=args.memory)
+    plan_of = partial(draw, memory=args.memory)
     seeds = possible(seeds, plan_of)
     hashes = undisturbed(out, sorted({plan_of(seed).layout for seed in seeds}), library)
     end = time.monotonic() + 60.0 * args.minutes
@@ -97,7 +90,7 @@ def run_seed(plan: Plan, hashes: dict[str, str], library: Path | None, *, keep: 
     run: Run | None = None
     seen: Seen | None = None
     try:
-        run = _run_of(plan, library)
+        run = Run(plan, clock_library=library)
         with run:
             seen = run.perform(hashes[plan.layout])
             wrong += problems(seen)
@@ -109,7 +102,6 @@ def run_seed(plan: Plan, hashes: dict[str, str], library: Path | None, *, keep: 
         "seed": plan.seed,
         "layout": plan.layout,
         "memory": plan.memory,
-        "faults": _faults(seen) if seen is not None else [],
         "cycles": len(list(seen.ended())) if seen is not None else 0,
         "seconds": round(time.monotonic() - began, 1),
         "problems": wrong,
@@ -125,12 +117,6 @@ def _raised(error: Exception) -> str:
     return f"the campaign itself raised, in line {where.lineno} of {where.filename}: {said}"
 
 
-def _faults(seen: Seen) -> list[list[Any]]:
-    """As ``table`` takes them."""
-    hit, backs = seen.hit(), back_after_s(seen)
-    return [[event.fault, event.phase, backs[number], number in hit] for number, event in enumerate(seen.plan.events)]
-
-
 def undisturbed(out: Path, layouts: Iterable[str], library: Path | None) -> dict[str, str]:
     """The hash of each layout's final weights without a fault; kept in a file."""
     path = out / "undisturbed.json"
@@ -138,7 +124,7 @@ def undisturbed(out: Path, layouts: Iterable[str], library: Path | None) -> dict
     for layout in layouts:
         if layout not in known:
             plan = Plan(seed=-1, layout=layout, preload="megatron", learns=False)
-            with _run_of(plan, library) as run:
+            with Run(plan, clock_library=library) as run:
                 seen = run.perform("")
             if seen.weights is None:
                 raise SystemExit(f"the job doesn't run without a fault:\n{run.output()}")
@@ -146,10 +132,6 @@ def undisturbed(out: Path, layouts: Iterable[str], library: Path | None) -> dict
             known[layout] = seen.weights
     path.write_text(json.dumps(known))
     return known
-
-
-def _run_of(plan: Plan, library: Path | None) -> Run:
-    return HostsRun(plan) if plan.layout == HOSTS_LAYOUT else Run(plan, clock_library=library)
 
 
 def clock_library(out: Path) -> Path:
@@ -173,7 +155,7 @@ def summary(results: Sequence[Result]) -> str:
     cycles, seconds = sum(r["cycles"] for r in results), sum(r["seconds"] for r in results)
     lines = [f"{len(results)} runs, {cycles} cycles, {seconds:.0f} s of runs, {len(bad)} not as they have to be"]
     for result in bad:
-        options = ("--hosts " if result["layout"] == HOSTS_LAYOUT else "") + "--memory " * result.get("memory", False)
+        options = "--memory " * result.get("memory", False)
         lines += [_line(result), f"    again: python tests/chaos/run.py {options}--only {result['seed']}"]
     return "\n".join(lines)
 
@@ -190,9 +172,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first one; default: 0")
     parser.add_argument("--minutes", type=float, default=120.0, help="no run begins later than that; default: 120")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default: 2")
-    parser.add_argument("--out", help="default: out/chaos, with --hosts out/chaos-hosts")
-    parser.add_argument("--table", action="store_true", help="print what was shown so far, and run nothing")
-    parser.add_argument("--hosts", action="store_true", help="on three hosts")
+    parser.add_argument("--out", help="default: out/chaos")
     parser.add_argument("--memory", action="store_true", help="with memory checkpoints")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these seeds, done or not")
     return parser.parse_args()

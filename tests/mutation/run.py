@@ -3,7 +3,6 @@
     python tests/mutation/run.py --mutants 350 --seed 0      # a sample
     python tests/mutation/run.py --only places               # all mutants whose name matches this
     python tests/mutation/run.py --known before.txt          # exit code 1 if one that was found there is missed
-    python tests/mutation/run.py --mutants 0 --every         # hours: all, and which tests find none that others miss
 
 The tests are collected once; each mutant gets a fork, in which the code of one function is replaced and the unit tests
 run that execute the changed line. What these miss, a short simulation tries. A line of the output is a mutant: its
@@ -59,7 +58,6 @@ MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
 TEST_S, MUTANT_S = 10, 120  # a mutant may loop for ever
-BETWEEN = " | "  # names of tests
 UNFOUND = ("missed", "left out")
 Lines = set[tuple[str, int]]
 Functions = Mapping[tuple[str, int, str], Sequence[FunctionType]]
@@ -71,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mutants", type=int, default=350, help="so many, 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="mutants whose name matches this pattern")
-    parser.add_argument("--every", action="store_true", help="name every test that finds a mutant, not the first one")
     parser.add_argument("--runs", type=int, default=30, help="simulated jobs for a mutant that no unit test finds")
-    parser.add_argument("--trace", type=Path, help="keep which lines each test executes, for the next run")
     parser.add_argument("--known", type=Path, help="the output of an earlier run: what was found there, again")
     options = parser.parse_args(argv)
     campaign = Campaign(options)
@@ -124,21 +120,15 @@ class Campaign:
         mutants = self._mutants(set(tests))
         known = self._known()
         counts: dict[str, int] = defaultdict(int)
-        finders: dict[str, list[str]] = {}
         for mutant in mutants:
-            before = known.get(mutant.name, "").split(BETWEEN)
             chosen = [items[number] for number in tests[str(mutant.path), mutant.line]]
-            chosen.sort(key=lambda item: item.nodeid not in before)
+            chosen.sort(key=lambda item: item.nodeid != known.get(mutant.name))
             found = in_child(lambda m=mutant, c=chosen: self._try(m, c, functions))  # type: ignore[misc]
             print(f"{mutant.name}\t{mutant.path.relative_to(ROOT)}:{mutant.line}\t{found}", flush=True)
             counts[found if "::" not in found else "unit tests"] += 1
             if known and found == "missed":
                 self.missed_again = 1
                 say(f"{mutant.name} was found by {known[mutant.name]}")
-            finders[mutant.name] = found.split(BETWEEN) if "::" in found else []
-        if self.options.every:
-            names = sorted({item.nodeid.partition("[")[0] for item in items})
-            print("\n".join(f"# finds none alone: {name}" for name in needless(finders, names)), flush=True)
         say(f"{len(mutants)} mutants: {dict(counts)}, {time.monotonic() - began_s:.0f} s")
         return True
 
@@ -160,26 +150,17 @@ class Campaign:
 
     def _tests_of_lines(self, items: Sequence[pytest.Function]) -> dict[tuple[str, int], list[int]]:
         """Return for each line the numbers of the tests that execute it, the fastest first."""
-        kept = self.options.trace
-        traced: dict[str, tuple[float, list[tuple[str, int]]]] = {}
-        if kept is not None and kept.exists():
-            traced = json.loads(kept.read_text())
-        text = in_child(lambda: self._traced([item for item in items if item.nodeid not in traced]), limit_s=1800)
+        text = in_child(lambda: self._traced(items), limit_s=1800)
         assert text not in ("time", "crash"), "the tests can't be traced"
-        traced |= json.loads(text)
-        if kept is not None:
-            kept.write_text(json.dumps(traced))
         tests = defaultdict(list)
-        for number in sorted(range(len(items)), key=lambda number: traced[items[number].nodeid][0]):
-            if traced[items[number].nodeid][0] > SLOW_S:
-                continue
-            for path, line in traced[items[number].nodeid][1]:
+        for seconds, number, lines in sorted(json.loads(text)):
+            for path, line in lines if seconds <= SLOW_S else ():
                 tests[path, line].append(number)
         return tests
 
     def _traced(self, items: Sequence[pytest.Function]) -> str:
-        executed = {}
-        for item in items:
+        executed: list[tuple[float, int, list[tuple[str, int]]]] = []
+        for number, item in enumerate(items):
             lines: Lines = set()
             began_s = time.monotonic()
             sys.settrace(tracer(lines))
@@ -187,39 +168,21 @@ class Campaign:
             sys.settrace(None)
             if failed:
                 say(f"{item.nodeid} fails without a mutant: left out")
-            executed[item.nodeid] = (time.monotonic() - began_s, [] if failed else sorted(lines))
+            executed.append((time.monotonic() - began_s, number, [] if failed else sorted(lines)))
         return json.dumps(executed)
 
     def _try(self, mutant: Mutant, items: Sequence[pytest.Function], functions: Functions) -> str:
         if not plant(mutant, functions):
             return "left out"
-        found = []
-        for item in items:
-            if self._fails(item):
-                found.append(item.nodeid)
-                if not self.options.every:
-                    break
-        if found:
-            return BETWEEN.join(found)
+        found = next((item.nodeid for item in items if self._fails(item)), None)
+        if found is not None:
+            return found
         return "simulation" if simulation_finds(self.options.runs) else "missed"
 
     def _fails(self, item: pytest.Function) -> bool:
         self._failed = False
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return self._failed
-
-
-def needless(finders: Mapping[str, Sequence[str]], tests: Sequence[str]) -> list[str]:
-    """Return test functions without which all mutants are still found; those that find least are left out first."""
-    left = {mutant: {test.partition("[")[0] for test in found} for mutant, found in finders.items() if found}
-    finds = Counter(test for found in left.values() for test in found)
-    result = []
-    for test in sorted(tests, key=lambda test: (finds[test], test)):
-        if all(found != {test} for found in left.values()):
-            result.append(test)
-            for found in left.values():
-                found.discard(test)
-    return result
 
 
 def tracer(lines: Lines) -> Callable[[FrameType, str, Any], Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.check import CHECKS, Launch, Seen, problems
-from tests.chaos.plan import ITERATIONS, Event, Plan
+from tests.chaos.plan import Event, Plan
 
 KILL = Event(fault="rank_killed", phase="step", launch=0, cycle=0, rank=1, iteration=5)
 HANG = Event(fault="sleep", phase="load", launch=0, cycle=1, rank=0)
@@ -193,27 +193,6 @@ def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
     detail = "root cause undetermined; candidates: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
     text = "hang detected (first on rank 1: hung in 'setup' for 20.0 s (timeout 20.0 s))"
     assert problems(with_record(right, 1, ended(1, text=text, detail=detail))) == []
-
-
-LOST = Event(fault="host_off", phase="step", launch=0, cycle=0, rank=0, iteration=2)
-CODES = {
-    "all went on": ({1: (-9, 0), 2: (0,), 3: (0,)}, None),
-    "one didn't end": ({1: (-9, 0), 2: (0,), 3: (None,)}, "the launchers of host 3 ended with [None]"),
-    "another one ended, and was started again": ({1: (-9, 0), 2: (94, 0), 3: (0,)}, "host 2 ended with [94, 0]"),
-    "another one was killed": ({1: (-9, 0), 2: (-9, 0), 3: (0,)}, "5 launchers were started on 3 hosts, where 1 were"),
-}
-
-
-@pytest.mark.parametrize("what", CODES)
-def test_launchers_on_hosts_continue_unless_they_are_killed(what: str) -> None:
-    codes, said = CODES[what]
-    plan = Plan(seed=1, layout="dp3", preload="none", learns=False, events=(LOST,))
-    launches = [Launch(number=0, host=host, code=code) for host, each in codes.items() for code in each]
-    records = [ended(0, text="node 0: no message from its launcher for 6 s"), ended(1, "succeeded")]
-    launches[-1] = dataclasses.replace(launches[-1], records=records)
-    trace = [noted("fault", 0, number=0), noted("saved", 1, iteration=ITERATIONS)]
-    found = problems(Seen(plan=plan, launches=launches, trace=trace, weights=WEIGHTS, undisturbed=WEIGHTS))
-    assert (found == []) if said is None else any(said in problem for problem in found)
 
 
 def test_every_check_is_planted(right: Seen) -> None:
