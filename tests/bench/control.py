@@ -32,16 +32,14 @@ from megatron_ft.link.linux.process_setup import raise_file_limit
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import read_secret
 from megatron_ft.link.wire import encode
-from tests.bench.figures import Row, compare
+from tests.bench.figures import Row
 from tests.bench.stand_ins import StandIns
 
-__all__ = ["measure", "measure_all", "measure_c10d", "rows"]
+__all__ = ["measure", "measure_all", "rows"]
 
 _PROCESSES = 2
 _BOUND_S = 60.0
-_C10D_BOUND_S = 60
 _ME = str(Path(__file__).resolve())
-_C10D = str(Path(__file__).resolve().with_name("c10d_meeting.py"))
 
 
 def _child(address: str, first: int, last: int, total: int) -> None:
@@ -101,7 +99,6 @@ class _Children:
                 [sys.executable, *each],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if _C10D in each else None,  # it warns of each name that it can't look up
                 text=True,
                 env=environment,
             )
@@ -199,38 +196,17 @@ def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) 
     }
 
 
-def measure_c10d(nodes: int, *, processes: int = _PROCESSES) -> float | None:
-    """Seconds until as many nodes have met through torch's c10d rendezvous; None if they haven't in a minute."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    children = _Children([[_C10D, endpoint, *span, str(_C10D_BOUND_S)] for span in _spans(nodes, processes)])
-    try:
-        began_s = time.monotonic()
-        met_s = children.ask("start 0")
-        return None if met_s is None else met_s - began_s
-    finally:
-        children.end()
-
-
 def measure_all(sizes: Sequence[int]) -> dict[str, dict[str, float | None]]:
-    """For as many launchers each, with torch's rendezvous beside it, until that has taken too long."""
-    found = {}
-    goes_on = True
-    for nodes in sizes:
-        found[str(nodes)] = measure(nodes)
-        if goes_on:
-            found[str(nodes)]["c10d_s"] = measure_c10d(nodes)
-            goes_on = found[str(nodes)]["c10d_s"] is not None
-    return found
+    """For as many launchers each."""
+    return {str(nodes): measure(nodes) for nodes in sizes}
 
 
 def rows(found: dict[str, dict[str, float | None]]) -> list[Row]:
     """For the table."""
     shown = []
     for nodes, figures in found.items():
-        meets = {"ours": figures["meet_s"], "torchrun": figures.get("c10d_s")}
         shown += [
-            compare(f"{nodes} stand-in launchers meet (torchrun: c10d, at most {_C10D_BOUND_S} s)", "s", meets),
+            Row(f"{nodes} stand-in launchers meet", "s", figures["meet_s"]),
             Row("  meet again after one was killed, 0.3 s of grace included", "s", figures["again_s"]),
             Row("  coordinator, in between: of one core", "%", 100 * (figures["steady_cpu_share"] or 0.0)),
             Row("  coordinator, in between: sends", "kB/s", (figures["steady_bytes_s"] or 0.0) / 1000),

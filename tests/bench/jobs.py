@@ -81,9 +81,6 @@ class Job:
     """``with Job(...) as job``: at the end of the block all its processes are killed and its files removed.
 
     ``{directory}`` in a word of the command is its directory.
-
-    ``settles_rendezvous``: torchrun's ranks and agent share a store, and a job that loses a rank often hangs until
-    the store's time limit. This sets the variable of torch that keeps them apart.
     """
 
     def __init__(
@@ -94,18 +91,15 @@ class Job:
         reference: str,
         ranks: int = 2,
         options: Sequence[str] = (),
-        settles_rendezvous: bool = True,
-        path: Sequence[str] = (),
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``path`` comes first on PYTHONPATH, ``variables`` are set in addition."""
+        """``variables`` are set in addition."""
         self.ranks = ranks
         self._enclosure = Enclosure(launcher, reference)
         self.directory = self._enclosure.directory
         self._stamps, self._output = self.directory / "stamps", self.directory / "output"
         env = {**self._enclosure.env, **variables, "FT_BENCH_STAMPS": str(self._stamps)}
-        env["PYTHONPATH"] = os.pathsep.join([*path, env["PYTHONPATH"]])
-        if launcher == "torchrun" and settles_rendezvous:
+        if launcher == "torchrun":  # its ranks and agent share a store, and a job that loses a rank often hangs
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         common = ("--nproc-per-node", str(ranks), "--max-restarts", "20")
         words = [word.replace("{directory}", str(self.directory)) for word in command]

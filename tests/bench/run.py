@@ -36,7 +36,6 @@ class Settings:
     launchers: list[str]
     reference: str
     runs: int
-    plain_runs: int
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,9 @@ PARTS = {
         lambda s: costs.measure_hooks(s.libraries, s.reference, s.runs),
         costs.hook_rows,
     ),
-    "launch": Part(
-        "launch to the first line of a script that imports nothing",
-        lambda s: costs.measure_launch(s.launchers, s.reference, s.runs),
-        costs.launch_rows,
-    ),
     "restarts": Part(
         "launch and restart to the first step, memory of ranks",
-        lambda s: restarts.measure(s.launchers, s.reference, s.runs, s.plain_runs),
+        lambda s: restarts.measure(s.launchers, s.reference, s.runs),
         restarts.rows,
     ),
     "goodput": Part(
@@ -129,7 +123,6 @@ def main() -> None:
         launchers=["ours", "torchrun", *others],
         reference=reference,
         runs=args.runs,
-        plain_runs=min(args.runs, 3),
     )
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "runs": args.runs, "load": {}}
     for name in args.only:
