@@ -81,11 +81,6 @@ LINES = (
         wraps=True,
     ),
     Line(
-        "NeMo-Run without a configuration",
-        "--ignore-missing-fault-tol-cfg --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id 1 --nnodes 1 "
-        "--nproc-per-node 2 --node-rank 0 --max-restarts 3",
-    ),
-    Line(
         "Megatron-Bridge's example",
         "--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{port} --nnodes=1 --nproc-per-node=2 "
         "--ft-rank_section_timeouts=setup:600,step:180,checkpointing:420 --ft-rank_out_of_section_timeout=300 "
@@ -97,8 +92,6 @@ LINES = (
         "--nproc_per_node 2 --nnodes 1 --master_addr 127.0.0.1 --master_port {port} --node_rank 0 --log-dir {tmp}/logs "
         "--tee 0:3,1:3 --redirects 3 --max-restarts=3",
     ),
-    # which names etcd for the nodes to meet at: that needs a server of its own
-    Line("AWS's EKS manifest", "--nproc_per_node=1 --nnodes=2", nodes=2, env="{pytorchjob} PET_MAX_RESTARTS=3"),
     Line(
         "Kubeflow's PyTorchJob", "", nodes=2, env="{pytorchjob} PET_NPROC_PER_NODE=1 PET_NNODES=2:2 PET_MAX_RESTARTS=3"
     ),

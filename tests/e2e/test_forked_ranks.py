@@ -78,15 +78,6 @@ def test_a_module_runs_as_under_python(launcher: Launcher, tmp_path: Path, words
     assert set(theirs) - set(normal(ours.err, tmp_path)) == set()
 
 
-def test_streams_of_a_forked_rank_are_redirected_and_copied(launcher: Launcher) -> None:
-    script = "sys.stderr.write('to stderr\\n'); sys.stdout.write('to stdout'); print(os.readlink('/proc/self/fd/1'))"
-    launched = launcher.start(script, "--redirects=1", "--tee=2", "--log-dir=logs")
-    assert launched.wait().code == 0
-    (log,) = launched.directory.glob("logs/*/attempt_0/0/stdout.log")
-    assert log.read_text() == f"to stdout{log}\n"
-    assert "]:to stderr" in launched.err
-
-
 def test_rank_of_a_launcher_without_standard_streams_gets_dev_null(launcher: Launcher) -> None:
     """As a daemon starts it."""
     script = "open('found', 'w').write(str([os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)])); print('nowhere')"

@@ -191,21 +191,6 @@ torch.cuda.synchronize()
     assert done.stdout.split() == ["False", is_waiting]
 
 
-def test_example_trains_through_a_kill_and_a_hang(fresh_launcher: Launcher, tmp_path: Path) -> None:
-    example = [str(ROOT / "examples" / "ddp_sections.py"), "--save", str(tmp_path / "saved")]
-    plan = tmp_path / "plan.yaml"
-    faults = [
-        "{cycle: 0, rank: 0, iteration: 25, type: rank_killed}",
-        "{cycle: 1, rank: 0, iteration: 37, type: rank_hung}",
-    ]
-    plan.write_text(f"seed: 0\nfaults: [{', '.join(faults)}]\n")
-    example += ["--fault-plan", str(plan), "--iterations", "60"]
-    config = ("--ft-cfg-path", str(ROOT / "configs" / "sections.yaml"))
-    finished = ended(fresh_launcher.start(example, *ONE, *config))
-    assert finished.code == 0, finished.err
-    assert finished.err.count("SIMULATED FAULT") == 2
-
-
 def test_driver_names_the_device_and_a_process_that_holds_memory() -> None:
     torch.zeros(1 << 20, device="cuda")
     library = nvml.load()

@@ -212,7 +212,9 @@ def test_sigint_while_a_rendezvous_host_is_silent_ends_with_130(launcher: Launch
         assert launched.wait().code == 130
 
 
-def test_killed_launcher_leaves_nothing(launcher: Launcher) -> None:
+@pytest.mark.parametrize("monitors_are_stopped", [False, True])
+def test_killed_launcher_leaves_nothing(launcher: Launcher, monitors_are_stopped: bool) -> None:
+    """Chaos seed 212: not even monitors that are stopped."""
     script = """
 child = os.fork()
 if child == 0:
@@ -224,21 +226,13 @@ forever()
 """
     launched = launcher.start(script, *TWO)
     launched.wait_for("^(?:ready|child)", count=4)
-    launched.signal(signal.SIGKILL)
-    launched.process.wait()
-    launched.assert_nothing_left()
-
-
-def test_killed_launcher_leaves_no_monitor_that_is_stopped(launcher: Launcher) -> None:
-    """Chaos seed 212."""
-    launched = launcher.start("say('ready')\nforever()", *TWO)
-    launched.wait_for("^ready", count=2)
     monitors = launched.monitor_pids().values()
-    # which they call themselves when they have asked the kernel for that
-    wait_until(lambda: all(Path(f"/proc/{pid}/comm").read_text().startswith("ft_monitor") for pid in monitors), 20)
-    os.kill(launched.process.pid, signal.SIGSTOP)
-    for monitor in monitors:
-        os.kill(monitor, signal.SIGSTOP)
+    if monitors_are_stopped:
+        # which they call themselves when they have asked the kernel for that
+        wait_until(lambda: all(Path(f"/proc/{pid}/comm").read_text().startswith("ft_monitor") for pid in monitors), 20)
+        os.kill(launched.process.pid, signal.SIGSTOP)
+        for monitor in monitors:
+            os.kill(monitor, signal.SIGSTOP)
     launched.signal(signal.SIGKILL)
     launched.process.wait()
     launched.assert_nothing_left()

@@ -75,31 +75,23 @@ SLOW = "6.5"
 """Seconds, more than the floor of learned timeouts."""
 
 
-def test_a_step_that_computes_for_longer_than_ever_ends_nobody(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(LOOP, *OPTIONS, script_args=[str(tmp_path / "save"), SLOW, "computing"])
-    finished = launched.wait()
-    assert finished.code == 0, finished.err
-    assert launched.events("verdict", role="monitor") == []
-    assert len(launched.events("cycle_ended")) == 1
-    given = launched.events("more_time")
-    assert {(each["section"], each["rank"]) for each in given} == {("step", 0)}
-    assert all(each["until_s"] <= 4 * each["timeout_s"] for each in given)
-    assert "longer than its learned timeout of" in finished.err
-    assert "s, but rank 0 computes in script.py" in finished.err
-    slow_steps = {each["iteration"] for each in given}
-    assert finished.err.count("extending the timeout, to at most") == len(slow_steps)
-
-
-def test_a_rank_of_another_node_that_computes_is_seen_from_here(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_step_that_computes_for_longer_than_ever_ends_nobody_here_or_on_another_node(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     place = meeting_place("--nnodes=2")
     arguments = [str(tmp_path / "save"), SLOW, "rank 1 computing"]
     nodes = [launcher.start(LOOP, *OPTIONS, *place, script_args=arguments) for _ in range(2)]
     ended = [node.wait() for node in nodes]
     assert [finished.code for finished in ended] == [0, 0], [finished.err for finished in ended]
     assert [node.events("verdict", role="monitor") for node in nodes] == [[], []]
+    assert [len(node.events("cycle_ended")) for node in nodes] == [1, 1]
     given = [each for node in nodes for each in node.events("more_time")]
+    assert all(each["section"] == "step" and each["until_s"] <= 4 * each["timeout_s"] for each in given)
     first = next(each for each in given if each["rank"] == 0)  # a later one may be after the end of the long step
     assert first["progress"].startswith("rank 1 computes")
+    said = next(finished.err for finished in ended if "longer than its learned timeout of" in finished.err)
+    assert "s, but rank 1 computes in script.py" in said
+    assert "extending the timeout, to at most" in said
 
 
 @pytest.fixture

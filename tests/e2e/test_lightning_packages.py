@@ -31,13 +31,11 @@ print(name, bases, [each for each in ("lightning", "pytorch_lightning") if sys.m
 BOTH = {"lightning.pytorch": "class Callback: pass", "pytorch_lightning": "class Callback: pass"}
 CASES = {
     "none is imported": (BOTH, (), "", "['lightning.pytorch', 'pytorch_lightning'] ['lightning', 'pytorch_lightning']"),
-    "one is imported": (BOTH, (), "import lightning.pytorch", "['lightning.pytorch'] ['lightning']"),
     "the other is imported": (BOTH, (), "import pytorch_lightning", "['pytorch_lightning'] ['pytorch_lightning']"),
     "both are imported": (
         *(BOTH, (), "import pytorch_lightning, lightning.pytorch"),
         "['lightning.pytorch', 'pytorch_lightning'] ['lightning', 'pytorch_lightning']",
     ),
-    "one is installed": (BOTH, ("pytorch_lightning",), "", "['lightning.pytorch'] ['lightning']"),
     "the other is installed": (BOTH, ("lightning",), "", "['pytorch_lightning'] ['pytorch_lightning']"),
     "one is broken": (BOTH | {"lightning.pytorch": "import not_there"}, (), "", "['pytorch_lightning'] "),
     "none is installed": ({}, ("lightning", "pytorch_lightning"), "", "ImportError "),

@@ -24,13 +24,8 @@ def test_debug_shows_transitions_and_messages_of_all_processes(launcher: Launche
     assert "phase STARTING -> RUNNING" in finished.err
 
 
-def test_info_shows_no_debug_message_and_error_no_line_about_cycles(launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=1")
-    finished = launcher.run(SCRIPT, *place)
-    assert finished.lines[-1] == "all ranks finished after 1 cycle"
-    assert "DEBUG" not in finished.err
-    finished = launcher.run(SCRIPT, *place, "--ft-log-level=ERROR")
+def test_error_shows_no_line_about_cycles_and_starts_no_second_fork_server(launcher: Launcher) -> None:
+    finished = launcher.run(SCRIPT, *meeting_place("--nnodes=1"), "--ft-log-level=ERROR")
     assert (finished.code, finished.err) == (0, "")
-    # the level is no reason to run the script ahead a second time
     reasons = [each["reason"] or "" for each in launcher.launches[-1].events("fork_server")]
     assert not [reason for reason in reasons if reason.startswith("its orders have changed")], reasons

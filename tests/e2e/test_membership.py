@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 
@@ -32,21 +31,6 @@ def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int
     first = start(launcher, *place, is_host=True, join_s=join_s)
     first.wait_for("^cycle 0 of 0 in 1")
     return first, start(launcher, *place, is_host=False, join_s=join_s)
-
-
-def test_a_late_node_stands_by_until_the_next_restart(launcher: Launcher) -> None:
-    first, late = starts_a_first_and_a_late_one(launcher)
-    late.wait_for(STANDS_BY.format("1 node runs"))
-    first.wait_for(f"1 node on standby for the next restart: {socket.gethostname()}")
-    assert cycles_of(first) == ["0"]
-    tell(launcher, "fail-0-0")
-    for node in (first, late):
-        node.wait_for("^cycle 1 of . in 2")
-    tell(launcher, "finish")
-    assert [finished.code for finished in wait_for_all([first, late])] == [0, 0]
-    assert (cycles_of(first), cycles_of(late)) == (["0", "1"], ["1"])
-    assert first.err.count("on standby for the next restart") == 1
-    assert [event["outcome"] for event in first.events("cycle_ended")] == ["failed", "succeeded"]
 
 
 def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> None:

@@ -34,6 +34,7 @@ def test_slow_rank_is_named_by_line_log_status_metric_and_report_and_the_job_goe
         lags = {name.split('rank="')[1][0]: lag for name, lag in metrics_of(port).items() if "_lag_ratio{" in name}
         time.sleep(0.2)
     assert max(lags, key=lambda rank: lags[rank]) == "1"
+    (launched.directory / "end").touch()
     finished = launched.wait(120)
     assert finished.code == 0
     assert {each["rank"] for each in launched.events("slow_rank")} == {1}

@@ -162,15 +162,6 @@ def stopped_s(watch: Stopwatch) -> float:
     )
 
 
-def test_undisturbed_job_is_accounted_for_as_a_stopwatch_sees_it(
-    fresh_launcher: Launcher, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launched, began_s, live = begin(fresh_launcher, "none", -1)
-    watch = Stopwatch([launched.directory] * 2, began_s, end(launched))
-    run = check(watch.classes(None, None, stopped_s(watch)), capsys, live, launched)
-    assert run["goodput"]["iterations"] == 40
-
-
 @pytest.mark.parametrize("role", ["kill", "hang"])
 def test_job_with_a_restart_is_accounted_for_as_a_stopwatch_sees_it(
     role: str, fresh_launcher: Launcher, capsys: pytest.CaptureFixture[str]

@@ -1,11 +1,13 @@
 """A script under gloo whose ranks compute for a while, and then reduce: the argument is JSON.
 
 Rank `slow` takes `factor` times as long as the others; `jitter` is the standard deviation of a step, as a share of it.
+It ends with a file `end` in its directory, or after so many `seconds`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -23,5 +25,5 @@ end_s = time.monotonic() + pace["seconds"]
 while goes_on.item():
     time.sleep(step_s * max(0.2, chance.gauss(1.0, pace["jitter"])))
     dist.all_reduce(gradients)
-    goes_on.fill_(time.monotonic() < end_s)
+    goes_on.fill_(time.monotonic() < end_s and not os.path.exists("end"))
     dist.broadcast(goes_on, 0)
