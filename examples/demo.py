@@ -25,11 +25,10 @@ from megatron_ft.cli.analysis.analysis import analyze
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.cli.logs.runs import Run, split_runs
 from megatron_ft.cli.render.report_tables import print_report
-from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.base.fault_plan import PlannedFault, resolve
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.linux.process_setup import die_with_parent
+from megatron_ft.rank.faults.plan import PlannedFault, read_fault_plan
 
 HERE = Path(__file__).resolve().parent
 FAULT_PLAN = HERE.parent / "megatron_ft" / "configs" / "faults" / "kill-then-hang.yaml"
@@ -96,8 +95,7 @@ def run_both(out: Path, ranks: int, training_args: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: the fault plan doesn't fit.
     """
-    plan = read_fault_plan(FAULT_PLAN)
-    faults = resolve(plan, ranks)
+    faults = read_fault_plan(FAULT_PLAN, ranks)
     headline("1 of 2: the job without a fault")
     code = run_job(out / "undisturbed", ranks, training_args)
     if code != 0:

@@ -6,10 +6,9 @@ import argparse
 import os
 from typing import NoReturn
 
-from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import MISTAKE_CODE
-from megatron_ft.link.base.fault_plan import FAULT_TYPES, resolve
+from megatron_ft.rank.faults.plan import FAULT_TYPES, read_fault_plan
 from megatron_ft.rank.hooks.user_errors import ask_for_no_restart
 
 
@@ -170,7 +169,7 @@ def _complete(args: argparse.Namespace) -> str | None:
     if args.enable_ft_package and not args.save:
         return "--save is missing: fault tolerance needs a directory for checkpoints (or say --no-ft)"
     try:
-        args.planned_faults = resolve(read_fault_plan(args.fault_plan), args.world_size) if args.fault_plan else []
+        args.planned_faults = read_fault_plan(args.fault_plan, args.world_size) if args.fault_plan else []
     except ConfigError as error:
         return str(error)
     return None

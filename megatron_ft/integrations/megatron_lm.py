@@ -21,8 +21,8 @@ from typing import Any
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.base.fault_plan import FAULT_TYPES, RANDOM
 from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.plan import FAULT_TYPES, RANDOM
 
 __all__ = [
     "add_ft_args",
@@ -170,7 +170,7 @@ def get_rank_monitor_client() -> Any:
 def maybe_setup_simulated_fault() -> None:
     """Simulate a fault on one rank after a delay, as ``FT_SIM_FAULT_DESC`` says, else as the flags say.
 
-    The variable holds ``type;rank;delay``: one of ``core.fault_plan.FAULT_TYPES`` or ``random``, a rank or nothing (a
+    The variable holds ``type;rank;delay``: one of ``rank.faults.plan.FAULT_TYPES`` or ``random``, a rank or nothing (a
     random one), and seconds, to which up to 20 % are added. A collective if something is random.
 
     Raises:

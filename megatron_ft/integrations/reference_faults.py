@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from megatron_ft.rank.faults.acts import announce
+from megatron_ft.rank.faults.injection import announce
 
 _GPU_CYCLES = 1 << 62
 _due = threading.Event()

@@ -79,7 +79,7 @@ class Rank:
         if fault == "board":
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
         elif fault in BY_RANK:
-            from megatron_ft.rank.faults.acts import InjectedFault, inject
+            from megatron_ft.rank.faults.injection import InjectedFault, inject
             from tests.verdicts import job as ways
 
             # Each in a way of its own: after two starts in a row that failed in the same way the launcher gives up.

@@ -1,19 +1,53 @@
-"""Carries out a fault plan inside the ranks that it names."""
+"""Faults on purpose, for rehearsals: what a process does to itself, and the faults of a plan at their iterations."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.base.fault_plan import PlannedFault, due, resolve
 from megatron_ft.link.facts.rank import FaultInjected
-from megatron_ft.rank.faults.acts import announce, inject
+from megatron_ft.rank.faults.plan import DEFAULT_SLOWER_BY_S, PlannedFault, read_fault_plan
 from megatron_ft.rank.hooks.run_facts import log_event
 from megatron_ft.rank.hooks.user_errors import end_job
+
+
+class InjectedFault(RuntimeError):
+    """Raised by a fault of type ``exception``."""
+
+
+def announce(what: str) -> None:
+    """Print on stderr, beforehand, that this fault is simulated."""
+    print(f"FT: SIMULATED FAULT: {what}", file=sys.stderr, flush=True)
+
+
+def inject(fault_type: str, *, seconds: float = DEFAULT_SLOWER_BY_S) -> float:
+    """Do one fault of `megatron_ft.rank.faults.plan.FAULT_TYPES` to this process, now.
+
+    Return the seconds by which the caller is to slow down each later step: ``seconds`` for ``slow``, else 0
+    (``rank_hung``, once the process has been continued). Those of ``IN_LOOP_TYPES`` are for the thread that trains.
+
+    Raises:
+        InjectedFault: for ``exception``.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    match fault_type:
+        case "rank_killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "rank_hung":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "slow":
+            return seconds
+        case "exception":
+            raise InjectedFault("simulated fault")
+        case _:
+            raise AssertionError(fault_type)
+    return 0.0
 
 
 class FaultInjector:
@@ -26,14 +60,9 @@ class FaultInjector:
         cycle: the cycle it lives in.
         client: the RankMonitorClient to whose event log a fault is written before it happens, or None.
         """
-        self._rank = rank
-        self._cycle = cycle
         self._client = client
         self._slower_by_s = 0.0
-        self._pending = [
-            fault for fault in faults if fault.cycle > cycle or (fault.cycle == cycle and fault.rank == rank)
-        ]
-        self._mine = frozenset(fault.iteration for fault in self._pending if fault.cycle == cycle)
+        self._pending = {fault.iteration: fault for fault in faults if (fault.cycle, fault.rank) == (cycle, rank)}
 
     @classmethod
     def of_this_rank(cls, path: str | os.PathLike[str] | None, *, client: Any) -> FaultInjector:
@@ -44,35 +73,24 @@ class FaultInjector:
         Raises:
             SystemExit: the plan can't be read or doesn't fit this job; on all ranks alike.
         """
-        if path is None:
-            return cls((), rank=0, cycle=0)
-        rank, world_size, cycle = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "FT_CYCLE"))
+        rank, world_size, cycle = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "FT_CYCLE"))
         try:
-            faults = resolve(read_fault_plan(path), world_size)
+            faults = () if path is None else read_fault_plan(path, world_size)
         except ConfigError as error:
             end_job(str(error))
         return cls(faults, rank=rank, cycle=cycle, client=client)
 
     def on_iteration(self, iteration: int) -> None:
-        """Inject the fault planned for this iteration, if any.
+        """Inject the fault planned for this iteration, if any, once.
 
         Raises:
             InjectedFault: that is what was planned.
         """
-        if iteration in self._mine:
-            fault = due(self._pending, self._cycle, self._rank, iteration)
-            if fault is not None:  # None: it has fired, and this process has survived it
-                self._carry_out(fault)
+        fault = self._pending.pop(iteration, None)
+        if fault is not None:
+            record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
+            log_event(self._client, record)
+            announce(fault.describe())
+            self._slower_by_s = inject(fault.type, seconds=fault.seconds) or self._slower_by_s
         if self._slower_by_s:
             time.sleep(self._slower_by_s)
-
-    def pending(self) -> list[PlannedFault]:
-        """Return the faults still to come that this rank knows: its own of this cycle, and all of later cycles."""
-        return list(self._pending)
-
-    def _carry_out(self, fault: PlannedFault) -> None:
-        self._pending.remove(fault)
-        record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
-        log_event(self._client, record)
-        announce(fault.describe())
-        self._slower_by_s = inject(fault.type, seconds=fault.seconds) or self._slower_by_s

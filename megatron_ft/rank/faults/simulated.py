@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.errors import ConfigError, nearest, show
-from megatron_ft.link.base.fault_plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.link.base.wording import when
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.base import agreement
-from megatron_ft.rank.faults.acts import announce, inject
+from megatron_ft.rank.faults.injection import announce, inject
+from megatron_ft.rank.faults.plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
 from megatron_ft.rank.hooks.run_facts import current_iteration, log_event
 from megatron_ft.rank.hooks.user_errors import no_restart_for_mistakes
 

@@ -28,7 +28,7 @@ class FaultToleranceSettings:
     section, with the usual timeout."""
     simulate_fault: bool = False
     simulated_fault_type: str = "random"
-    """One of ``core.fault_plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
+    """One of ``rank.faults.plan.FAULT_TYPES``, or ``random``: ``rank_killed`` or ``rank_hung``."""
     simulated_fault_rank: int | None = None
     """Rank that fails; None for a random one."""
     simulated_fault_base_delay: float = 0.0

@@ -132,7 +132,7 @@ FLOORS = {
     ),  # the public names; test_public_names checks its laziness
 }
 # yaml is for the files that a user writes, and only their readers may know it.
-YAML_READERS = ("config/files/yaml_file.py", "config/files/fault_plan_file.py")
+YAML_READERS = ("config/files/yaml_file.py", "rank/faults/plan.py")
 VALUES = (("link", "base"), ("link", "facts"), ("link", "messages"))
 IMPURE_MODULES = {
     *("asyncio", "ctypes", "fcntl", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select"),

@@ -12,8 +12,8 @@ import pytest
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.integrations import megatron_lm
-from megatron_ft.link.base.fault_plan import FAULT_TYPES
 from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.plan import FAULT_TYPES
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from tests.support.megatron_lm_loop import fresh_state, parse, train
 from tests.support.training import FakeClient, clean_environment, client

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.link.base.fault_plan import PlannedFault
 from megatron_ft.rank.faults import injection
 from megatron_ft.rank.faults.injection import FaultInjector
+from megatron_ft.rank.faults.plan import PlannedFault
 from tests.support.training import bench, clean_environment
 
 __all__ = ["bench", "clean_environment"]  # fixtures

@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.link.base.fault_plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank.faults import simulated
+from megatron_ft.rank.faults.plan import FAULT_TYPES, IN_LOOP_TYPES
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from tests.support.training import (
     Bench,

@@ -31,9 +31,8 @@ def test_broken_plan_of_this_rank_ends_the_job_with_2(
         monkeypatch.setenv(name, value)
     plan = tmp_path / "plan.yaml"
     plan.write_text("faults:\n  - {cycle: 1, rank: 1, iteration: 5, type: rank_killed}\n")
-    assert FaultInjector.of_this_rank(None, client=None).pending() == []
-    (fault,) = FaultInjector.of_this_rank(plan, client=None).pending()
-    assert fault.iteration == 5
+    assert FaultInjector.of_this_rank(None, client=None)._pending == {}
+    assert list(FaultInjector.of_this_rank(plan, client=None)._pending) == [5]
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     assert told == []

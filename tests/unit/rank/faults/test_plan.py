@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from megatron_ft.config.files.fault_plan_file import read_fault_plan
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.base.fault_plan import FAULT_TYPES, PlannedFault, parse_plan, resolve
+from megatron_ft.rank.faults.plan import FAULT_TYPES, PlannedFault, read_fault_plan
 from tests import ROOT
 
 SHIPPED = ROOT / "megatron_ft" / "configs" / "faults"
 FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
 
 
-def plan(*faults: dict[str, Any], **top: Any) -> Any:
-    return parse_plan({"faults": list(faults), **top}, source="plan.yaml")
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlannedFault, ...]]:
+    """Read a document as the plan of a job."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(document: Any, world_size: int = 8) -> tuple[PlannedFault, ...]:
+        Path("plan.yaml").write_text(yaml.safe_dump(document))
+        return read_fault_plan("plan.yaml", world_size)
+
+    return read
 
 
-def test_chance_is_the_same_for_the_same_seed_and_differs_between_seeds() -> None:
+def test_chance_is_the_same_for_the_same_seed_and_differs_between_seeds(read: Callable[..., Any]) -> None:
     open_fault = {"rank": "random", "iteration": [20, 40], "type": "random"}
-    drawn = {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
-    assert drawn == {seed: resolve(plan(open_fault, seed=seed), 8)[0] for seed in range(200)}
+    drawn = {seed: read({"faults": [open_fault], "seed": seed})[0] for seed in range(200)}
+    assert drawn == {seed: read({"faults": [open_fault], "seed": seed})[0] for seed in range(200)}
     assert {fault.rank for fault in drawn.values()} == set(range(8))
     assert {fault.iteration for fault in drawn.values()} == set(range(20, 41))
     assert {fault.type for fault in drawn.values()} == {"rank_killed", "rank_hung"}
 
 
-def test_chance_hasnt_changed() -> None:
+def test_chance_hasnt_changed(read: Callable[..., Any]) -> None:
     """A seed in somebody's notes means the same fault next year."""
-    (fault,) = resolve(plan({"rank": "random", "iteration": [0, 1000], "type": "random"}, seed=7), 64)
+    (fault,) = read({"faults": [{"rank": "random", "iteration": [0, 1000], "type": "random"}], "seed": 7}, 64)
     assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
 
 
@@ -74,9 +83,9 @@ def test_fault_of_any_type_is_described_in_words() -> None:
         ({"faults": [{"type": "slow"}]}, "missing required field `rank`"),
     ],
 )
-def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str) -> None:
+def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str, read: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_plan(document, source="plan.yaml")
+        read(document)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("plan.yaml: ")
@@ -90,17 +99,19 @@ def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message:
         ([FAULT, {**FAULT, "type": "slow"}], 2, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
     ],
 )
-def test_fault_that_cannot_happen_is_refused(faults: list[dict[str, Any]], world: int, words: str) -> None:
+def test_fault_that_cannot_happen_is_refused(
+    faults: list[dict[str, Any]], world: int, words: str, read: Callable[..., Any]
+) -> None:
     with pytest.raises(ConfigError, match=words):
-        resolve(plan(*faults), world)
+        read({"faults": faults}, world)
 
 
 def test_the_shipped_plans_can_be_read() -> None:
     files = sorted(SHIPPED.glob("*.yaml"))
     assert files
     for file in files:
-        assert resolve(read_fault_plan(file), 2)
-    kinds = [(f.cycle, f.rank, f.type) for f in resolve(read_fault_plan(SHIPPED / "kill-then-hang.yaml"), 2)]
+        assert read_fault_plan(file, 2)
+    kinds = [(f.cycle, f.rank, f.type) for f in read_fault_plan(SHIPPED / "kill-then-hang.yaml", 2)]
     assert kinds == [(0, 1, "rank_killed"), (1, 0, "rank_hung")]
 
 
@@ -117,6 +128,6 @@ def test_file_that_is_no_plan_is_refused_in_one_line(content: bytes, message: st
     file = tmp_path / "plan.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError) as error:
-        read_fault_plan(file)
+        read_fault_plan(file, 2)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,13 +1,12 @@
-"""Planned faults: which rank suffers which fault, at which iteration of which cycle.
+"""Fault plans: which rank suffers which fault, at which iteration of which cycle.
 
-Rank, iteration and type may be random; the seed decides, alike on all ranks and in every run. Parsing, drawing and
-looking up due faults are pure; ``rank/faults/injection.py`` acts.
+Rank, iteration and type may be random; the seed decides, alike on all ranks and in every run.
 """
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -75,58 +74,52 @@ class FaultEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"seconds is only for type 'slow', not {self.type!r}")
 
 
-class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     faults: tuple[FaultEntry, ...]
     seed: _Whole = 0
-    source: str = "fault plan"
-    """Origin of the plan, for messages."""
 
 
-def parse_plan(document: object, *, source: str = "fault plan") -> FaultPlan:
-    """Check a plan: a mapping of the fields of `FaultPlan`. ``source``: what to call it in messages.
+def read_fault_plan(path: str | os.PathLike[str], world_size: int) -> tuple[PlannedFault, ...]:
+    """Return the faults of a YAML file, drawn: the same on every rank of a job of this size.
 
     Raises:
-        ConfigError: one line: what is wrong, where, and what is allowed.
+        ConfigError: the file can't be read, isn't YAML or isn't a plan, the job has no such rank, or a rank has two
+        faults at one moment; one line that says where, and what is allowed.
     """
+    import yaml  # only a rank with a plan needs it
+
+    source = os.fspath(path)
     try:
-        plan = msgspec.convert(document, FaultPlan)
+        with open(path, encoding="utf-8") as file:
+            plan = msgspec.convert(yaml.safe_load(file), _FaultPlan)
+    except OSError as error:
+        raise ConfigError(f"{source}: the fault plan can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{source}: the fault plan isn't a text file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: the fault plan isn't YAML: {' '.join(str(error).split())}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {error}; {_ALLOWED}") from None
-    return msgspec.structs.replace(plan, source=source)
-
-
-def resolve(plan: FaultPlan, world_size: int) -> tuple[PlannedFault, ...]:
-    """Return the faults with everything drawn: the same on every rank, for the same plan and ``world_size``.
-
-    Raises:
-        ConfigError: the job has no such rank, or a rank has two faults at one moment.
-    """
-    resolved: list[PlannedFault] = []
+    drawn: dict[tuple[int, int, int], PlannedFault] = {}
     for number, entry in enumerate(plan.faults):
-        # one generator per fault, so that editing one fault doesn't move the others
-        draw = random.Random(f"{plan.seed}/{number}")
-        drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
-        fault = PlannedFault(
-            cycle=entry.cycle,
-            rank=drawn_rank if isinstance(entry.rank, str) else entry.rank,
-            iteration=draw.randint(*(entry.iteration if isinstance(entry.iteration, list) else [entry.iteration] * 2)),
-            type=drawn_type if entry.type == RANDOM else entry.type,
-            seconds=DEFAULT_SLOWER_BY_S if entry.seconds is None else entry.seconds,
-        )
-        where = f"{plan.source}: fault {number + 1}"
+        fault = _draw(entry, random.Random(f"{plan.seed}/{number}"), world_size)
+        where = f"{source}: fault {number + 1}"
         if fault.rank >= world_size:
             raise ConfigError(f"{where}: rank must be below the number of ranks, {world_size}, not {fault.rank}")
-        if due(resolved, fault.cycle, fault.rank, fault.iteration) is not None:
+        if drawn.setdefault((fault.cycle, fault.rank, fault.iteration), fault) is not fault:
             raise ConfigError(
                 f"{where}: rank {fault.rank} already has one {when(fault.iteration)} of cycle {fault.cycle}"
             )
-        resolved.append(fault)
-    return tuple(resolved)
+    return tuple(drawn.values())
 
 
-def due(faults: Iterable[PlannedFault], cycle: int, rank: int, iteration: int) -> PlannedFault | None:
-    """Return the fault of exactly this moment, None without one."""
-    for fault in faults:
-        if (fault.cycle, fault.rank, fault.iteration) == (cycle, rank, iteration):
-            return fault
-    return None
+def _draw(entry: FaultEntry, draw: random.Random, world_size: int) -> PlannedFault:
+    """Return the fault with one generator of its own, so that editing one fault doesn't move the others."""
+    drawn_type, drawn_rank = draw.choice(RANDOM_TYPES), draw.randrange(world_size)
+    return PlannedFault(
+        cycle=entry.cycle,
+        rank=drawn_rank if isinstance(entry.rank, str) else entry.rank,
+        iteration=draw.randint(*(entry.iteration if isinstance(entry.iteration, list) else [entry.iteration] * 2)),
+        type=drawn_type if entry.type == RANDOM else entry.type,
+        seconds=DEFAULT_SLOWER_BY_S if entry.seconds is None else entry.seconds,
+    )
