@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.rank.faults.injection import FaultInjector
+from megatron_ft.rank.faults.injection import FaultInjector, InjectedFault
 from megatron_ft.rank.hooks import user_errors
 from tests.support.training import clean_environment
 
@@ -30,9 +30,11 @@ def test_broken_plan_of_this_rank_ends_the_job_with_2(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FT_CYCLE": "1"}.items():
         monkeypatch.setenv(name, value)
     plan = tmp_path / "plan.yaml"
-    plan.write_text("faults:\n  - {cycle: 1, rank: 1, iteration: 5, type: rank_killed}\n")
-    assert FaultInjector.of_this_rank(None, client=None)._pending == {}
-    assert list(FaultInjector.of_this_rank(plan, client=None)._pending) == [5]
+    plan.write_text("faults:\n  - {cycle: 1, rank: 1, iteration: 5, type: exception}\n")
+    FaultInjector.of_this_rank(None, client=None).on_iteration(5)
+    with pytest.raises(InjectedFault):
+        FaultInjector.of_this_rank(plan, client=None).on_iteration(5)
+    assert "rank 1 raises an exception after iteration 5 of cycle 1" in capfd.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     assert told == []
