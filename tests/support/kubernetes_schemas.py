@@ -1,17 +1,15 @@
 """What Kubernetes would refuse of the manifests in ``examples/kubernetes``, without Kubernetes.
 
 ``kubernetes_schemas.json`` has the facts of the published schemas that these manifests reach: the names of fields,
-their types and bounds. ``python -m tests.support.kubernetes_schemas CRD...`` writes it anew, from the
-CustomResourceDefinitions of kubeflow/trainer (``manifests/base/crds``) and of kubernetes-sigs/jobset
-(``config/components/crd/bases``).
+their types and bounds, out of the CustomResourceDefinitions of kubeflow/trainer (``manifests/base/crds``) and of
+kubernetes-sigs/jobset (``config/components/crd/bases``).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ __all__ = ["MANIFESTS", "documents", "mistakes"]
 
 MANIFESTS = Path(__file__).parents[2] / "examples" / "kubernetes"
 _FACTS = Path(__file__).with_suffix(".json")
-_KEPT = ("enum", "required", "minimum", "maximum", "pattern", "minItems", "maxItems", "minLength", "maxLength")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
@@ -82,41 +79,3 @@ def _check_fields(value: Mapping[str, Any], schema: Mapping[str, Any], where: st
             yield f"{where}.{name} isn't known"
         else:
             yield from _check(item, named.get(name, more or {}), f"{where}.{name}")
-
-
-def _trimmed(schema: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Any]:
-    """Of objects that ``values`` reach: the names of all fields, and more of those that are used."""
-    kept = {name: schema[name] for name in ("type", *_KEPT) if name in schema}
-    if schema.get("x-kubernetes-int-or-string"):
-        kept["type"] = ["integer", "string"]
-    objects = [value for value in values if isinstance(value, dict)]
-    if "properties" in schema and objects:
-        kept["properties"] = {}
-        for name, field in schema["properties"].items():
-            used = [value[name] for value in objects if name in value]
-            kept["properties"][name] = _trimmed(field, used) if used else {}
-    if "items" in schema:
-        items = [item for value in values if isinstance(value, list) for item in value]
-        kept["items"] = _trimmed(schema["items"], items)
-    if isinstance(schema.get("additionalProperties"), dict):
-        more = [item for value in objects for item in value.values()]
-        kept["additionalProperties"] = _trimmed(schema["additionalProperties"], more)
-    return kept
-
-
-def main() -> None:
-    """Write the facts anew."""
-    used = [document for path in sorted(MANIFESTS.glob("*.yaml")) for document in documents(path)]
-    facts = {}
-    for path in map(Path, sys.argv[1:]):
-        (definition,) = (each["spec"] for each in documents(path) if each)
-        version = definition["versions"][0]
-        kind = f"{definition['group']}/{version['name']} {definition['names']['kind']}"
-        schema = _trimmed(version["schema"]["openAPIV3Schema"], [each for each in used if _kind(each) == kind])
-        facts[kind] = {**schema, "properties": {**schema["properties"], "metadata": {"type": "object"}}}
-    lines = (f"{json.dumps(kind)}: {json.dumps(facts[kind], sort_keys=True)}" for kind in sorted(facts))
-    _FACTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.bench import recorded, rules
+from tests.bench import rules
 from tests.bench.traces import TRACES, Trace, make
 
 
@@ -16,15 +16,6 @@ def trace(took_s: list[float], *, repeats: tuple[int, ...] = (), moving: tuple[i
     moves = np.zeros(len(took_s), dtype=np.bool_)
     moves[list(moving)] = True
     return Trace("test", np.array(took_s)[:, None], begins, repeated, moves)
-
-
-@pytest.mark.parametrize("name", TRACES)
-def test_a_trace_is_the_same_for_the_same_seed(name: str) -> None:
-    one, same, other = (make(name, seed, 40_000) for seed in (1, 1, 2))
-    assert np.array_equal(one.took_s, same.took_s)
-    assert not np.array_equal(one.took_s, other.took_s)
-    assert one.took_s.size == 40_000
-    assert one.took_s.min() > 0
 
 
 def test_a_kill_is_a_step_above_the_timeout_that_was_learned_before() -> None:
@@ -57,13 +48,6 @@ def test_step_that_is_told_from_a_hang_is_ended_at_four_timeouts() -> None:
 def test_last_look_is_part_of_the_delay() -> None:
     without, with_looks = (rules.play(trace([1.0] * 600), rules.OneRule(), looks=looks) for looks in (False, True))
     assert (without.delay_s, with_looks.delay_s) == (60.0, 62.0)
-
-
-def test_recorded_job_is_read_as_it_was_written() -> None:
-    kept = recorded.read("a-job", {"about": "", "begins": [0, 2], "took_ms": [[1000, 2000, 0], [1500, 1000, 900]]})
-    assert kept.name == "a job"
-    assert kept.took_s.tolist() == [[1.0, 1.5], [2.0, 1.0], [0.001, 0.9]]
-    assert np.flatnonzero(kept.begins).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("name", sorted(TRACES.keys() - {"heavy tail", "stalls that no rank can tell"}))

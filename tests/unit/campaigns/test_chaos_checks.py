@@ -136,59 +136,6 @@ def test_a_planted_violation_is_seen(right: Seen, what: str) -> None:
     assert any(said in problem for problem in found), found
 
 
-def test_fault_planned_for_an_iteration_already_done_is_no_omission(right: Seen) -> None:
-    """Seed 103: the launcher was asked to stop at iteration 8 of 10, and the ranks were quicker."""
-    late = Event(fault="monitor_killed", phase="step", launch=1, cycle=0, rank=0, iteration=9)
-    plan = dataclasses.replace(right.plan, events=(*right.plan.events, late))
-    assert problems(dataclasses.replace(right, plan=plan)) == [f"this fault never happened: {late.describe()}"]
-    done = [*right.trace[:8], noted("saved", 2, iteration=10), noted("saved", 0, launch=1, iteration=10)]
-    assert problems(dataclasses.replace(right, plan=plan, trace=done)) == []
-    # nor is its launcher to end as it would have ended it, and no later one is missed
-    leaves = dataclasses.replace(late, fault="launcher_killed")
-    after = Event(fault="exception", phase="shutdown", launch=2, cycle=0, rank=1)
-    plan = dataclasses.replace(right.plan, events=(*right.plan.events, leaves, after))
-    assert problems(dataclasses.replace(right, plan=plan, trace=done)) == []
-    missing = [f"this fault never happened: {event.describe()}" for event in (leaves, after)]
-    assert problems(dataclasses.replace(right, plan=plan)) == missing
-
-
-@pytest.mark.parametrize(
-    ("rank", "phase", "said"),
-    [(1, "exit", []), (0, "exit", ["this fault never happened"]), (1, "step", ["this fault never happened"])],
-)
-def test_fault_at_the_end_may_be_missed_if_another_rank_ended_the_launch(
-    rank: int, phase: str, said: list[str]
-) -> None:
-    """Seed 212: ranks don't wait for each other there."""
-    ends = Event(fault="launcher_killed", phase=phase, launch=0, cycle=0, rank=rank)
-    events = (Event(fault="monitor_stopped", phase="shutdown", launch=0, cycle=0, rank=0), ends)
-    plan = Plan(seed=212, layout="async", preload="megatron", learns=False, events=events)
-    trace = [noted("saved", 0, iteration=10), noted("fault", 0, number=1), noted("began", 0, launch=1, iteration=10)]
-    launches = [Launch(number=0, code=-9), Launch(number=1, code=0, records=[ended(0, "succeeded")])]
-    seen = Seen(plan=plan, launches=launches, trace=trace, weights=WEIGHTS, undisturbed=WEIGHTS)
-    assert [problem.partition(":")[0] for problem in problems(seen)] == said
-    # it may also come to it when there is nothing more to hit
-    late = dataclasses.replace(seen, trace=[*trace, noted("fault", 0, number=0)], missed={0})
-    assert bool(problems(late)) == bool(said)
-
-
-def test_fault_may_hit_nothing_where_its_target_may_be_absent(right: Seen) -> None:
-    """Fresh interpreters have no server; the directory of the sockets is made again for the next cycle."""
-
-    def with_fault(fault: str, cycle: int) -> Seen:
-        events = list(right.plan.events)
-        events[2] = dataclasses.replace(SUSPENDED, fault=fault)
-        events.append(dataclasses.replace(events[2], cycle=cycle, iteration=8))
-        plan = dataclasses.replace(right.plan, events=tuple(events))
-        trace = [*right.trace, noted("fault", cycle, number=4)]
-        return dataclasses.replace(right, plan=plan, trace=trace, missed={4})
-
-    assert problems(with_fault("server_stopped", 2)) == []
-    assert problems(with_fault("run_dir_removed", 2)) == []
-    seen = with_fault("run_dir_removed", 1)
-    assert problems(seen) == [f"this fault hit nothing: {seen.plan.events[4].describe()}"]
-
-
 def test_candidates_with_the_rank_are_no_accusation(right: Seen) -> None:
     detail = "root cause undetermined; candidates: rank 0 in a.py:1 f; rank 1 in b.py:2 g"
     text = "hang detected (first on rank 1: hung in 'setup' for 20.0 s (timeout 20.0 s))"
