@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-from msgspec.structs import replace
-
 from megatron_ft.errors import ConfigError, RankMonitorClientError, show
 from megatron_ft.integrations import local_checkpoints
 from megatron_ft.integrations.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
@@ -47,6 +44,8 @@ class Fit:
     """True if it was no local checkpoint, which is loaded so fast that no timeout is learned from it."""
     has_learned: bool = False
     """True if new timeouts aren't in the file yet."""
+    may_write: bool = True
+    """False if there is a file that can't be used: it is left alone."""
 
 
 class FitCallback(LightningCallback):
@@ -260,22 +259,24 @@ class FitCallback(LightningCallback):
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
         """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
-        found = StateFileDone(StateFile(path, sets_aside=True))
+        found = StateFileDone(StateFile(path))
         if agreement.rank() == 0 or not agreement.has_process_group():
             found = carry_out(found.of)
         found = agreement.from_rank_0(found)
+        self._fit.may_write = not found.problem
         if found.problem:
             self._warn(f"{found.problem}. Continuing with the configured timeouts")
         if found.state is None:
             return
-        state, superseded = learned.that_applies(found.state, _configured(client))
-        for line in superseded.values():
+        assert client.cfg is not None
+        state, superseded = learned.that_applies(found.state, learned.configured_of(client.cfg.to_dict()))
+        for line in superseded:
             self._warn(line)
         if state.timeouts or state.heartbeats is not None:
             # as calculated, without the floor: the client applies it, and goes on from these
             assert client.section_timeouts is not None
             known = {*client.section_timeouts.section, OUT_OF_SECTION}
-            calculated = {name: each.calculated_s for name, each in state.timeouts.items() if name in known}
+            calculated = {name: timeout_s for name, timeout_s in state.timeouts.items() if name in known}
             sections = SectionTimeouts().with_calculated(calculated)
             client.load_state_dict(state_to_dict(state.client_heartbeats, sections))
             summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
@@ -294,13 +295,14 @@ class FitCallback(LightningCallback):
     def _write_timeouts(self, client: RankMonitorClient) -> None:
         """Write new timeouts to the file, on rank 0."""
         has_learned, self._fit.has_learned = self._fit.has_learned, False
-        if not has_learned or agreement.rank() != 0:
+        if not has_learned or not self._fit.may_write or agreement.rank() != 0:
             return
         assert self.timeouts_file_path is not None
+        assert client.cfg is not None
         # ft_state.json's document with the client's plain state, as nvidia-resiliency-ext's callbacks write and read it
         plain = client.state_dict()
-        state = replace(learned.parse(plain), configured_s=_configured(client), world_size=agreement.world_size())
-        document = {**msgspec.to_builtins(state), **plain}
+        configured = learned.configured_of(client.cfg.to_dict())
+        document = {**learned.parse(plain).document(configured, client.cfg.learned_floor), **plain}
         if problem := carry_out(StateFile(str(self.timeouts_file_path), document)).problem:
             self._warn(f"{problem}. The next run won't know these timeouts")
 
@@ -326,9 +328,3 @@ def _keep_stack_signals(trainer: Any) -> None:
         safe_calls.call(reporter.restore_signals)
 
     connector.teardown = restoring
-
-
-def _configured(client: RankMonitorClient) -> learned.Configured:
-    """Return the timeouts that the user has set."""
-    assert client.cfg is not None
-    return learned.Configured.of(client.cfg.to_dict())

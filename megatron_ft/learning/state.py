@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from megatron_ft.errors import ConfigError, show
@@ -23,156 +22,96 @@ from megatron_ft.learning.timeouts import (
     state_from_dict,
     state_to_dict,
 )
-from megatron_ft.link.base.codec import Rank, Seconds
 from megatron_ft.link.base.intervals import HangKind
 from megatron_ft.link.base.launcher_part import PartEffect, PartEvent
 from megatron_ft.link.base.times import MAX_SECONDS
 
 SCHEMA = "megatron_ft.ft_state"
-SCHEMA_VERSION = 4
-"""Versions 1 to 3 are still read."""
+SCHEMA_VERSION = 5
+"""Versions 1 to 4 are still read."""
 HEARTBEATS = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")
 _HEARTBEAT_KINDS = {HangKind.INITIAL_HEARTBEAT.value, HangKind.HEARTBEAT.value}
 _MOST_RAISED = 64.0
-_OptionalTimeout = Timeout | None | UnsetType
 
 
-class UnusableStateError(ConfigError):
-    """A document that isn't broken, and is to be left alone: a newer version has written it, or it can't be read."""
+def configured_of(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the timeouts among the set fields of a configuration, which learned ones replace; None is infinite.
 
-
-class Configured(msgspec.Struct, frozen=True, kw_only=True):
-    """Configured timeouts that learned ones replace: only those that the user has set."""
-
-    rank_section_timeouts: dict[str, Timeout | None] | UnsetType | None = UNSET
-    rank_out_of_section_timeout: _OptionalTimeout = UNSET
-    initial_rank_heartbeat_timeout: _OptionalTimeout = UNSET
-    rank_heartbeat_timeout: _OptionalTimeout = UNSET
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Configured:
-        """Return those among the set fields of a configuration."""
-        return cls(**{name: values[name] for name in cls.__struct_fields__ if name in values})
-
-    @property
-    def sections(self) -> dict[str, float | None]:
-        """Sections that the user has configured, each with its timeout."""
-        return self.rank_section_timeouts or {}
-
-    @property
-    def timeouts(self) -> dict[str, float | None]:
-        """Set values by section, OUT_OF_SECTION and name of a heartbeat's field; None is infinite."""
-        rest = {OUT_OF_SECTION: self.rank_out_of_section_timeout, **{name: getattr(self, name) for name in HEARTBEATS}}
-        return {**self.sections, **{name: value for name, value in rest.items() if value is not UNSET}}
-
-
-class LearnedTimeout(msgspec.Struct, frozen=True, kw_only=True):
-    """A calculated timeout, or one that a wrong kill has doubled, and the longest interval it rests on."""
-
-    calculated_s: Timeout
-    max_observed_s: Seconds = 0.0
-    rank_of_max: Rank | None = None
-
-
-class Heartbeats(msgspec.Struct, frozen=True):
-    """Calculated timeouts until the first heartbeat, and between two."""
-
-    initial_s: Timeout
-    subsequent_s: Timeout
+    They are named by section, OUT_OF_SECTION, and by the field of a heartbeat.
+    """
+    names = {"rank_out_of_section_timeout": OUT_OF_SECTION, **dict(zip(HEARTBEATS, HEARTBEATS, strict=True))}
+    rest = {name: values[field] for field, name in names.items() if field in values}
+    return {**(values.get("rank_section_timeouts") or {}), **rest}
 
 
 class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything learned, and the configured values at that time."""
+    """Everything learned, and the configured values at that time.
 
-    schema: Literal["megatron_ft.ft_state"] = "megatron_ft.ft_state"
-    schema_version: Literal[4] = 4
-    world_size: Rank | None = None
-    sections: dict[str, LearnedTimeout] = {}
-    out_of_section: LearnedTimeout | None = None
-    heartbeats: Heartbeats | None = None
-    raised: dict[str, Annotated[float, Meta(ge=1, le=_MOST_RAISED)]] = {}
-    """Factors of a file of earlier versions by which kills had raised timeouts; multiplied once it was read."""
-    configured_s: Configured | None = None
-    """Timeouts that were set when this was learned; None: unknown."""
+    Args:
+        timeouts: by section and OUT_OF_SECTION, as calculated, or doubled after a wrong kill; in memory also by kind of
+            heartbeat, where a kill has doubled what a client had calculated.
+        heartbeats: calculated timeouts until the first heartbeat, and between two.
+        configured_s: timeouts that were set when this was learned; None: unknown.
+    """
 
-    @property
-    def timeouts(self) -> dict[str, LearnedTimeout]:
-        """Timeouts by section, and OUT_OF_SECTION."""
-        return {**self.sections, **({} if self.out_of_section is None else {OUT_OF_SECTION: self.out_of_section})}
-
-    def with_timeouts(self, timeouts: Mapping[str, LearnedTimeout], **changes: Any) -> LearnedState:
-        """Return this with other timeouts, by section and OUT_OF_SECTION."""
-        sections = {name: each for name, each in timeouts.items() if name != OUT_OF_SECTION}
-        return replace(self, sections=sections, out_of_section=timeouts.get(OUT_OF_SECTION), **changes)
+    timeouts: dict[str, Timeout] = {}
+    heartbeats: tuple[Timeout, Timeout] | None = None
+    configured_s: dict[str, Timeout | None] | None = None
 
     @property
     def client_heartbeats(self) -> HeartbeatTimeouts | None:
         """Heartbeat timeouts as a client has them."""
-        beats = self.heartbeats
-        return None if beats is None else HeartbeatTimeouts(beats.initial_s, beats.subsequent_s, True)
+        return None if self.heartbeats is None else HeartbeatTimeouts(*self.heartbeats, True)
 
     def in_force(self, floor_s: float) -> dict[str, float]:
-        """Return the timeouts in force: none is below its floor, or below 1.25 times the longest interval."""
-        return {
-            name: max(each.calculated_s, floor_of(name, floor_s), ABOVE_LONGEST * each.max_observed_s)
-            for name, each in self.timeouts.items()
-        }
+        """Return the timeouts in force: none is below its floor."""
+        return {name: max(timeout_s, floor_of(name, floor_s)) for name, timeout_s in self.timeouts.items()}
 
     def learn(self, seen: Mapping[str, Observed], factor: float) -> LearnedState:
         """Apply the rule to these intervals."""
-        timeouts = self.timeouts
-        for name, each in seen.items():
-            before = timeouts.get(name)
-            calculated_s = calculate(each.longest_s, None if before is None else before.calculated_s, factor)
-            timeouts[name] = LearnedTimeout(
-                calculated_s=calculated_s, max_observed_s=each.longest_s, rank_of_max=each.rank
-            )
-        return self.with_timeouts(timeouts)
+        new = {name: calculate(each.longest_s, self.timeouts.get(name), factor) for name, each in seen.items()}
+        return replace(self, timeouts={**self.timeouts, **new})
 
-    def doubled(self, name: str, timeout_s: float, configured: Configured) -> LearnedState:
-        """Return the state with twice this timeout, which was too short; at most the user's own.
+    def doubled(self, name: str, timeout_s: float, configured: Mapping[str, float | None]) -> LearnedState:
+        """Return the state with twice this timeout, which was too short; up to the user's own, if that is longer.
 
-        Later calculations average it, so that the surplus halves with each. One that a client has calculated, where no
-        interval is known, may exceed the user's.
+        Later calculations average it, so that the surplus halves with each.
         """
-        doubled_s, cap_s = min(2.0 * timeout_s, MAX_SECONDS), configured.timeouts.get(name)
-        before = self.timeouts.get(name, LearnedTimeout(calculated_s=doubled_s))
-        if cap_s is not None and before.max_observed_s:
-            doubled_s = min(doubled_s, max(cap_s, timeout_s))
-        return self.with_timeouts({**self.timeouts, name: replace(before, calculated_s=doubled_s)})
+        doubled_s, own_s = min(2.0 * timeout_s, MAX_SECONDS), configured.get(name)
+        if own_s is not None and timeout_s <= own_s:
+            doubled_s = min(doubled_s, own_s)
+        return replace(self, timeouts={**self.timeouts, name: doubled_s})
 
-    def document(self, configured: Configured, floor_s: float) -> dict[str, Any]:
+    def document(self, configured: Mapping[str, float | None], floor_s: float) -> dict[str, Any]:
         """Return the whole of the file: this, and what is in force in the form of nvidia-resiliency-ext."""
-        mine = self.with_timeouts({name: self.timeouts[name] for name in self.timeouts.keys() - _HEARTBEAT_KINDS})
-        sections = SectionTimeouts(configured.sections, configured.timeouts.get(OUT_OF_SECTION))
+        kept = {name: self.timeouts[name] for name in self.timeouts.keys() - _HEARTBEAT_KINDS}
+        mine = replace(self, timeouts=kept, configured_s={**configured})
+        own = {name: timeout for name, timeout in configured.items() if name not in HEARTBEATS}
+        sections = SectionTimeouts(out_of_section=own.pop(OUT_OF_SECTION, None), section=own)
         in_force = sections.with_calculated(mine.in_force(floor_s))
-        return {**msgspec.to_builtins(mine), **state_to_dict(self.client_heartbeats, in_force, with_configured=True)}
+        head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **msgspec.to_builtins(mine)}
+        return {**head, **state_to_dict(self.client_heartbeats, in_force, with_configured=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile(PartEffect):
     """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
 
-    ``at_end``: of the run. ``sets_aside``: rename a broken file.
+    ``at_end``: of the run.
     """
 
     path: str
     document: Mapping[str, Any] | None = None
     at_end: bool = False
-    sets_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StateFileDone(PartEvent):
-    """Answer to a ``StateFile``. ``state``: what was read, None if there is no usable file.
-
-    ``problem``: what is wrong with the file, in a line; ``may_write``: this run may write it.
-    """
+    """Answer to a ``StateFile``. ``state``: what was read; ``problem``: why the file can't be used, in a line."""
 
     of: StateFile
     state: LearnedState | None = None
     problem: str = ""
-    may_write: bool = True
 
 
 def shown_s(value: float | None) -> str:
@@ -180,74 +119,61 @@ def shown_s(value: float | None) -> str:
     return "infinity" if value is None else f"{value:.4g} s"
 
 
-def that_applies(state: LearnedState, configured: Configured) -> tuple[LearnedState, dict[str, str]]:
-    """Return what applies: all timeouts but those whose configured value the user has changed since.
+def that_applies(state: LearnedState, now: Mapping[str, float | None]) -> tuple[LearnedState, list[str]]:
+    """Return what applies: all timeouts but those whose configured value (``now``) the user has changed since.
 
     Also returns a line for each that doesn't apply.
     """
-    now = configured.timeouts
-    then = now if state.configured_s is None else state.configured_s.timeouts
-    learned_s = {name: each.calculated_s for name, each in state.timeouts.items()}
-    if state.heartbeats is not None:
-        learned_s |= dict(zip(HEARTBEATS, msgspec.structs.astuple(state.heartbeats), strict=True))
-    lines = {
-        name: f"'{name}' keeps its configured timeout of {shown_s(now[name])}: it was changed "
-        f"(from {shown_s(then.get(name))}) since {shown_s(value)} was learned"
-        for name, value in learned_s.items()
-        if name in now and now[name] != then.get(name)
-    }
-    kept = {name: each for name, each in state.timeouts.items() if name not in lines}
-    beats = None if lines.keys() & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
-    return state.with_timeouts(kept, heartbeats=beats), lines
+    then = now if state.configured_s is None else state.configured_s
+    learned_s = {**state.timeouts, **dict(zip(HEARTBEATS, state.heartbeats or (), strict=False))}
+    changed = [name for name in learned_s if name in now and now[name] != then.get(name)]
+    lines = [
+        f"'{name}' keeps its configured timeout of {shown_s(now[name])}: it was changed "
+        f"(from {shown_s(then.get(name))}) since {shown_s(learned_s[name])} was learned"
+        for name in changed
+    ]
+    kept = {name: timeout_s for name, timeout_s in state.timeouts.items() if name not in changed}
+    beats = None if {*changed} & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
+    return replace(state, timeouts=kept, heartbeats=beats), lines
 
 
 def parse(document: object) -> LearnedState:
     """Read our document or a plain ``RankMonitorClient.state_dict()``, which Megatron's own integrations write.
 
     Raises:
-        ConfigError: it is neither, or a value in it can't be right; one line.
-        UnusableStateError: a newer version has written it.
+        ConfigError: it is neither, or a newer version has written it, or a value in it can't be right; one line.
     """
     given = document if isinstance(document, Mapping) else {}
     version = given.get("schema_version")
     if "current_timeouts" in given and "schema" not in given:
-        beats, plain = state_from_dict(given)
-        calculated = {name: {"calculated_s": value} for name, value in plain.calculated.items()}
-        given = {"heartbeats": beats and {"initial_s": beats.initial, "subsequent_s": beats.subsequent}}
-        given |= {"out_of_section": calculated.pop(OUT_OF_SECTION, None), "sections": calculated}
-    elif given.get("schema") != SCHEMA or not isinstance(version, (int, float)):
+        beats, sections = state_from_dict(given)
+        pair = beats and (beats.initial, beats.subsequent)
+        return checked(LearnedState, {"timeouts": sections.calculated, "heartbeats": pair})
+    if given.get("schema") != SCHEMA or not isinstance(version, (int, float)):
         raise ConfigError(f"holds no learned timeouts: schema is {show(given.get('schema'))}, version {show(version)}")
-    elif version > SCHEMA_VERSION:
-        raise UnusableStateError(
-            f"has schema_version {show(version)}, newer than {SCHEMA_VERSION}, the newest known here"
-        )
-    elif version < SCHEMA_VERSION:
-        given = {**given, **_of_version_4(given)}
-    state = checked(LearnedState, given)
-    raised = {
-        name: replace(each, calculated_s=min(each.calculated_s * state.raised.get(name, 1.0), MAX_SECONDS))
-        for name, each in state.timeouts.items()
-    }
-    return state.with_timeouts(raised, raised={})
+    if version > SCHEMA_VERSION:
+        raise ConfigError(f"has schema_version {show(version)}, newer than {SCHEMA_VERSION}, the newest known here")
+    return checked(LearnedState, given if version == SCHEMA_VERSION else _of_version_5(given))
 
 
-def _of_version_4(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document of versions 1 to 3 as one of version 4: ``reference_s`` was what the rule had calculated."""
+def _of_version_5(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document of versions 1 to 4 as one of version 5.
+
+    ``reference_s`` was what the rule had calculated, ``raised`` the factor by which kills had made a timeout longer.
+    """
     try:
-        seen, out = given.get("seen") or {}, given.get("out_of_section")
-        entries = {**given["sections"], **({} if out is None else {OUT_OF_SECTION: out})}
-        raised = {
-            name: min(max(1.0, each["raised"]), _MOST_RAISED) for name, each in entries.items() if each.get("raised")
+        out, seen, raised = given.get("out_of_section"), given.get("seen") or {}, given.get("raised") or {}
+        timeouts = dict[str, float]()
+        for name, each in {**given["sections"], **({} if out is None else {OUT_OF_SECTION: out})}.items():
+            calculated_s = (seen.get(name) or {}).get("reference_s") or each.get("calculated_s") or each["timeout_s"]
+            factor = min(max(1.0, each.get("raised") or raised.get(name) or 1.0), _MOST_RAISED)
+            least_s = ABOVE_LONGEST * (each.get("max_observed_s") or 0.0)
+            timeouts[name] = min(max(calculated_s * factor, least_s), MAX_SECONDS)
+        beats, configured = given.get("heartbeats"), given.get("configured_s")
+        return {
+            "timeouts": timeouts,
+            "heartbeats": beats and (beats["initial_s"], beats["subsequent_s"]),
+            "configured_s": None if configured is None else configured_of(configured),
         }
-        for name, each in entries.items():
-            calculated_s = (seen.get(name) or {}).get("reference_s") or each.get("timeout_s")
-            longest_s, rank = each.get("max_observed_s") or 0.0, each.get("rank_of_max")
-            entries[name] = {"calculated_s": calculated_s, "max_observed_s": longest_s, "rank_of_max": rank}
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, OverflowError):
         raise ConfigError("learned timeouts: they aren't as an earlier version writes them") from None
-    return {
-        "schema_version": 4,
-        "out_of_section": entries.pop(OUT_OF_SECTION, None),
-        "sections": entries,
-        "raised": raised,
-    }

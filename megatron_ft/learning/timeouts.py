@@ -110,10 +110,6 @@ class _Current(msgspec.Struct):
     section: SectionTimeouts | None = None
 
 
-class _State(msgspec.Struct):
-    current_timeouts: _Current | None = None
-
-
 def state_to_dict(
     heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None, *, with_configured: bool = False
 ) -> dict[str, Any]:
@@ -137,7 +133,7 @@ def state_from_dict(state: Mapping[str, Any]) -> tuple[HeartbeatTimeouts | None,
     Raises:
         ConfigError: something isn't a positive number of seconds, or has the wrong type.
     """
-    current = checked(_State, state).current_timeouts or _Current()
+    current = checked(_Current, (state.get("current_timeouts") or {}) if isinstance(state, Mapping) else state)
     beats = current.heartbeat if current.heartbeat is not None and current.heartbeat.were_calculated else None
     calculated = (current.section or SectionTimeouts()).calculated
     if None in calculated.values() or (beats is not None and not beats.are_valid):

@@ -12,20 +12,20 @@ from functools import partial
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.progress import ProgressSample, is_file_wait
+from megatron_ft.link.base.intervals import IntervalKey
 from megatron_ft.link.base.layout import BoardSnapshot
-from megatron_ft.link.base.times import earliest
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.link.linux.processes import read_stat
-from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout, Suspect
+from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, Suspect
 from megatron_ft.monitor.collect_evidence import Probe
 from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
 _ANSWER_NS = round((EVIDENCE_S + 1.0) * 1e9)
-"""Nanoseconds to wait for the launcher's answer; then an enforced timeout counts as confirmed."""
+"""Nanoseconds to wait for the launcher's answer."""
 _ASK_S = 0.4
 _READ_S = 0.2
 _SAMPLES = 10
@@ -33,7 +33,10 @@ _reads = FileQueue()
 
 
 class LastLook:
-    """The suspicion about the rank of this monitor.
+    """The questions about the rank of this monitor.
+
+    While the launcher is asked, the overdue interval goes on: its rank may do so, too. If the interval is overdue again
+    after `_ANSWER_NS`, or at once because the launcher has confirmed it, the rank hangs.
 
     ``has_launcher``: there is a launcher to ask, which has all ranks examined. ``asks_first``: ask it about
     configured timeouts too, not only learned ones.
@@ -43,58 +46,40 @@ class LastLook:
         self._asks_first = asks_first
         self._reports = reports
         self._has_launcher = has_launcher
-        self._verdict: RankHung | None = None
-        self._answer_by_ns: int | None = None
-        """Time until which the launcher is waited for; None if the verdict is confirmed, or there is none."""
-        self.first: tuple[Collect, ProgressSample] | None = None  # being examined: the order, and what it did then
-
-    @property
-    def due_ns(self) -> int | None:
-        """Time of the next ``act``, None if nothing is pending."""
-        times = [] if self.first is None else [self.first[0].again_ns or 0]
-        return earliest(*times, self._answer_by_ns)
+        self._last: RankHung | None = None
+        """The launcher was asked about this verdict last; None once it has extended the timeout."""
+        self._asked: dict[tuple[IntervalKey, bool], bool] = {}
+        """Interval, and whether its timeout is enforced -> True if the launcher has confirmed that the rank hangs."""
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: RankHung) -> bool:
         """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
         hung now."""
-        mine = self._verdict
-        is_same = mine is not None and mine.key == verdict.key and mine.enforced == verdict.enforced
-        if not self._has_launcher and not verdict.enforced:
-            watched.put_off(verdict)
-            return True
-        asks = self._has_launcher and (verdict.learned or self._asks_first)
-        if not asks or (is_same and self._answer_by_ns is None):
-            self.clear()
-            return False
-        if not is_same:
-            now_ns = time.monotonic_ns()
-            self._verdict, self._answer_by_ns = verdict, now_ns + _ANSWER_NS
+        question = verdict.key, verdict.enforced
+        if self._has_launcher and (verdict.learned or self._asks_first) and question not in self._asked:
+            self._last, self._asked[question] = verdict, False
+            watched.detector.extend_timeout(verdict, round(verdict.elapsed_s * 1e9) + _ANSWER_NS)
             self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict)))
+            return True
+        is_confirmed = self._asked.pop(question, False)
+        if verdict.enforced or is_confirmed:
+            return False
+        watched.put_off(verdict)
         return True
 
     def clear(self) -> None:
-        self._verdict = self._answer_by_ns = None
+        """Forget all questions: ask about an interval that is still overdue again."""
+        self._last, self._asked = None, {}
 
-    def obey(self, watched: WatchedRank, order: ExtendTimeout | ConfirmHang) -> bool:
-        """Follow an order of the launcher. Return True if the board is to be checked now."""
-        if self._verdict is None:
-            return False
+    def obey(self, watched: WatchedRank, order: ExtendTimeout | ConfirmHang) -> None:
+        """Follow an order of the launcher; the next check of the board decides, because the rank may have moved on."""
+        if self._last is None:
+            return
         if isinstance(order, ExtendTimeout):
-            watched.detector.extend_timeout(self._verdict, round(order.timeout_s * 1e9))
+            watched.detector.extend_timeout(self._last, round(order.timeout_s * 1e9))
             self.clear()
         else:
-            self._answer_by_ns = None  # the next check of the board decides: the rank may have moved on
-        return True
-
-    def give_up_waiting(self, watched: WatchedRank) -> bool:
-        """Return True if the board is to be checked, because the launcher's answer is overdue."""
-        if self._verdict is None or self._answer_by_ns is None or time.monotonic_ns() < self._answer_by_ns:
-            return False
-        if not self._verdict.enforced:
-            watched.put_off(self._verdict)
-            self._verdict = None
-        self._answer_by_ns = None
-        return True
+            watched.detector.extend_timeout(self._last, 0)
+            self._asked[self._last.key, self._last.enforced] = True
 
 
 def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:

@@ -67,6 +67,8 @@ class MonitorService:
         self._termination: RankTermination | None = None
         self._has_launcher = settings.launcher_fd is not None
         self._last_look = LastLook(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
+        self._first: tuple[Collect, ProgressSample] | None = None
+        """A rank that is being examined: the order, and what the rank did then."""
         self._next_look_ns: int | None = None
         self._group: int | None = None
         self._running = True
@@ -96,8 +98,8 @@ class MonitorService:
         times = [caller.give_up_at for caller in self._callers.values()]
         if self._termination is not None and self._termination.due_at is not None:
             times.append(self._termination.due_at)
-        if self._last_look.due_ns is not None:
-            times.append(self._last_look.due_ns / 1e9)
+        if self._first is not None:
+            times.append((self._first[0].again_ns or 0) / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
             times.append(self._next_look_ns / 1e9)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -150,7 +152,7 @@ class MonitorService:
     def _obey_of_rank(self, watched: WatchedRank, order: RankOrder) -> None:
         match order:
             case Collect(again_ns=again_ns) if again_ns is not None and watched.note is None:
-                self._last_look.first = order, take_sample(watched.attached, watched.final_snapshot())
+                self._first = order, take_sample(watched.attached, watched.final_snapshot())
             case Collect(deadline_ns=deadline_ns, passive=passive):
                 self._examine(watched, None, passive=passive, deadline_ns=deadline_ns)
             case Release() if self._termination is not None:
@@ -161,8 +163,8 @@ class MonitorService:
                 watched.armed = order
                 self._next_look_ns = time.monotonic_ns()
             case ExtendTimeout() | ConfirmHang():
-                if self._last_look.obey(watched, order):
-                    self._next_look_ns = time.monotonic_ns()
+                self._last_look.obey(watched, order)
+                self._next_look_ns = time.monotonic_ns()
 
     def _take_signals(self) -> None:
         for number in os.read(self._signal_fd, 64):
@@ -283,12 +285,10 @@ class MonitorService:
     def _act_if_due(self) -> None:
         self._reports.report_written()
         if self._watched is not None:
-            first, now_ns = self._last_look.first, time.monotonic_ns()
-            if first is not None and now_ns >= (first[0].again_ns or 0):
-                self._last_look.first = None
+            first = self._first
+            if first is not None and time.monotonic_ns() >= (first[0].again_ns or 0):
+                self._first = None
                 self._examine(self._watched, None, passive=True, deadline_ns=first[0].deadline_ns, first=first[1])
-            if self._last_look.give_up_waiting(self._watched):
-                self._next_look_ns = now_ns
         if self._termination is not None:
             self._go_on_terminating(self._termination)
         elif self._watched is not None and self._next_look_ns is not None and self._paused_at_ns is None:
@@ -307,7 +307,6 @@ class MonitorService:
         try:
             snapshot, outcome = watched.read()
         except BoardDamagedError as error:
-            self._last_look.clear()
             rank = f"rank {watched.attached.rank}"
             until = f"hangs of {rank} are not detected until its next cycle"
             self._reports.warn(
@@ -321,9 +320,9 @@ class MonitorService:
         self._reports.news(watched, snapshot)
         self._reports.minute(watched)
         self._next_look_ns = outcome.next_look_ns
-        if verdict is None:
-            self._last_look.clear()
-        elif not self._last_look.ask_launcher_first(watched, verdict):
+        if verdict is not None and self._last_look.ask_launcher_first(watched, verdict):
+            self._next_look_ns = time.monotonic_ns()  # its interval has more time now
+        elif verdict is not None:
             self._end_hung(watched, verdict)
 
     def _end_hung(self, watched: WatchedRank, verdict: RankHung) -> None:
@@ -408,8 +407,7 @@ class MonitorService:
         self._watched = None
         self._termination = None
         self._last_look.clear()
-        self._last_look.first = None
-        self._next_look_ns = None
+        self._first = self._next_look_ns = None
 
     def _launcher_is_gone(self) -> None:
         self._running = False

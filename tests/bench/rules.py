@@ -15,7 +15,7 @@ import numpy as np
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import MOST_EXTENDED, calculate
-from megatron_ft.learning.state import Configured, LearnedState
+from megatron_ft.learning.state import LearnedState
 from tests.bench.figures import Row
 from tests.bench.recorded import recorded
 from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
@@ -101,7 +101,7 @@ class OneRule(Reference):
     def killed(self, *, moved: bool) -> None:
         super().killed(moved=moved)
         if moved or self._kills:
-            self._state = self._state.doubled(self._section, self.timeout_s, Configured())
+            self._state = self._state.doubled(self._section, self.timeout_s, {})
         self._kills += 1
         self._apply()
 

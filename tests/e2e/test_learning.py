@@ -146,8 +146,8 @@ def test_time_out_of_section_that_is_open_at_the_end_is_what_the_next_run_may_ta
         finished = launcher.run(loop, *options, script_args=[str(tmp_path / "save"), seconds])
         assert finished.code == 0, finished.err
         assert 0.1 <= float(re.findall(r"^shows (\S+)$", finished.out, re.MULTILINE)[0]) < 180.0, "as learned"
-    entry = json.loads((tmp_path / "save" / "ft_state.json").read_text())["out_of_section"]
-    assert 3.5 <= entry["max_observed_s"] < 10.0
+    timeouts = json.loads((tmp_path / "save" / "ft_state.json").read_text())["timeouts"]
+    assert 5 * (2 + 3.5) / 2 <= timeouts["out_of_section"] < 5 * 10.0
 
 
 EXPORT = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions, etcd_keys
@@ -24,7 +25,6 @@ from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
-from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.link.base.codec import PartMessage
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.layout import BoardSnapshot
@@ -197,7 +197,7 @@ class Launcher(Process):
             max_restarts=plan.rules.max_restarts,
             checks_health=True,
         )
-        self.agent = Agent(options, launcher_parts(options, LearningOptions(), Pauses(), Kept()))
+        self.agent = Agent(options, launcher_parts(options, ConfigValues(), Pauses(), Kept()))
         self._agent_ns = self.agent.alarm_ns
         """When the agent is to be told the time; only an event changes that."""
         if plan.in_etcd:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions as job
@@ -21,7 +22,6 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options
-from megatron_ft.learning.launcher.part import LearningOptions
 from megatron_ft.link.base.codec import name_of
 from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.link.base.pauses import Pauses
@@ -121,7 +121,7 @@ class Driven:
 
     def __init__(self, found: Kept = Kept(), **options: object) -> None:  # noqa: B008 - frozen
         self.pauses = Pauses()
-        learning = options.pop("learning", LearningOptions())
+        learning = options.pop("learning", ConfigValues())
         given = Options(**options)  # type: ignore[arg-type]
         self.parts = launcher_parts(given, learning, self.pauses, found)  # type: ignore[arg-type]
         self.agent = Agent(given, self.parts)

@@ -19,7 +19,6 @@ from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.learning.rule import MOST_EXTENDED
 from megatron_ft.link.base.launcher_part import LauncherPart
-from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import MoreTime
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
@@ -44,8 +43,8 @@ class LastLook(LauncherPart):
         """Suspects by local rank."""
         self._events: dict[int, int] = {}
         """Number of events on the board of each rank when the first of these was suspected, by local rank."""
-        self._said: set[tuple[int, int | None, str]] = set()
-        """Extended intervals that were reported to the user, each once."""
+        self._said: set[tuple[int | None, str]] = set()
+        """Extended intervals (the iteration, and what is timed) that were reported to the user, each once."""
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         """Have all ranks of the job examined, if a timeout of a rank of this node is over."""
@@ -53,17 +52,10 @@ class LastLook(LauncherPart):
             return
         verdict = replace(report.verdict, rank=self._cycle.ranks[local_rank])
         if not self._suspects:
-            self._events = self._count_events(turn)
+            boards = {each: turn.board(each) for each in self._cycle.observed}
+            self._events = {each: board.ring_head for each, board in boards.items() if board is not None}
         self._suspects[local_rank] = verdict
-        if verdict.learned and not _may_extend(verdict) and not self._options.min_healthy:
-            if verdict.enforced and not self._options.observe_only:
-                turn.say(
-                    f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
-                    f"{MOST_EXTENDED * verdict.timeout_s:.1f} s, terminating it although ranks make progress"
-                )
-            self._decide("", None, turn)
-        else:
-            turn.do(Hang(self._cycle.cycle, verdict, passive=True, decides=True))
+        turn.do(Hang(self._cycle.cycle, verdict, passive=True, decides=True))
 
     def hear(self, event: Reviewed, turn: Turn) -> None:
         """Confirm the suspects that hang, and let the others go on.
@@ -74,7 +66,7 @@ class LastLook(LauncherPart):
         cycle, rank, suspects = self._cycle, event.rank, set(self._suspects)
         if not event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
-        self._decide(event.progress or self._own_progress(turn), event, turn)
+        self._decide(event, turn)
         if not self._options.min_healthy or event.hanging != (rank,) or rank is None or rank not in cycle.ranks:
             return
         local_rank = cycle.ranks.index(rank)
@@ -87,50 +79,45 @@ class LastLook(LauncherPart):
     def ending(self, turn: Turn) -> None:
         self._suspects, self._is_over = {}, True
 
-    def _decide(self, progress: str, review: Reviewed | None, turn: Turn) -> None:
+    def _decide(self, review: Reviewed, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}
-        extended = []
+        progress = review.progress or self._own_progress(turn)
         for local_rank, verdict in sorted(suspects.items()):
-            elapsed_s = verdict.elapsed_s
-            if progress and _may_extend(verdict):
-                until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), MOST_EXTENDED * verdict.timeout_s)
+            elapsed_s, most_s = verdict.elapsed_s, MOST_EXTENDED * verdict.timeout_s
+            is_enforced = verdict.learned and verdict.enforced
+            if progress and verdict.learned and elapsed_s < most_s:
+                until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
                 facts = {name: getattr(verdict, name) for name in _OF_VERDICT}
                 turn.do(Write(MoreTime(**facts, until_s=until_s, progress=progress)))
-                extended.append(verdict)
-            elif review is not None and self._only_waits(verdict, review):
+                interval = verdict.iteration, verdict.timed
+                if is_enforced and interval not in self._said:
+                    self._said.add(interval)
+                    turn.say(
+                        f"rank {verdict.rank}: {describe_interval(verdict)}, longer than its learned timeout of "
+                        f"{verdict.timeout_s:.4g} s, but {progress}: extending the timeout, to at most "
+                        f"{most_s:.1f} s in total"
+                    )
+            elif self._only_waits(verdict, review):
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
                 timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
                 turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
-        keys = {(each.local_rank, each.iteration, each.timed): each for each in extended if each.enforced}
-        news = [each for key, each in keys.items() if key not in self._said]
-        self._said |= keys.keys()
-        if news:
-            first = news[0]
-            more = f" (and {counted(len(news) - 1, 'other rank')} of this node)" if len(news) > 1 else ""
-            turn.say(
-                f"rank {first.rank}{more}: {describe_interval(first)}, longer than its learned timeout of "
-                f"{first.timeout_s:.4g} s, but {progress}: extending the timeout, to at most "
-                f"{MOST_EXTENDED * first.timeout_s:.1f} s in total"
-            )
+                if progress and is_enforced and not self._options.observe_only:
+                    turn.say(
+                        f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
+                        f"{most_s:.1f} s, terminating it although ranks make progress"
+                    )
 
     def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
         is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._cycle.running
         return is_asked and bool(review.hanging) and verdict.rank not in review.hanging
 
-    def _count_events(self, turn: Turn) -> dict[int, int]:
-        boards = ((local_rank, turn.seen.boards[local_rank]) for local_rank in self._cycle.observed)
-        return {local_rank: board.ring_head for local_rank, board in boards if board is not None}
-
     def _own_progress(self, turn: Turn) -> str:
         """Return what a rank of this node has done since the first suspicion, in words."""
-        for local_rank, events in self._count_events(turn).items():
-            if events > self._events.get(local_rank, events):
+        for local_rank, events in self._events.items():
+            board = turn.board(local_rank)
+            if board is not None and board.ring_head > events:
                 return f"rank {self._cycle.ranks[local_rank]} has entered or left a section"
         return ""
-
-
-def _may_extend(verdict: RankHung) -> bool:
-    return verdict.learned and verdict.elapsed_s < MOST_EXTENDED * verdict.timeout_s

@@ -40,8 +40,8 @@ from megatron_ft.launcher.rules.agent import Agent, AgentPhase
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
-from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
-from megatron_ft.learning.state import Configured, StateFile
+from megatron_ft.learning.launcher.part import TellStateWritten
+from megatron_ft.learning.state import StateFile
 from megatron_ft.learning.state_file import carry_out
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.layout import CollectiveCounts
@@ -102,9 +102,7 @@ class FaultTolerantAgent(TorchAgent):
             launcher.line.options,
             machine_options(launcher.line, checks_health=launcher.health is not None),
         )
-        configured = Configured.of(given.to_dict())
-        learning = LearningOptions(given.learn, given.safety_factor, given.learned_floor, configured)
-        parts = launcher_parts(options, learning, launcher.monitors.paused, launcher.files.found)
+        parts = launcher_parts(options, given, launcher.monitors.paused, launcher.files.found)
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.launcher.collective_watch import CollectiveWatch
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
 from megatron_ft.diagnosis.launcher.last_look import LastLook
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.launcher.rules.turn import Options
-from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
+from megatron_ft.learning.launcher.part import LauncherLearning
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
 from megatron_ft.memory.rules.snapshots import Kept
 
 
-def launcher_parts(options: Options, learning: LearningOptions, pauses: Pauses, found: Kept) -> list[LauncherPart]:
-    """Return the parts. ``found``: snapshots that this node can restore before its first cycle."""
-    learns = LauncherLearning(learning)
-    deadlines = Deadlines(options, learning.configured.timeouts, pauses)
+def launcher_parts(options: Options, given: ConfigValues, pauses: Pauses, found: Kept) -> list[LauncherPart]:
+    """Return the parts. ``given``: what the user has set; ``found``: snapshots that this node can restore at first."""
+    learns = LauncherLearning(given)
+    deadlines = Deadlines(options, learns.configured, pauses)
     hangs = HangsOnNode(options, learns)
     return [
         learns,

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.errors import near
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
-from megatron_ft.learning.state import Configured, LearnedState, StateFile, StateFileDone, that_applies
+from megatron_ft.learning.state import HEARTBEATS, LearnedState, StateFile, StateFileDone, configured_of, that_applies
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, WARMUP
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
@@ -26,8 +25,8 @@ from megatron_ft.link.facts.monitor import Attached
 
 UNOPENED_STEPS = 10
 """After this many steps a section that no rank has opened is probably misspelt."""
-_OPENED_LATE = {CHECKPOINTING, WARMUP, OUT_OF_SECTION}
-"""A save may be an hour away, and "warmup" is never opened."""
+_OPENED_LATE = {CHECKPOINTING, WARMUP, OUT_OF_SECTION, *HEARTBEATS}
+"""A save may be an hour away, "warmup" is never opened, and the others are no sections."""
 _MOST_UNOPENED = 16
 _KILLS_NOT = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
 _DETECTS_NOT = "no timeouts configured, learning is off: hangs are not detected by sections"
@@ -35,23 +34,6 @@ _NO_HOOKS = (
     "no timeouts are learned from a script that calls RankMonitorClient itself: it does that with "
     "calculate_and_set_section_timeouts() or calculate_and_set_hb_timeouts()"
 )
-
-
-@dataclass(frozen=True)
-class LearningOptions:
-    """The user's options.
-
-    Args:
-        mode: "off", "report" or "on".
-        factor: learned timeout as a multiple of the longest interval.
-        floor_s: least learned timeout that terminates a rank.
-        configured: timeouts that the user has set.
-    """
-
-    mode: str = "report"
-    factor: float = 5.0
-    floor_s: float = 60.0
-    configured: Configured = Configured()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +48,9 @@ class LauncherLearning(LauncherPart):
 
     HEARS = Intervals | Killed | StateFileDone
 
-    def __init__(self, options: LearningOptions) -> None:
+    def __init__(self, options: ConfigValues) -> None:
         self._options = options
+        self.configured = configured_of(options.to_dict())
         self._ranks: NodeCycle
         self._gathering = Gathering(-1, OF_RANKS_S)
         self._last = Intervals(0)
@@ -75,7 +58,8 @@ class LauncherLearning(LauncherPart):
         something else now."""
         self._path = ""
         """File of learned timeouts that the first rank of this node has named."""
-        self._is_read = self._may_write = False
+        self._may_write: bool | None = None
+        """True if the file was read, or there was none; None while it wasn't read."""
         self._state = LearnedState()
         """What was learned, and applies under today's configuration."""
         self._script_learns = False
@@ -125,7 +109,7 @@ class LauncherLearning(LauncherPart):
             self._script_learns |= report.learns
             if report.state_path and not self._path:
                 self._path = report.state_path
-                turn.do(StateFile(self._path, sets_aside=self._ranks.place == 0 and self._enforces))
+                turn.do(StateFile(self._path))
             self._arm(turn, [local_rank])
         elif isinstance(report, Intervals):
             self._gathering.hear(local_rank, report, turn.now_s)
@@ -143,8 +127,7 @@ class LauncherLearning(LauncherPart):
         self._say_unopened(result, turn)
         seen, before = self._learnable(result, turn, is_only_steps=is_only_steps), self._in_force()
         if seen:
-            state = self._state.learn(seen, self._options.factor)
-            self._state = replace(state, configured_s=self._options.configured, world_size=self._ranks.world_size)
+            self._state = self._state.learn(seen, self._options.safety_factor)
             self._arm(turn)
             self._say_changes(before, seen, turn)
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
@@ -153,7 +136,7 @@ class LauncherLearning(LauncherPart):
 
     def _learnable(self, result: Intervals, turn: Turn, *, is_only_steps: bool) -> dict[str, Observed]:
         """Return the intervals that make timeouts now."""
-        if (self._path and not self._is_read) or (self._options.mode == "off" and not self._enforces):
+        if (self._path and self._may_write is None) or (self._options.learn == "off" and not self._enforces):
             return {}
         if self._enforces and is_only_steps:  # enforced timeouts are learned at saves and at the end
             if not result.facts & FACT_HOOKS:
@@ -191,17 +174,16 @@ class LauncherLearning(LauncherPart):
             self._double(name, timeout_s, turn)
 
     def _double(self, name: str, timeout_s: float, turn: Turn) -> None:
-        self._state = self._state.doubled(name, timeout_s, self._options.configured)
+        self._state = self._state.doubled(name, timeout_s, self.configured)
         self._arm(turn)
 
     def _was_read(self, event: StateFileDone, turn: Turn) -> None:
-        self._is_read, self._may_write = True, event.may_write
+        self._may_write = not event.problem
         if event.problem:
-            left = "" if event.may_write else ": timeouts learned in this run are not written"
-            self._say_once(f"{event.problem}{left}", turn.say_for_all)
+            turn.say_for_all(event.problem)
         if event.state is not None:
-            self._state, superseded = that_applies(event.state, self._options.configured)
-            for line in superseded.values():
+            self._state, superseded = that_applies(event.state, self.configured)
+            for line in superseded:
                 turn.say_for_all(line)
             if timeouts := self._in_force():
                 told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
@@ -212,9 +194,9 @@ class LauncherLearning(LauncherPart):
 
     def _write(self, turn: Turn, *, at_end: bool = False) -> bool:
         """Write the file if this node is to, and may. Return False if it isn't."""
-        writes = self._enforces and self._ranks.place == 0 and self._is_read and self._may_write
+        writes = self._enforces and self._ranks.place == 0 and bool(self._may_write)
         if writes:
-            document = self._state.document(self._options.configured, self._options.floor_s)
+            document = self._state.document(self.configured, self._options.learned_floor)
             turn.do(StateFile(self._path, document, at_end))
         return writes
 
@@ -223,10 +205,10 @@ class LauncherLearning(LauncherPart):
     @property
     def _enforces(self) -> bool:
         """True if ranks may be terminated by what is learned: the script or the user asks for it."""
-        return self._script_learns or self._options.mode == "on"
+        return self._script_learns or self._options.learn == "on"
 
     def _in_force(self) -> dict[str, float]:
-        return self._state.in_force(self._options.floor_s if self._enforces else REPORT_FLOOR_S)
+        return self._state.in_force(self._options.learned_floor if self._enforces else REPORT_FLOOR_S)
 
     def _arm(self, turn: Turn, local_ranks: Collection[int] | None = None) -> None:
         """Arm the monitors of these ranks, or of all; of none in a run that is over, which may do something else."""
@@ -241,19 +223,20 @@ class LauncherLearning(LauncherPart):
 
     def _say_what_is_off(self, turn: Turn) -> None:
         """Say that nothing is killed or detected, if so."""
-        if not self._enforces and all(each is None for each in self._options.configured.timeouts.values()):
-            self._say_once(_DETECTS_NOT if self._options.mode == "off" else _KILLS_NOT, turn.say_for_all)
+        if not self._enforces and all(each is None for each in self.configured.values()):
+            self._say_once(_DETECTS_NOT if self._options.learn == "off" else _KILLS_NOT, turn.say_for_all)
 
     def _say_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
         """Name enforced timeouts that differ by more than a hundredth."""
         now, changes = self._in_force(), list[str]()
-        for name, each in seen.items() if self._enforces else ():
-            now_s, was_s = now[name], before.get(name)
-            if was_s is None or abs(now_s - was_s) > 0.01 * was_s:
-                was = "" if was_s is None else f"was {was_s:.4g} s; "
-                longest = f"the longest took {each.longest_s:.4g} s, in rank {each.rank}"
-                changes.append(f"{name} {now_s:.4g} s ({was}{longest})")
-        if changes:
+        for name, each in seen.items():
+            was_s = before.get(name, 0.0)
+            if abs(now[name] - was_s) > 0.01 * was_s:
+                was = f"was {was_s:.4g} s; " if was_s else ""
+                changes.append(
+                    f"{name} {now[name]:.4g} s ({was}the longest took {each.longest_s:.4g} s, in rank {each.rank})"
+                )
+        if changes and self._enforces:
             turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
 
     def _say_unopened(self, result: Intervals, turn: Turn) -> None:
@@ -263,7 +246,7 @@ class LauncherLearning(LauncherPart):
         self._said.add("unopened")
         until = "in this run" if result.ended else f"in the first {counted(result.steps, 'iteration')}"
         known = {name for name, each in result.seen.items() if each.count or each.longest_s}
-        for name in sorted(self._options.configured.sections.keys() - known - _OPENED_LATE)[:_MOST_UNOPENED]:
+        for name in sorted(self.configured.keys() - known - _OPENED_LATE)[:_MOST_UNOPENED]:
             line = f"section '{name}' has a timeout, but no rank has opened it {until}"
             if meant := near(name, sorted({*known, *SECTIONS} - {name})):
                 line += f": did you mean '{meant}'?"

@@ -56,7 +56,7 @@ FLOORS = {
     # pure; their parts at the leader know its rules, those on a launcher its machine
     "diagnosis": Floor(inside=(*_VALUES, "job/rules"), pure=True),
     "diagnosis/launcher": Floor(inside=(*_VALUES, "diagnosis", "learning", "launcher/rules", "job/rules"), pure=True),
-    "learning": Floor(inside=(*_VALUES, "job/rules", "launcher/rules", "monitor/rules"), pure=True),
+    "learning": Floor(inside=(*_VALUES, "config", "job/rules", "launcher/rules", "monitor/rules"), pure=True),
     "learning/state_file": Floor(inside=("errors", "link", "link/base", "learning")),
     "rank": Floor(
         inside=(

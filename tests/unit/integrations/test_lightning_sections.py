@@ -174,7 +174,7 @@ def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
     plain = learned(fits)["current_timeouts"]["section"]
     assert plain["calculated_sections"] == ["checkpointing", "step"]
     assert plain["is_out_of_section_calculated"] is False
-    assert plain["section"]["step"] == learned(fits)["sections"]["step"]["calculated_s"]
+    assert plain["section"]["step"] == learned(fits)["timeouts"]["step"]
     assert 0.0 < plain["section"]["step"] < 30.0  # what was configured
 
     fits.forget()
@@ -193,8 +193,8 @@ def test_timeouts_learned_at_each_save_are_used_by_the_next_fit(
         "step",
         "checkpointing",
     }
-    assert learned(fits)["out_of_section"]["calculated_s"] > 0.0
-    assert learned(fits)["configured_s"]["rank_section_timeouts"]["setup"] == 60.0
+    assert learned(fits)["timeouts"]["out_of_section"] > 0.0
+    assert learned(fits)["configured_s"]["setup"] == 60.0
 
 
 def test_asynchronous_saves_are_not_learned(fits: FitBench) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
 from megatron_ft.learning.rule import calculate, facts_of, reasons_against, with_armed
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout
+from megatron_ft.learning.state import LearnedState
 from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
     FACT_ENOUGH_STEPS,
@@ -31,41 +31,28 @@ def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before
     assert calculate(1.0, 150.0, 5.0) == 77.5
 
 
-def learned(name: str, calculated_s: float, longest_s: float) -> LearnedState:
-    return LearnedState().with_timeouts({name: LearnedTimeout(calculated_s=calculated_s, max_observed_s=longest_s)})
-
-
-def in_force(name: str, calculated_s: float, longest_s: float) -> float:
-    """The timeout with a floor of a minute."""
-    return learned(name, calculated_s, longest_s).in_force(60.0)[name]
-
-
 @pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
 def test_timeout_is_never_below_125_percent_of_the_longest_interval(factor: float) -> None:
     assert calculate(400.0, 5.0, factor) >= 500.0
-    assert in_force("step", 5.0, 400.0) == 500.0
 
 
 @pytest.mark.parametrize(
     ("name", "timeout_s"), [("step", 60.0), ("checkpointing", 60.0), ("out_of_section", 60.0), ("setup", 240.0)]
 )
 def test_interval_of_a_fraction_of_a_millisecond_makes_no_timeout_below_the_floor(name: str, timeout_s: float) -> None:
-    assert in_force(name, calculate(0.0002, None, 5.0), 0.0002) == timeout_s
-    assert in_force(name, 1000.0, 200.0) == 1000.0
+    assert LearnedState(timeouts={name: calculate(0.0002, None, 5.0)}).in_force(60.0) == {name: timeout_s}
+    assert LearnedState(timeouts={name: 1000.0}).in_force(60.0) == {name: 1000.0}
 
 
 @pytest.mark.parametrize(
-    ("longest_s", "configured_s", "doubled_s"),
-    [(15.0, None, 150.0), (15.0, 100.0, 100.0), (15.0, 70.0, 75.0), (0.0, 70.0, 150.0)],
-    ids=["unbounded", "up to the configured one", "never below what was learned", "a client has calculated it"],
+    ("configured_s", "doubled_s"),
+    [(None, 150.0), (100.0, 100.0), (75.0, 75.0), (70.0, 150.0)],
+    ids=["unbounded", "up to the configured one", "not beyond it", "the configured one is shorter anyway"],
 )
-def test_doubled_timeout_goes_up_to_the_configured_one(
-    longest_s: float, configured_s: float | None, doubled_s: float
-) -> None:
-    configured = Configured(rank_section_timeouts={"step": configured_s})
-    state = learned("step", 75.0, longest_s).doubled("step", 75.0, configured)
-    assert state.in_force(60.0) == {"step": doubled_s}
-    assert LearnedState().doubled("step", 1e9, configured).in_force(60.0) == {"step": 1e9}
+def test_doubled_timeout_goes_up_to_the_configured_one(configured_s: float | None, doubled_s: float) -> None:
+    state = LearnedState(timeouts={"step": 75.0}).doubled("step", 75.0, {"step": configured_s})
+    assert state.timeouts == {"step": doubled_s}
+    assert LearnedState().doubled("step", 9e8, {}).timeouts == {"step": 1e9}
 
 
 ALL = FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED

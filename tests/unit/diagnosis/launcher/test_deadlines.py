@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.launcher.rules import events
-from megatron_ft.learning.launcher.part import LearningOptions
-from megatron_ft.learning.state import Configured
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, detached, observed
@@ -145,8 +144,8 @@ def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(i
     assert late(driven) == [(0, "exit", 20.0)]
 
 
-SECTIONS = LearningOptions(configured=Configured(rank_section_timeouts={"setup": 20.0, "step": 5.0}))
-HEARTBEATS = LearningOptions(configured=Configured(rank_heartbeat_timeout=5.0))
+SECTIONS = ConfigValues(rank_section_timeouts={"setup": 20.0, "step": 5.0})
+HEARTBEATS = ConfigValues(rank_heartbeat_timeout=5.0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_ranks_with_timeouts_that_call_no_hook_are_named_once(
     ("learning", "heartbeats", "is_said"), [(HEARTBEATS, 0, True), (HEARTBEATS, 3, False), (SECTIONS, 0, False)]
 )
 def test_heartbeat_timeouts_are_said_not_to_apply_to_a_script_that_only_opens_sections(
-    learning: LearningOptions, heartbeats: int, is_said: bool
+    learning: ConfigValues, heartbeats: int, is_said: bool
 ) -> None:
     driven = started(2, learning=learning)
     driven.hear(*(attached(local_rank, 0, driven.now_ns) for local_rank in range(2)))

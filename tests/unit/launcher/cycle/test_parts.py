@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules.restart_policy import Action, Outcome
@@ -12,7 +13,7 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.events import Exit
 from megatron_ft.launcher.rules.turn import Options
-from megatron_ft.learning.launcher.part import LauncherLearning, LearningOptions
+from megatron_ft.learning.launcher.part import LauncherLearning
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
@@ -23,7 +24,7 @@ from tests.support.agents import Driven, verdict
 @pytest.mark.parametrize("left_out", [SlowRanksOnNode, SnapshotsOnNode, LauncherLearning])
 def test_job_is_restarted_and_finished_without_the_part(left_out: type[LauncherPart]) -> None:
     driven, options = Driven(), Options(max_restarts=1, watches_collectives=True)
-    parts = launcher_parts(options, LearningOptions(), Pauses(), Kept())
+    parts = launcher_parts(options, ConfigValues(), Pauses(), Kept())
     driven.agent = Agent(options, [part for part in parts if not isinstance(part, left_out)])
     driven.run()
     driven.exits(0, 7)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.job.rules import messages as m
 from megatron_ft.launcher.rules import events
-from megatron_ft.learning.launcher.part import LearningOptions, TellStateWritten
+from megatron_ft.learning.launcher.part import TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
-from megatron_ft.learning.state import Configured, LearnedState, LearnedTimeout, StateFile, StateFileDone, parse
+from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, parse
 from megatron_ft.link.base.layout import (
     FACT_ENOUGH_STEPS,
     FACT_HOOKS,
@@ -40,7 +41,6 @@ REVIEW = Reviewed(
 )
 REPORTED = FACT_HOOKS | FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED
 READY = REPORTED | FACT_LEARNS
-NOT_WRITTEN = "timeouts learned in this run are not written"
 
 
 _saves = itertools.count(1)
@@ -52,20 +52,15 @@ def result(cycle: int = 0, at: str = "save", facts: int = READY, steps: int = 10
     return Intervals(cycle, next(_saves) if at == "save" else 0, steps, at == "end", facts, seen)
 
 
-def state(configured: Configured | None = None, **sections: float) -> LearnedState:
+def state(configured: dict[str, float | None] | None = None, **sections: float) -> LearnedState:
     """Content of a file: calculated values."""
-    timeouts = {name: LearnedTimeout(calculated_s=seconds) for name, seconds in sections.items()}
-    return LearnedState(configured_s=configured).with_timeouts(timeouts)
-
-
-def configured(**sections: float) -> Configured:
-    return Configured(rank_section_timeouts={**sections})
+    return LearnedState(timeouts=sections, configured_s=configured)
 
 
 def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: int = 1, **options: Any) -> Driven:
     """Two ranks, whose scripts use the hooks of a train loop."""
     observe_only = options.pop("observe_only", False)
-    driven = Driven(learning=LearningOptions(**options), observe_only=observe_only)
+    driven = Driven(learning=ConfigValues(**options), observe_only=observe_only)
     driven.run(place=place, nodes=nodes)
     for local_rank in range(2):
         driven.hear(rank_attached(local_rank, 0, driven.now_ns, state_path=path, learns=learns))
@@ -129,7 +124,7 @@ def kills(driven: Driven) -> list[Killed]:
 
 def test_file_is_read_once_per_node_and_arms_all_ranks() -> None:
     driven = attached()
-    assert reads(driven) == [StateFile(PATH, sets_aside=True)]
+    assert reads(driven) == [StateFile(PATH)]
     assert arms(driven) == {}
     driven.hear(StateFileDone(StateFile(PATH), state(step=90.0, setup=300.0)))
     assert arms(driven) == {rank: {"step": 90.0, "setup": 300.0} for rank in range(2)}
@@ -146,30 +141,29 @@ def test_file_left_over_from_another_run_terminates_no_rank_by_default() -> None
         f"timeouts loaded from {PATH}: step 90 s, setup 20 s (reported only)",
         "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)",
     ]
-    assert reads(driven) == [StateFile(PATH, sets_aside=False)]
 
 
 def test_learned_timeout_terminates_at_the_floor_at_the_earliest() -> None:
     for floor_s in (60.0, 7.0):
-        driven = loaded(state(step=5.0, setup=5.0, save=300.0), floor_s=floor_s)
+        driven = loaded(state(step=5.0, setup=5.0, save=300.0), learned_floor=floor_s)
         expected = {"step": floor_s, "setup": 4 * floor_s, "save": 300.0}
         assert arms(driven)[0] == expected
 
 
 def test_configured_timeout_that_was_changed_is_told_and_not_replaced() -> None:
-    file = state(configured(step=180.0), step=90.0, setup=300.0)
-    driven = loaded(file, configured=configured(step=200.0))
+    file = state({"step": 180.0}, step=90.0, setup=300.0)
+    driven = loaded(file, rank_section_timeouts={"step": 200.0})
     assert arms(driven)[0] == {"setup": 300.0}
     assert any("'step' keeps its configured timeout of 200 s" in line for line in driven.said)
 
 
-@pytest.mark.parametrize(("may_write", "is_written"), [(True, True), (False, False)])
-def test_learned_timeouts_are_written_unless_the_file_may_not_be_touched(may_write: bool, is_written: bool) -> None:
+@pytest.mark.parametrize("problem", ["", "it is a directory: leaving it alone"])
+def test_learned_timeouts_are_written_unless_the_file_cant_be_used(problem: str) -> None:
     driven = attached()
-    driven.hear(StateFileDone(StateFile(PATH), None, "it is a directory", may_write))
+    driven.hear(StateFileDone(StateFile(PATH), None, problem))
     driven.hear(result(step=20.0))
-    assert bool(writes(driven)) is is_written
-    assert (f"it is a directory: {NOT_WRITTEN}" in driven.said) is not is_written
+    assert bool(writes(driven)) is (not problem)
+    assert driven.said.count("it is a directory: leaving it alone") == bool(problem)
     assert armed_s(driven) == 100.0
 
 
@@ -263,7 +257,7 @@ def test_what_is_learned_is_armed_written_and_said_with_the_interval_it_rests_on
     )
     (write,) = writes(driven)
     assert (write.path, write.at_end) == (PATH, False)
-    assert written(driven).timeouts["step"] == LearnedTimeout(calculated_s=200.0, max_observed_s=20.0, rank_of_max=3)
+    assert written(driven).timeouts["step"] == 200.0
     said = len(driven.said)
     driven.hear(result(step=40.0, setup=100.0))
     assert len(driven.said) == said, "no line for less than a percent, and a reason once"
@@ -291,20 +285,20 @@ def test_timeouts_learned_at_the_end_of_a_run_are_written_and_not_armed_in_it() 
     armed = len(driven.orders(Arm))
     driven.hear(result(at="end", step=20.0, setup=1.0, out_of_section=50.0))
     assert len(driven.orders(Arm)) == armed
-    assert written(driven).timeouts["out_of_section"].calculated_s == 250.0
+    assert written(driven).timeouts["out_of_section"] == 250.0
     next_cycle(driven, 1)
     assert armed_s(driven, "out_of_section") == 250.0
 
 
 def test_ranks_are_not_armed_where_learning_is_off() -> None:
-    driven = loaded(learns=False, mode="off")
+    driven = loaded(learns=False, learn="off")
     driven.hear(result(facts=REPORTED, step=20.0))
     assert arms(driven) == {}
     assert driven.said[-1] == "no timeouts configured, learning is off: hangs are not detected by sections"
 
 
 def test_script_without_hooks_is_told_how_it_can_learn() -> None:
-    driven = attached(learns=False, path="", mode="on")
+    driven = attached(learns=False, path="", learn="on")
     driven.hear(result(at="steps", facts=0, step=20.0))
     assert driven.said[-1].startswith("no timeouts are learned from a script that calls RankMonitorClient itself")
 
@@ -314,8 +308,8 @@ def test_script_without_hooks_is_told_how_it_can_learn() -> None:
     [
         ({}, False, True),
         ({}, True, False),
-        ({"mode": "on"}, False, False),
-        ({"configured": Configured(rank_out_of_section_timeout=60.0)}, False, False),
+        ({"learn": "on"}, False, False),
+        ({"rank_out_of_section_timeout": 60.0}, False, False),
     ],
 )
 def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
@@ -327,7 +321,7 @@ def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
 
 
 def test_unopened_section_is_named_once_with_the_one_meant() -> None:
-    driven = loaded(learns=False, configured=configured(stpe=3.0, io=4.0, checkpointing=5.0))
+    driven = loaded(learns=False, rank_section_timeouts={"stpe": 3.0, "io": 4.0, "checkpointing": 5.0})
     driven.hear(result(at="steps", facts=REPORTED, steps=0, step=1.0))
     assert not [line for line in driven.said if line.startswith("section")], "it may come in the first ten steps"
     for _ in range(2):
@@ -358,7 +352,7 @@ def test_same_hang_in_the_next_cycle_doubles_the_timeout_in_the_file_and_says_so
     driven.hear(found_hung(0, 0, HANG))
     next_cycle(driven, 1)
     driven.hear(found_hung(0, 1, HANG), Killed(1, "step", 75.0))
-    assert written(driven).timeouts["step"].calculated_s == 150.0
+    assert written(driven).timeouts["step"] == 150.0
     next_cycle(driven, 2)
     assert armed_s(driven) == 150.0
     line = "the timeout of 'step' terminated a rank again: it is 150 s now, was 75 s"

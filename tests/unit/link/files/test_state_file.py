@@ -14,18 +14,12 @@ import pytest
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.learning import state_file
-from megatron_ft.learning.state import (
-    Configured,
-    LearnedState,
-    LearnedTimeout,
-    StateFile,
-    StateFileDone,
-    UnusableStateError,
-)
+from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone
 from megatron_ft.learning.state_file import carry_out, read_state, write_state
 
-STATE = LearnedState(sections={"step": LearnedTimeout(calculated_s=12.0)})
-DOCUMENT = STATE.document(Configured(), 60.0)
+STATE = LearnedState(timeouts={"step": 12.0}, configured_s={})
+DOCUMENT = STATE.document({}, 60.0)
+LEFT = "leaving it alone, timeouts learned in this run are not written"
 
 
 @pytest.fixture
@@ -38,8 +32,7 @@ def test_state_is_read_as_it_was_written_with_the_time(tmp_path: Path) -> None:
     wanted = StateFile(str(path), DOCUMENT, at_end=True)
     assert carry_out(wanted) == StateFileDone(wanted)
     found = read_state(str(path))
-    assert found is not None
-    assert found.timeouts == STATE.timeouts
+    assert found == STATE
     document = json.loads(path.read_text())
     assert (document["written_at_unix_s"] > 0, document["written_at_utc"][-6:]) == (True, "+00:00")
     assert os.listdir(path.parent) == ["ft_state.json"]
@@ -70,27 +63,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("content", "why"), BROKEN)
-def test_broken_file_is_refused_with_a_reason_and_set_aside_by_one_launcher(
-    content: bytes, why: str, path: str
-) -> None:
+def test_broken_file_is_refused_with_a_reason_and_left_alone(content: bytes, why: str, path: str) -> None:
     Path(path).write_bytes(content)
     with pytest.raises(ConfigError, match=why) as error:
         read_state(path)
     assert "\n" not in str(error.value)
-    left = carry_out(StateFile(path))
-    assert (left.problem.endswith(": leaving it alone"), left.state, left.may_write) == (True, None, True)
+    assert carry_out(StateFile(path)) == StateFileDone(StateFile(path), None, f"{path} {error.value}: {LEFT}")
     assert Path(path).read_bytes() == content
-    found = carry_out(StateFile(path, sets_aside=True))
-    assert (found.problem.endswith(f": moved to {path}.corrupt-1"), found.may_write) == (True, True)
-    assert Path(f"{path}.corrupt-1").read_bytes() == content
-    assert carry_out(StateFile(path, sets_aside=True)).problem == ""
-
-
-def test_files_set_aside_dont_replace_each_other(path: str) -> None:
-    for number in (1, 2, 3):
-        Path(path).write_text(f"broken {number}")
-        assert carry_out(StateFile(path, sets_aside=True)).problem.endswith(f"moved to {path}.corrupt-{number}")
-    assert [Path(f"{path}.corrupt-{n}").read_text() for n in (1, 2, 3)] == ["broken 1", "broken 2", "broken 3"]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +78,18 @@ def test_files_set_aside_dont_replace_each_other(path: str) -> None:
         pytest.param(os.mkdir, "is not a regular file", id="directory"),
         pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
         pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
+        pytest.param(lambda path: write_state(path, {**DOCUMENT, "schema_version": 99}), "schema_version 99", id="new"),
     ],
 )
 def test_anything_else_in_place_of_the_state_file_is_left_alone(
     path: str, make: Callable[[str], None], words: str
 ) -> None:
     make(path)
-    with pytest.raises(UnusableStateError, match=words):
-        read_state(path)
-    assert not carry_out(StateFile(path, sets_aside=True)).may_write
+    found = carry_out(StateFile(path))
+    assert found.state is None
+    assert found.problem.startswith(f"{path} ")
+    assert words in found.problem
+    assert found.problem.endswith(LEFT)
     assert os.path.lexists(path)
 
 
@@ -120,18 +102,9 @@ def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", fail)
-        found = carry_out(StateFile(path, sets_aside=True))
-    text = f"{path} can't be read: {os.strerror(number)}: leaving it alone"
-    assert found == StateFileDone(StateFile(path, sets_aside=True), None, text, may_write=False)
+        found = carry_out(StateFile(path))
+    assert found == StateFileDone(StateFile(path), None, f"{path} can't be read: {os.strerror(number)}: {LEFT}")
     assert read_state(path) is not None
-
-
-def test_file_of_a_newer_version_is_left_alone(path: str) -> None:
-    write_state(path, {**DOCUMENT, "schema_version": 99})
-    found = carry_out(StateFile(path, sets_aside=True))
-    assert (found.state, found.may_write) == (None, False)
-    assert found.problem.startswith(f"{path} has schema_version 99")
-    assert os.path.exists(path)
 
 
 def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
