@@ -20,9 +20,10 @@ WAITS_NS = 13 * S
 
 
 def asked(verdict: RankHung) -> tuple[last_look.LastLook, mock.Mock]:
-    watched = mock.Mock()
-    mine = last_look.LastLook(mock.Mock(), has_launcher=True)
+    watched, reports = mock.Mock(), mock.Mock()
+    mine = last_look.LastLook(reports, has_launcher=True)
     assert mine.ask_launcher_first(watched, verdict)
+    watched.reports = reports
     watched.detector.extend_timeout.assert_called_once_with(verdict, WAITS_NS)
     return mine, watched
 
@@ -39,7 +40,7 @@ def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent() -> None:
     assert mine.ask_launcher_first(watched, later)
     watched.put_off.assert_called_once_with(later)
     assert mine.ask_launcher_first(watched, later)
-    assert mine._reports.tell.call_count == 2, "it is asked anew"  # type: ignore[attr-defined]
+    assert watched.reports.tell.call_count == 2, "it is asked anew"
 
 
 def test_report_only_suspicion_is_put_off_without_a_launcher() -> None:
@@ -80,4 +81,4 @@ def test_the_confirmation_of_a_report_counts_for_no_other_interval(other: RankHu
 def test_rearming_does_not_ask_the_launcher_twice() -> None:
     mine, watched = asked(OVERDUE)
     assert not mine.ask_launcher_first(watched, replace(OVERDUE, timeout_s=9.0))
-    assert mine._reports.tell.call_count == 1  # type: ignore[attr-defined]
+    assert watched.reports.tell.call_count == 1
