@@ -17,6 +17,7 @@ from megatron_ft.job.connection import Connection, parse
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.member import Member
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
 from megatron_ft.link import tcp
@@ -28,9 +29,6 @@ from megatron_ft.link.secret import SecretError
 from megatron_ft.link.secure_channel import FrameError, Role
 from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
 
-CoordinatorDecision = (
-    actions.Begin | actions.StandBy | actions.LeftOut | actions.Leave | actions.PrintsJobLines | m.OfCycle
-)
 _TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 
 
@@ -58,14 +56,14 @@ class Coordination:
         open_store: Callable[[], str],
         close_store: Callable[[], None] = lambda: None,
         say: Callable[[str], None],
-        on_decision: Callable[[CoordinatorDecision], None],
+        on_decision: Callable[[actions.OfMember], None],
         says_all: bool = False,
         progress: Callable[[], int | None] = lambda: None,
         dial: Callable[[str, int], socket.socket] = tcp.connect,
     ) -> None:
         self.member = member
         self.orders = CoordinatorView()
-        self.left: actions.Leave | None = None
+        self.left: m.Dismiss | None = None
         """This launcher's job is over."""
         self._on_decision, self._say, self._says_all, self._progress = on_decision, say, says_all, progress
         self._open_store, self._close_store, self._secret, self._dial = open_store, close_store, secret, dial
@@ -251,15 +249,15 @@ class Coordination:
                 self._stores_wanted += 1
                 if self._stores_wanted == 1:
                     self._reactor.call_in_thread(self._open_store, self._store_opened)
-            case actions.Say(text, is_copy):
-                if self._says_all or not is_copy:
+            case m.Tell(text, printer):
+                if self._says_all or printer in ("", self.member.identity.instance):
                     self._say(text)
-            case actions.Leave():
+            case m.Dismiss():
                 if self.left is None:
                     self.left = effect
                     self._on_decision(effect)
             case _:
-                if isinstance(effect, actions.Begin) and effect.held.place != 0:
+                if isinstance(effect, Assignment) and effect.place:  # that of a spare is for a later cycle
                     self._close_store()
                 self._on_decision(effect)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Decided, Send
-from megatron_ft.job.rules.decisions import DecisionKind
+from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Send
+from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss
 from megatron_ft.job.rules.restart_policy import Rules
@@ -74,11 +74,11 @@ class LeaderInEtcd:
         for effect in effects:
             if self._waiting and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
                 self._waiting.append(effect)
-            elif isinstance(effect, Decided | BeginLife):
+            elif isinstance(effect, DecisionRecord | BeginLife):
                 self._waiting.append(effect)
                 ask = self._ledger.begin_life
-                if isinstance(effect, Decided):
-                    ask = functools.partial(self._ledger.keep, effect.record)
+                if isinstance(effect, DecisionRecord):
+                    ask = functools.partial(self._ledger.keep, effect)
                 self._submit(Work(ask, is_change=True))
             else:
                 now.append(effect)
@@ -107,7 +107,7 @@ class LeaderInEtcd:
         refused = self._refused  # a thread may change it
         if refused is None or now_s - refused[0] < rules.join_timeout_s:
             return None
-        decision = self._waiting[0].record.decision if isinstance(self._waiting[0], Decided) else None
+        decision = self._waiting[0].decision if isinstance(self._waiting[0], DecisionRecord) else None
         code = decision.code if decision is not None and decision.kind is DecisionKind.END else rules.try_again_code
         return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {refused[1]}")
 

@@ -14,7 +14,7 @@ from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection, parse
 from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LockLost, Work
 from megatron_ft.job.parts import HEARD_BY_PARTS
-from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, CoordinatorEvent, Decided, Drop, Heard, Quit, Send
+from megatron_ft.job.rules.actions import CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
@@ -183,7 +183,8 @@ class Service:
         if is_hello:
             self._greet(number)
         COORDINATOR.debug("from launcher", number, message)
-        self._handle(Heard(number, message))
+        self._do(self._machine.heard(number, message, time.monotonic()))
+        self._turn_soon()
 
     def _greet(self, number: int) -> bool:
         """Count the connection as a stranger's no more; return False if it was none."""
@@ -216,13 +217,11 @@ class Service:
         if not was_stranger:
             # one within this process ends although its launcher goes on
             is_reset = connection.is_reset or problem is not None or not link.host
-            self._handle(Broken(number, connection.is_silent, is_reset))
+            now_s, is_silent = time.monotonic(), connection.is_silent
+            self._do(self._machine.broken(number, now_s, silent=is_silent, reset=is_reset))
+            self._turn_soon()
 
     # -- the machine ------------------------------------------------------------------------------------------
-
-    def _handle(self, event: CoordinatorEvent) -> None:
-        self._do(self._machine.handle(event, time.monotonic()))
-        self._turn_soon()
 
     def _turn_soon(self) -> None:
         """Draw conclusions once all that has come is handled."""
@@ -273,8 +272,8 @@ class Service:
             case Drop(number):
                 if (link := self.links.pop(number, None)) is not None:
                     link.connection.close()
-            case Decided(record):
-                self._keep(record)
+            case DecisionRecord():
+                self._keep(effect)
             case Quit():
                 self.close()
 

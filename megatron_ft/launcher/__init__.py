@@ -9,8 +9,8 @@ launcher is stopped or can't go on.
 **Machine and effects.** `rules/` decides. `Agent.handle(event, now_ns, seen)` takes one event, the time, and how the
 ranks look at that moment, and returns effects in order; it reads no clock, file or process. `cycle/` turns what
 happens into events, one at a time, and carries out the effects. So whole jobs run in virtual time
-(`tests/simulation`), with the machine that runs in production. What the leader decides (`Begin`, `Leave`, `Verdict`)
-are events like any other.
+(`tests/simulation`), with the machine that runs in production. What the leader decides (`Assignment`, `Verdict`,
+`Dismiss`) are events like any other.
 
 **Phases** (`rules/agent.py` has the table; an event that a phase doesn't list is an error in tests)::
 
@@ -27,9 +27,10 @@ are events like any other.
                     '--> EXCLUDED (the others go on) ----------'
 
 JOINING, CHECKING, ASIDE and READY have no ranks. The node is ready once its health command has passed; a node that is
-unfit stays aside, and is checked again. With `Begin` the node knows its place, the world and the ranks' store, and
-the ranks start. A cycle whose nodes can't meet, or which is over before its ranks start, runs with no ranks, for the
-leader has to hear of its end. A start that is given up because of a request to stop leads back to JOINING.
+unfit stays aside, and is checked again. With its `Assignment` the node knows its place, the world and the ranks'
+store, and the ranks start. A cycle whose nodes can't meet, or which is over before its ranks start, runs with no
+ranks, for the leader has to hear of its end. A start that is given up because of a request to stop leads back to
+JOINING.
 
 RUNNING ends when a rank fails, when all have succeeded, at a signal, at a request of a rank, when the leader tells of
 a later cycle, or when this launcher was cut off for too long. TERMINATING ends when nothing of the ranks is left.

@@ -17,10 +17,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from megatron_ft.config.files.options import settings, summary
 from megatron_ft.errors import ConfigError, FaultToleranceError
-from megatron_ft.job.coordination import Coordination, CoordinatorDecision
-from megatron_ft.job.rules.actions import Begin, LeftOut, StandBy
+from megatron_ft.job.coordination import Coordination
+from megatron_ft.job.rules.actions import OfMember
+from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.faults import advice
-from megatron_ft.job.rules.messages import Verdict
+from megatron_ft.job.rules.messages import Stay, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base import directories, launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -209,14 +210,14 @@ class _JobLife:
                 launch = record(launch)
             launch(*arguments)
 
-    def _decided(self, decision: CoordinatorDecision) -> None:
+    def _decided(self, decision: OfMember) -> None:
         match decision:
-            case Begin(held):
-                self._result.begun(held)
+            case Assignment(place=None) | Stay():
+                self._result.left_out()
+            case Assignment():
+                self._result.begun(decision)
             case Verdict():
                 self._result.concluded(decision)
-            case LeftOut() | StandBy():
-                self._result.left_out()
         self._node.inbox.put(decision)
 
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:

@@ -320,13 +320,13 @@ class Launcher(Process):
                 store = f"{self.name}:{len(self.job.stores)}"
                 self.job.stores[store] = self.instance
                 self.later(0.002, lambda: self.follow(self.member.store_opened(store, self.clock())))
-            case actions.Say(text, is_copy):
-                if not is_copy:
+            case m.Tell(text, printer):
+                if printer in ("", self.instance):
                     self._says(text)
             case _:
-                if isinstance(effect, actions.Begin):
-                    self._begun = effect.held
-                elif isinstance(effect, actions.LeftOut):
+                if isinstance(effect, Assignment):
+                    self._begun = self._begun if effect.place is None else effect
+                elif isinstance(effect, m.Stay):
                     self.stays_since_s = self.world.now_s
                 self.hear(effect)
 
@@ -336,7 +336,7 @@ class Launcher(Process):
 
     def _do_for_agent(self, effect: events.Effect) -> None:
         match effect:
-            case actions.Say(text):
+            case m.Tell(text):
                 self._says(text)
             case events.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")

@@ -257,7 +257,7 @@ class CoordinatorProcess(Process):
         if link.number in self.numbers and _tells_of_own_failure(message):
             self._knows(link, 0.0)
         self._is_asked_to_end |= isinstance(message, m.Shutdown) and link.number in self.numbers
-        self._handle(actions.Heard(link.number, message))
+        self._settle_after(self.machine.heard(link.number, message, self.host.clock_s()))
 
     def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
         """A launcher has ended, or so it seems."""
@@ -267,13 +267,14 @@ class CoordinatorProcess(Process):
             self.resets.append(self.world.now_s)
         elif not silent:
             self._knows(link, GRACE_S)
-        self._handle(actions.Broken(link.number, silent, reset))
+        now_s = self.host.clock_s()
+        self._settle_after(self.machine.broken(link.number, now_s, silent=silent, reset=reset))
 
     def _knows(self, link: Link, grace_s: float) -> None:
         self.known.setdefault(self._instances.get(link.number, ""), self.world.now_s + grace_s)
 
-    def _handle(self, event: actions.CoordinatorEvent) -> None:
-        self._do(self.machine.handle(event, self.host.clock_s()))
+    def _settle_after(self, asked: list[actions.CoordinatorEffect]) -> None:
+        self._do(asked)
         if self.machine.needs_settling and not self._settles_soon and self.is_alive:
             self._settles_soon = True
             self.later(0.0002, self.settle)
@@ -341,6 +342,10 @@ class CoordinatorProcess(Process):
                 return
 
     def _send(self, effect: actions.Send) -> None:
+        verdict = effect.message
+        if isinstance(verdict, m.Verdict) and verdict not in [judged.verdict for judged in self.job.verdicts]:
+            self.world.tell(f"{self.name} judges {verdict}")
+            self.job.verdicts.append(Judged(self.world.now_s, verdict, self))
         for number in effect.links:
             if not self.counts_effect():
                 return
@@ -357,17 +362,14 @@ class CoordinatorProcess(Process):
             case actions.Drop(number):
                 if (link := self.numbers.pop(number, None)) is not None:
                     link.close(self)
-            case actions.Decided(record):
-                self.lock.record, decision = record, record.decision
-                self.world.tell(f"{self.name} decides {decision} {record.instances}")
+            case DecisionRecord(decision):
+                self.lock.record = effect
+                self.world.tell(f"{self.name} decides {decision} {effect.instances}")
                 if self._is_asked_to_end and decision.kind is DecisionKind.START:
                     self.job.heedless.append(f"{self.name} decides cycle {decision.cycle}")
                 if self._etcd is None:
-                    self.job.decided(record)
+                    self.job.decided(effect)
                 self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
-            case actions.Judged(verdict):
-                self.world.tell(f"{self.name} judges {verdict}")
-                self.job.verdicts.append(Judged(self.world.now_s, verdict, self))
             case actions.Quit():
                 self.has_quit = True
                 self.die()

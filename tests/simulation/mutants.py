@@ -75,7 +75,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("if number == self._plans:", "if True:"),
         ("if self._plan is not None and node in", "if self._plan is None and node in"),
         ("(last.number + 1, last.founding)", "(last.number, last.founding)"),
-        ("self._out.append(Decided(self._record))", "pass"),
+        ("self._out.append(self._record)", "pass"),
         ("members[0].standing.store", "members[-1].standing.store"),
         ("held.decision.id != cycle.decision.id:", "False:"),
         ("if others:", "if False:"),

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.messages import Tell
 from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.rules import events
@@ -173,7 +172,7 @@ class Driven:
     ) -> list[events.Effect]:
         """A cycle begins, and its ranks are started: local rank n is rank 10 n, and process 100 + n."""
         met = events.RanksMet([10 * local_rank for local_rank in range(ranks)], place, nodes, ranks * nodes)
-        asked = self.hear(events.Tick(), job.Begin(held(cycle, place=place, nodes=nodes, restarts=restarts)), met)
+        asked = self.hear(events.Tick(), held(cycle, place=place, nodes=nodes, restarts=restarts), met)
         for local_rank in range(ranks):
             asked += self.hear(
                 RankStarted(rank=10 * local_rank, local_rank=local_rank, pid=100 + local_rank, at_ns=self.now_ns)
@@ -217,7 +216,7 @@ class Driven:
     @property
     def said(self) -> list[str]:
         """Its lines."""
-        return [effect.text for effect in self.all_of(Say)]
+        return [effect.text for effect in self.all_of(Tell)]
 
     @property
     def told(self) -> list[m.NodeMessage]:

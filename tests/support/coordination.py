@@ -9,14 +9,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_ft.job.coordination import Coordination
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.actions import CoordinatorEffect
+from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import Decoder, decode
 
-__all__ = ["BOUND_S", "Ear", "Peer", "connect", "coordination", "sockets", "until"]
+__all__ = ["BOUND_S", "Ear", "Listened", "Peer", "connect", "coordination", "sockets", "until"]
 
 BOUND_S = 20.0
+
+
+class Listened(Coordinator):
+    """A coordinator's machine that notes what it has heard, and which connections have ended."""
+
+    def __init__(self, defined: m.JobDefinition) -> None:
+        super().__init__("c", defined, now_s=time.monotonic(), parts=LEADER_PARTS)
+        self.messages: list[m.FromMember] = []
+        self.ends: list[dict[str, bool]] = []
+
+    def heard(self, link: int, message: m.FromMember, now_s: float) -> list[CoordinatorEffect]:
+        self.messages.append(message)
+        return super().heard(link, message, now_s)
+
+    def broken(self, link: int, now_s: float, **how: bool) -> list[CoordinatorEffect]:
+        self.ends.append(how)
+        return super().broken(link, now_s, **how)
 
 
 class Ear:

@@ -12,12 +12,12 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import Decision, DecisionKind
+from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.member import Member
 from megatron_ft.link.base.codec import NO_PARTS, Parts
 from megatron_ft.memory.rules.snapshots import Kept
 
-__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member"]
+__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member", "sent"]
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, node_lost_s=5.0)
 
@@ -48,11 +48,16 @@ def answers(
     found, new = list(effects), effects
     while True:
         asked = [each for each in new if isinstance(each, actions.Send) and isinstance(each.message, m.Beat)]
-        said = [actions.Heard(link, each.message) for each in asked for link in each.links if each.message.number]
+        said = [(link, each.message) for each in asked for link in each.links if each.message.number]
         if not said:
             return found
-        new = [effect for event in said for effect in machine.handle(event, now_s)] + machine.settle(now_s)
+        new = [effect for link, beat in said for effect in machine.heard(link, beat, now_s)] + machine.settle(now_s)
         found += new
+
+
+def sent(effects: Sequence[actions.CoordinatorEffect], kind: type) -> list[Any]:
+    """What is sent of that kind."""
+    return [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, kind)]
 
 
 def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
@@ -68,7 +73,7 @@ def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> C
     )
     rules = replace(rules, max_nodes=len(names))
     for link, name in enumerate(names):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, name, owns=link == 0)), 0.0)
-        machine.handle(actions.Heard(link, m.Ready(Parts(stock[link]) if stock else NO_PARTS, f"{name}:1")), 0.0)
-    assert any(isinstance(effect, actions.Decided) for effect in answers(machine, machine.settle(0.0)))
+        machine.heard(link, m.Hello("job", rules, name, name, name, owns=link == 0), 0.0)
+        machine.heard(link, m.Ready(Parts(stock[link]) if stock else NO_PARTS, f"{name}:1"), 0.0)
+    assert any(isinstance(effect, DecisionRecord) for effect in answers(machine, machine.settle(0.0)))
     return machine

@@ -12,7 +12,7 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.restart_policy import NodeState, Reached
 from megatron_ft.link.facts.launcher import Cause, CauseKind
@@ -68,27 +68,25 @@ class Launcher:
                     self.job.to_coordinator(self, message)
                 case actions.OpenStore():
                     self.do(self.member.store_opened(f"{self.name}:store", self.job.now_s))
-                case actions.Begin(held):
-                    self.begun, self.prints = held, held.place == 0
-                case actions.StandBy():
-                    self.prints = False
+                case Assignment(place=place):
+                    self.begun, self.prints = self.begun if place is None else effect, place == 0
                 case m.End():
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | actions.Say() | actions.PrintsJobLines():
+                case m.Verdict() | m.Tell() | actions.PrintsJobLines():
                     self._hears(effect)
-                case actions.Leave(code, text):
+                case m.Dismiss(code, text):
                     self.left = (code, text)
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | actions.Say | actions.PrintsJobLines) -> None:
+    def _hears(self, effect: m.Verdict | m.Tell | actions.PrintsJobLines) -> None:
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
-            case actions.Say(text, is_copy):
+            case m.Tell(text, printer):
                 self.lines.append(text)
-                self.printed += [] if is_copy else [text]
+                self.printed += [text] if printer in ("", self.member.identity.instance) else []
             case actions.PrintsJobLines(is_printer):
                 self.prints = is_printer
 
@@ -135,7 +133,7 @@ class Job:
         self.now_s = 0.0
         self.coordinator = Coordinator("c", m.JobDefinition("job", self.rules), now_s=0.0, parts=LEADER_PARTS)
         self.launchers: list[Launcher] = []
-        self.decided: list[actions.Decided] = []
+        self.decided: list[DecisionRecord] = []
         self.has_quit = False
         self._owner = owner
         self._links: dict[int, Launcher] = {}
@@ -194,7 +192,7 @@ class Job:
 
     def take_over(self) -> None:
         """The leader dies, and the next one is given the record of its last decision."""
-        record, defined = self.decided[-1].record, m.JobDefinition("job", self.rules)
+        record, defined = self.decided[-1], m.JobDefinition("job", self.rules)
         self.coordinator = Coordinator("d", defined, record=record, now_s=self.now_s, parts=LEADER_PARTS)
 
     def connect(self, launcher: Launcher) -> None:
@@ -213,17 +211,13 @@ class Job:
         if launcher.link is not None:
             link, launcher.link = launcher.link, None
             del self._links[link]
-            self._queue.append(
-                lambda: self._coordinate(self.coordinator.handle(actions.Broken(link, silent), self.now_s))
-            )
+            self._queue.append(lambda: self._coordinate(self.coordinator.broken(link, self.now_s, silent=silent)))
 
     def to_coordinator(self, launcher: Launcher, message: Any) -> None:
         """A message of a launcher's."""
         link = launcher.link
         if link is not None and not launcher.is_silent:
-            self._queue.append(
-                lambda: self._coordinate(self.coordinator.handle(actions.Heard(link, message), self.now_s))
-            )
+            self._queue.append(lambda: self._coordinate(self.coordinator.heard(link, message, self.now_s)))
 
     def _settle(self) -> None:
         while True:
@@ -246,7 +240,7 @@ class Job:
                     if launcher is not None:
                         launcher.link = None
                         self._queue.append(lambda each=launcher: each.do(each.member.broken(self.now_s)))
-                case actions.Decided():
+                case DecisionRecord():
                     self.decided.append(effect)
                 case actions.Quit():
                     self.has_quit = True

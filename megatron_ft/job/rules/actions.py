@@ -1,4 +1,4 @@
-"""The events that the machines of the control plane take, and the effects that they ask for."""
+"""What the machines of the control plane ask for. Effects that are messages or decisions are those themselves."""
 
 from __future__ import annotations
 
@@ -6,26 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
-from megatron_ft.job.rules.messages import FromMember, OfCycle, ToMember, Verdict
+from megatron_ft.job.rules.messages import Dismiss, FromMember, OfCycle, Stay, Tell, ToMember
 
 # -- the leader -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A message came. ``link`` numbers connections, and is never used again."""
-
-    link: int
-    message: FromMember
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A connection ended. ``silent``: no end of it came, only nothing any more; ``reset``: nobody has closed it."""
-
-    link: int
-    silent: bool = False
-    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +27,8 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision has been made: give its record to the launcher that holds the lock, before anybody hears of it."""
-
-    record: DecisionRecord
-
-
-@dataclass(frozen=True, slots=True)
 class BeginLife:
     """The decisions in etcd are those of an earlier run: forget them before anything that follows is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A cycle is over: for the log."""
-
-    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +36,8 @@ class Quit:
     """No launcher needs this leader any more."""
 
 
-CoordinatorEvent = Heard | Broken
-CoordinatorEffect = Send | Drop | Decided | BeginLife | Judged | Quit
+CoordinatorEffect = Send | Drop | DecisionRecord | BeginLife | Quit
+"""A record is that of a new decision: the launcher that holds the lock gets it before any other hears of it."""
 
 # -- a launcher's side ----------------------------------------------------------------------------------------
 
@@ -98,46 +67,13 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """A cycle begins: start this node's ranks."""
-
-    held: Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class StandBy:
-    """A cycle begins in which this node has no place."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """The job goes on without this node, which is excluded: ``Leave`` comes when the job ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the user. ``is_copy``: another launcher of the job prints it."""
-
-    text: str
-    is_copy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PrintsJobLines:
     """This launcher prints the lines about the whole job from now on, or another one does."""
 
     is_printer: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """This launcher's job is over, with this exit code. ``is_of_all``: so it is for all launchers, and the same."""
-
-    code: int
-    text: str = ""
-    is_of_all: bool = False
-
-
-MemberEffect = (
-    Connect | Disconnect | Transmit | OpenStore | Begin | StandBy | LeftOut | OfCycle | Say | PrintsJobLines | Leave
-)
+OfMember = Assignment | Stay | OfCycle | PrintsJobLines | Dismiss
+"""For the agent: a cycle begins, with a place for this node or without; the job goes on without this node, which is
+excluded; news of the cycle; and this launcher's end."""
+MemberEffect = Connect | Disconnect | Transmit | OpenStore | Tell | OfMember

@@ -1,7 +1,7 @@
 """The leader of a job, without I/O: it takes the launchers' messages, and returns what to send to which.
 
-``handle`` takes one event. ``settle`` decides what follows: call it after each batch of events, if
-``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back.
+``heard`` takes a message, ``broken`` the end of a connection. ``settle`` decides what follows: call it after each batch
+of those, if ``needs_settling``, and when ``alarm_s`` is over. Times are seconds of any clock that doesn't go back.
 
 There is one leader at a time, because there is one lock: the port of the job's endpoint, or a key in etcd. A leader
 keeps nothing on disk. Its launcher hands the record of the last decision to the next one, and the launchers tell all
@@ -24,17 +24,7 @@ from msgspec.structs import replace
 
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.actions import (
-    BeginLife,
-    Broken,
-    CoordinatorEffect,
-    CoordinatorEvent,
-    Decided,
-    Drop,
-    Judged,
-    Quit,
-    Send,
-)
+from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.admission import is_of_next, knows, refusal
 from megatron_ft.job.rules.announcements import Announcements, printer
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
@@ -146,21 +136,25 @@ class Coordinator:
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
-    def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
-        """Take an event; returns what to do at once."""
+    def heard(self, link: int, message: m.FromMember, now_s: float) -> list[CoordinatorEffect]:
+        """Take a message; return what to do at once. ``link`` numbers connections, and is never used again."""
         self._clock.set(now_s)
-        node = self._links.get(event.link)
-        if isinstance(event, Broken):
+        node = self._links.get(link)
+        if isinstance(message, m.Hello):
             self.needs_settling = True
-            if node is not None:
-                self._gone(node, silent=event.silent, reset=event.reset)
-        elif isinstance(event.message, m.Hello):
-            self.needs_settling = True
-            self._hello(event.link, event.message)
+            self._hello(link, message)
         elif node is not None:
-            self.needs_settling |= not isinstance(event.message, self._settles_nothing)
+            self.needs_settling |= not isinstance(message, self._settles_nothing)
             node.heard(self._clock.now_s)
-            self._heard(node, event.link, event.message)
+            self._heard(node, link, message)
+        return self._take()
+
+    def broken(self, link: int, now_s: float, *, silent: bool = False, reset: bool = False) -> list[CoordinatorEffect]:
+        """A connection has ended. ``silent``: only nothing came any more; ``reset``: the launcher hasn't closed it."""
+        self._clock.set(now_s)
+        self.needs_settling = True
+        if (node := self._links.get(link)) is not None:
+            self._gone(node, silent=silent, reset=reset)
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
@@ -483,7 +477,7 @@ class Coordinator:
             self._record = DecisionRecord(decision, members[0].standing.store, instances, names)
         else:  # the launchers of the last cycle are to hear of it
             self._record = replace(self._record or DecisionRecord(decision), decision=decision, revision=0)
-        self._out.append(Decided(self._record))
+        self._out.append(self._record)
         for place, node in enumerate(members):
             self._tell(node, place)
         outside, takes_part = Assignment(decision), set(members)
@@ -580,7 +574,7 @@ class Coordinator:
             prints = "" if first is None else first.instance
             verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=prints)
             if verdict is not None:
-                self._out += [Judged(verdict), Send(list(self._links), verdict)]
+                self._out.append(Send(list(self._links), verdict))
                 self._next_cycle.bad_nodes.record_verdict(cycle)
         if cycle.alarm_s is not None:
             self._alarms.append(cycle.alarm_s)

@@ -191,7 +191,7 @@ class Member:
             if self._is_training:
                 self._stopped_s = self._clock.now_s
                 text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
-                self._out.append(actions.Say(f"{text}: terminating the ranks of this node; other nodes may continue"))
+                self._out.append(m.Tell(f"{text}: terminating the ranks of this node; other nodes may continue"))
                 self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
                 if self._is_open and self.standing.report is not None:  # its hello said that the ranks run
                     self._out.append(actions.Transmit(self.standing.report))
@@ -200,7 +200,7 @@ class Member:
         is_soon = rules.max_nodes <= _FEW_NODES or self.identity.rank in (0, 1)
         if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S[not is_soon]:
             self._has_said_unreached = True
-            self._out.append(actions.Say(f"no coordinator reached ({problem}); trying for {timeout}"))
+            self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
         if self._clock.now_s >= self._gives_up_s and not self._is_training:
             self._give_up(problem, timeout)
 
@@ -256,13 +256,13 @@ class Member:
         self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
         self._leaving = self._leave_s = None
         self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
-        self._out.append(actions.LeftOut())
+        self._out.append(m.Stay())
         self._reconnect()
 
     def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
         if not self._is_over:
             self._is_over = True
-            self._out.append(actions.Leave(code, text, is_of_all))
+            self._out.append(m.Dismiss(code, text, is_of_all))
 
     # -- messages of the leader ---------------------------------------------------------------------------------
 
@@ -301,9 +301,9 @@ class Member:
             case PartMessage():
                 self._note(message)
                 self._out.append(message)
-            case m.Tell(text, printer):
+            case m.Tell(printer=printer):
                 self._prints(printer)
-                self._out.append(actions.Say(text, is_copy=printer not in ("", self.identity.instance)))
+                self._out.append(message)
             case NodeLost():
                 self._out.append(message)
 
@@ -325,14 +325,11 @@ class Member:
             self._prints(decision.printer)
             end = at_end(self.identity, decision, self.standing)
             self._leave(end.code, end.text, is_of_all=end.is_of_all)
-        elif self._leaving is not None:
-            pass  # the decision crossed the goodbye
-        elif held.place is not None:
-            self._opening, self.standing = None, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
-            self._progress, self._progress_s = 0, None
-            self._out.append(actions.Begin(held))
-        else:
-            self._out.append(actions.StandBy())
+        elif self._leaving is None:  # else the decision crossed the goodbye
+            if held.place is not None:
+                self._opening, self.standing = None, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
+                self._progress, self._progress_s = 0, None
+            self._out.append(held)
 
     def _ended(self, end: m.End) -> None:
         if end.cycle != self.standing.cycle:
@@ -350,7 +347,7 @@ class Member:
     # -- reports of this node ---------------------------------------------------------------------------------
 
     def tell(self, message: m.NodeMessage, now_s: float) -> list[actions.MemberEffect]:
-        """Report the state of this node or its ranks; ``Leave`` follows a `Goodbye` within its ``within_s``.
+        """Report the state of this node or its ranks; `Dismiss` follows a `Goodbye` within its ``within_s``.
 
         A later leader is told the state of the node again, but not the events of its ranks.
         """
@@ -411,12 +408,12 @@ class Member:
         return taken
 
 
-def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> actions.Leave:
+def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> m.Dismiss:
     """Return how to leave when the end of the job was decided.
 
     A launcher that never trained mustn't say that its job has finished if that may have been another one.
     """
     has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
     if decision.code == 0 and decision.world and not (has_part or identity.is_named):
-        return actions.Leave(MISTAKE_CODE, job_lines.not_proven(identity.job))
-    return actions.Leave(decision.code, decision.text, is_of_all=True)
+        return m.Dismiss(MISTAKE_CODE, job_lines.not_proven(identity.job))
+    return m.Dismiss(decision.code, decision.text, is_of_all=True)

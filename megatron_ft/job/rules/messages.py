@@ -353,10 +353,12 @@ class Stay(Message, frozen=True):
 
 
 class Dismiss(Message, frozen=True):
-    """This launcher isn't needed any more. ``text``: what is wrong with it, or why the job ends when it leaves."""
+    """This launcher's job is over, with this exit code. ``text``: what is wrong with it, or why the job ends."""
 
     code: Int
     text: str = ""
+    is_of_all: bool = False
+    """So it is for all launchers, and the same, as this one says itself when it hears of the end."""
 
 
 OfNode = Report | Ready | StatusChanged | NodeUnfit | Shutdown | Goodbye

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.errors import FaultToleranceError
-from megatron_ft.job.coordination import Coordination, CoordinatorDecision
+from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.endpoint import own_host, take_endpoint
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.lock import EndpointLock, EtcdLock, Lock
 from megatron_ft.job.parts import LEADER_PARTS
+from megatron_ft.job.rules.actions import OfMember
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.member import Member
@@ -47,7 +48,7 @@ def joined(
     *,
     before: JobProgress,
     bad: str,
-    on_decision: Callable[[CoordinatorDecision], None],
+    on_decision: Callable[[OfMember], None],
     is_finished: Callable[[], bool] = lambda: False,
 ) -> Iterator[Coordination]:
     """Be a member of the job, and have torch's agent meet by what the leader decides.

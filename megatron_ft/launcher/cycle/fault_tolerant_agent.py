@@ -22,8 +22,7 @@ from megatron_ft.config.launcher_options import END, MIN_HEALTHY, OFF
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
-from megatron_ft.job.rules.actions import Say
-from megatron_ft.job.rules.messages import Goodbye, NodeMessage
+from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -248,7 +247,7 @@ class FaultTolerantAgent(TorchAgent):
 
     def _act(self, effect: events.Effect) -> None:
         match effect:
-            case Say(text):
+            case Tell(text):
                 self._say(text)
             case events.Write(record, at_ns):
                 self._launcher.log.write(record, t=at_ns)

@@ -10,8 +10,9 @@ import enum
 from collections.abc import Sequence
 from typing import TypeVar
 
-from megatron_ft.job.rules import actions as job
-from megatron_ft.job.rules.messages import End, Goodbye, NodeUnfit, Ready, Shutdown, Verdict
+from megatron_ft.job.rules.actions import PrintsJobLines
+from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.messages import Dismiss, End, Goodbye, NodeUnfit, Ready, Shutdown, Stay, Tell, Verdict
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.launcher.rules import conclusion, cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
@@ -77,7 +78,7 @@ class PhaseEvent(enum.Enum):
     CHECK_DUE = "the health command is due"
     FIT = "the node is fit, or there is no health command"
     UNFIT = "the health command failed"
-    BEGIN = "`Begin`"
+    BEGIN = "`Assignment` of a place"
     STARTED = "`RanksStarted`"
     NOT_STARTED = "`NotStarted`: the cycle is over, or the nodes can't meet"
     START_GIVEN_UP = "`NotStarted`: the launcher was asked to stop"
@@ -87,8 +88,8 @@ class PhaseEvent(enum.Enum):
     RESTART = "another cycle follows"
     NO_RESTART = "no cycle follows, as far as is known"
     GOODBYE = "the node leaves the job"
-    LEFT_OUT = "`LeftOut`"
-    OVER = "`Leave`, or no answer to the goodbye"
+    LEFT_OUT = "`Stay`"
+    OVER = "`Dismiss`, or no answer to the goodbye"
 
 
 _P, _E = AgentPhase, PhaseEvent
@@ -273,7 +274,7 @@ class Agent:
     def _hear(self, event: events.Event) -> None:
         turn, leaving = self._turn, self._leaving
         match event:
-            case events.Tick() | job.PrintsJobLines():
+            case events.Tick() | PrintsJobLines():
                 pass
             case events.StopAsked():
                 self._asked_to_stop(event)
@@ -289,7 +290,7 @@ class Agent:
                 self._checked(event)
             case WorkloadControl():
                 self._requested(event)
-            case job.Begin() | job.StandBy() | End() | Verdict() | job.LeftOut() | job.Leave():
+            case Assignment() | End() | Verdict() | Stay() | Dismiss():
                 self._orders.hear(event)
             case NodeLost():
                 turn.write(event)
@@ -571,7 +572,7 @@ class Agent:
             line = cycle_lines.cycle_ended(cycle.cycle, cause, decision, self._outcome, self._options.max_restarts)
             # for this node alone, as far as it knows: no other node explains it
             is_own = self._verdict is None or self._leaving.is_due or self._leaving.goodbye is not None
-            self._do(*([job.Say(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
+            self._do(*([Tell(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
         self._do(Write(ended))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
@@ -607,7 +608,7 @@ class Agent:
         if self._orders.left is None:
             self._do(goodbye)
 
-    def _leave_excluded(self, left: job.Leave | None) -> None:
+    def _leave_excluded(self, left: Dismiss | None) -> None:
         """Continue the others without this node, if they are enough; its launcher stays, if there are others."""
         leaving, stuck = self._leaving, self._leaving.stuck
         ends_job = bool(stuck) and self._options.max_nodes == 1

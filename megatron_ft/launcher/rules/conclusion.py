@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.job.rules.actions import Leave
-from megatron_ft.job.rules.messages import Goodbye, Report, Verdict
+from megatron_ft.job.rules.messages import Dismiss, Goodbye, Report, Verdict
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.launcher.rules import cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
@@ -215,7 +214,13 @@ def conclude(
 
 
 def finish(
-    cycle: NodeCycle, orders: CoordinatorView, verdict: Verdict | None, cause: Cause, left: Leave, *, min_healthy: bool
+    cycle: NodeCycle,
+    orders: CoordinatorView,
+    verdict: Verdict | None,
+    cause: Cause,
+    left: Dismiss,
+    *,
+    min_healthy: bool,
 ) -> LauncherExit:
     """Return the end of a job whose last cycle has failed."""
     if verdict is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ft.job.rules.actions import Begin, Leave, LeftOut, StandBy
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import End, Report, Verdict
+from megatron_ft.job.rules.messages import Dismiss, End, Report, Stay, Verdict
 from megatron_ft.job.rules.restart_policy import Outcome
 
 
@@ -20,7 +19,7 @@ class CoordinatorView:
         """True if other nodes have begun a cycle without this one."""
         self.is_left_out = False
         """True if the job goes on without this node, for good."""
-        self.left: Leave | None = None
+        self.left: Dismiss | None = None
         """Set once this launcher's job is over."""
         self.told: Report | None = None
         """Last report of this node on the cycle."""
@@ -30,23 +29,23 @@ class CoordinatorView:
         """End of the cycle that was taken; None while it is unknown."""
         self._verdict: Verdict | None = None
 
-    def hear(self, event: Begin | StandBy | End | Verdict | LeftOut | Leave) -> None:
+    def hear(self, event: Assignment | End | Verdict | Stay | Dismiss) -> None:
         """Note a decision of the coordinator."""
         match event:
-            case Begin(held):
-                self.begun = held
+            case Assignment(place=None):
+                self.stands_by = True
+            case Assignment():
+                self.begun = event
                 self.end = self._verdict = self.told = None
                 self.is_cut_off = self.stands_by = False
-            case StandBy():
-                self.stands_by = True
-            case LeftOut():
+            case Stay():
                 self.is_left_out = True
             case End():
                 self.end, self.is_cut_off = event, event.is_cut_off
             case Verdict():
                 if self.begun is not None and event.cycle == self.begun.decision.cycle:
                     self._verdict = event
-            case Leave():
+            case Dismiss():
                 self.left = self.left or event
 
     def take(self) -> Assignment:

@@ -1,6 +1,6 @@
 """Events that the launcher's machine takes, and effects that it asks for.
 
-Effects of the launcher's member of the control plane (`Begin` and `Leave` of `job.rules.actions`), and messages of the
+Effects of the launcher's member of the control plane (`OfMember` of `job.rules.actions`), and messages of the
 coordinator that it passes on (`End`, `Verdict`, messages of parts), are events here; so is a rank's `WorkloadControl`.
 Times that end in ``_ns`` are nanoseconds of CLOCK_MONOTONIC, others seconds.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules.actions import OfMember
 from megatron_ft.job.rules.decisions import Decision
-from megatron_ft.job.rules.messages import NodeMessage, OfCycle, Verdict
+from megatron_ft.job.rules.messages import NodeMessage, Tell, Verdict
 from megatron_ft.link.base.codec import Fact
 from megatron_ft.link.base.control import WorkloadControl
 from megatron_ft.link.base.launcher_part import PartEffect, PartEvent
@@ -101,9 +101,8 @@ class MonitorReport(NamedTuple):
 
 FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | WorkloadControl
 FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | MonitorReport
-FromCoordinator = job.Begin | job.StandBy | OfCycle | job.PrintsJobLines | job.LeftOut | job.Leave
 OfParts = PartEvent | Fact
-Event = FromLauncher | FromRanks | FromCoordinator | OfParts
+Event = FromLauncher | FromRanks | OfMember | OfParts
 
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -221,4 +220,4 @@ class Write:
 
 
 ToRanks = SignalRanks | OrderMonitor | Release | KeepEvidence
-Effect = Work | ToRanks | LauncherExit | NodeMessage | PartEffect | job.Say | Write
+Effect = Work | ToRanks | LauncherExit | NodeMessage | PartEffect | Tell | Write

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatron_ft.job.rules.actions import Begin, Leave, PrintsJobLines, Say, StandBy
-from megatron_ft.job.rules.messages import Report
+from megatron_ft.job.rules.actions import PrintsJobLines
+from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.messages import Dismiss, Report, Tell
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.events import Effect, Event, Exit, LauncherExit, OrderMonitor, Readings, Write
@@ -73,19 +74,17 @@ class JobLinePrinter:
         self.is_named: bool | None = None
         """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
 
-    def hear(self, event: Event) -> list[Say]:
+    def hear(self, event: Event) -> list[Tell]:
         """Note which launcher prints from now on; return why the cycle ended, if the last one may not have."""
         unsaid = ""
         match event:
-            case Begin(held):
-                self.is_named, self._unsaid = held.place == 0, ""
-            case StandBy():
-                self.is_named, self._unsaid = False, ""
+            case Assignment(place=place):
+                self.is_named, self._unsaid = place == 0, ""
             case PrintsJobLines(is_printer):
                 self.is_named = is_printer
                 if is_printer:
                     unsaid, self._unsaid = self._unsaid, ""
-        return [Say(unsaid)] if unsaid else []
+        return [Tell(unsaid)] if unsaid else []
 
     @property
     def is_spokesman(self) -> bool:
@@ -97,17 +96,17 @@ class JobLinePrinter:
         """True if this launcher prints lines about the whole job."""
         return self._says_all or self.is_spokesman
 
-    def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Say]:
+    def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Tell]:
         """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
         self._unsaid = text if ends_cycle and not self.speaks else self._unsaid
-        return [Say(text)] if self.speaks else []
+        return [Tell(text)] if self.speaks else []
 
-    def failed(self, report: Report) -> list[Say]:
+    def failed(self, report: Report) -> list[Tell]:
         """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
         is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
-        return [Say(cycle_lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
+        return [Tell(cycle_lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
-    def over(self, over: LauncherExit, left: Leave | None, said: str) -> list[Say]:
+    def over(self, over: LauncherExit, left: Dismiss | None, said: str) -> list[Tell]:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
@@ -117,9 +116,9 @@ class JobLinePrinter:
         is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
         is_same = is_end and left is not None and left.is_of_all and over.text in ("", left.text)
         if self._shares_output and is_same:
-            return [Say(said)] if said and (self._says_all or self.is_named) else []
+            return [Tell(said)] if said and (self._says_all or self.is_named) else []
         said = said or (self._unsaid if over.code else "")
-        return [Say(said)] if said and (self.speaks or over.code or not is_for_all) else []
+        return [Tell(said)] if said and (self.speaks or over.code or not is_for_all) else []
 
 
 @dataclass(kw_only=True)
@@ -147,7 +146,7 @@ class Turn:
 
     def say(self, text: str) -> None:
         """Print a line about this node."""
-        self.do(Say(text))
+        self.do(Tell(text))
 
     def say_for_all(self, text: str) -> None:
         """Print a line about the whole job, unless another launcher does."""

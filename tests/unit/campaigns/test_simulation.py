@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from megatron_ft.job.etcd_leader import LeaderInEtcd
 from megatron_ft.job.rules import job_cycle, job_lines, member, next_cycle
-from megatron_ft.job.rules.actions import Say
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.faults import fault_of
 from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.member import Member
-from megatron_ft.job.rules.messages import Dismiss
+from megatron_ft.job.rules.messages import Dismiss, Tell
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
@@ -282,7 +281,7 @@ BUGS = {
     "in_time": _sets((JobCycle, "excused_s", lambda *_: 60.0)),
     "codes": _CODES,
     "is_said": _sets(
-        (JobLinePrinter, "for_all", lambda _self, text, ends_cycle=False: [] if ends_cycle else [Say(text)])
+        (JobLinePrinter, "for_all", lambda _self, text, ends_cycle=False: [] if ends_cycle else [Tell(text)])
     ),
     "is_due": _changes(job_cycle, "verdict_on", _given_up),
     "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),

@@ -13,14 +13,13 @@ from megatron_ft.diagnosis.exceptions import CrashOutput, waited_s
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.link.messages.monitor_messages import Collect
 from tests.support.agents import Driven, attached, hung, observed
-from tests.support.job_machines import begun, links
+from tests.support.job_machines import begun, links, sent
 
 RULES, HOSTS = m.Rules(min_nodes=2, max_nodes=5, max_restarts=3), ("h0", "h1", "h2", "h3", "h4")
 
@@ -220,30 +219,30 @@ def failing(*, dies: int | None = None, is_reset: bool = False) -> Coordinator:
     machine = begun(RULES, HOSTS)
     at_s = 0.0 if dies is None else 1.0
     if dies is not None:
-        machine.handle(actions.Broken(dies, reset=is_reset), at_s)
-    effects = machine.handle(actions.Heard(1, Hang(0, FIRST)), at_s)
+        machine.broken(dies, at_s, reset=is_reset)
+    effects = machine.heard(1, Hang(0, FIRST), at_s)
     assert links(effects, DiagnoseHang) == [link for link in range(5) if link != dies]
-    machine.handle(actions.Heard(1, reports("rank 1 timed out", follows=True)), at_s)
+    machine.heard(1, reports("rank 1 timed out", follows=True), at_s)
     assert verdicts(machine, at_s) == []
     return machine
 
 
 def verdicts(machine: Coordinator, now_s: float) -> list[m.Verdict]:
-    return [each.verdict for each in machine.settle(now_s) if isinstance(each, actions.Judged)]
+    return sent(machine.settle(now_s), m.Verdict)
 
 
 def test_cycle_ends_for_the_missing_rank_once_all_nodes_have_reported() -> None:
     machine = failing()
     for link in range(5):
         note = stuck(link) if link == 3 else failed(link)
-        machine.handle(actions.Heard(link, RankSnapshots(0, (note,))), 0.1)
+        machine.heard(link, RankSnapshots(0, (note,)), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.cause.rank, judged.cause.text) == (3, "rank 3 (host-3) keeps the others waiting in 'step' for 5.1 s")
 
 
 def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
     machine = failing()
-    machine.handle(actions.Heard(2, reports("rank 2 killed by SIGKILL", follows=False)), 0.1)
+    machine.heard(2, reports("rank 2 killed by SIGKILL", follows=False), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.text) == (2, "rank 2 killed by SIGKILL")
 
@@ -252,7 +251,7 @@ def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_los
     machine = failing(dies=3)
     for link in (0, 1, 2, 4):
         exited = RankSnapshot(rank=link, gone=True, exitcode=0)
-        machine.handle(actions.Heard(link, RankSnapshots(0, (failed(1) if link == 1 else exited,))), 1.1)
+        machine.heard(link, RankSnapshots(0, (failed(1) if link == 1 else exited,)), 1.1)
     assert verdicts(machine, 1.2) == []
     (judged,) = verdicts(machine, 1.31)
     assert (judged.node, judged.cause.text) == (3, "its launcher exited")
@@ -262,11 +261,11 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
     """Node 0 says nothing, so the cause is undetermined when the time is over; by then node 3 may yet come back."""
     machine = failing(dies=3, is_reset=True)
     for link in (1, 2, 4):
-        machine.handle(actions.Heard(link, RankSnapshots(0, (failed(link),))), 1.1)
+        machine.heard(link, RankSnapshots(0, (failed(link),)), 1.1)
     judged = []
     for at_s in (2.0, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0):
         for link in (0, 1, 2, 4):
-            machine.handle(actions.Heard(link, m.Beat()), at_s)
+            machine.heard(link, m.Beat(), at_s)
         judged += verdicts(machine, at_s)
     assert [each.node for each in judged] == [3]
     assert "connection" in judged[0].cause.text
@@ -275,25 +274,25 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:
     machine = failing(dies=3)
     running = m.NodeStatus(m.NodePhase.RUNNING, 0)
-    effects = machine.handle(actions.Heard(7, m.Hello("job", RULES, "h3", "h3", standing=running)), 1.1)
+    effects = machine.heard(7, m.Hello("job", RULES, "h3", "h3", standing=running), 1.1)
     assert links(effects, DiagnoseHang) == [7]
 
 
 def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing() -> None:
     machine = failing()
     for link in range(5):
-        machine.handle(actions.Heard(link, RankSnapshots(0, (failed(link),))), 0.1)
+        machine.heard(link, RankSnapshots(0, (failed(link),)), 0.1)
     judged = verdicts(machine, 0.1) + verdicts(machine, 0.5)
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
 
 
 def test_cycle_goes_on_until_the_report_comes_where_the_notes_on_a_lost_peer_came_first() -> None:
     machine = begun(RULES, HOSTS)
-    machine.handle(actions.Heard(1, Hang(0, FIRST)), 0.0)
+    machine.heard(1, Hang(0, FIRST), 0.0)
     for link in range(5):
-        machine.handle(actions.Heard(link, RankSnapshots(0, (failed(link),))), 0.1)
+        machine.heard(link, RankSnapshots(0, (failed(link),)), 0.1)
     assert verdicts(machine, 0.1) == []
-    machine.handle(actions.Heard(1, reports("rank 1 timed out", follows=True)), 0.2)
+    machine.heard(1, reports("rank 1 timed out", follows=True), 0.2)
     judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]
     assert [each.cause.text for each in judged] == ["rank 1 timed out"]
 
@@ -304,7 +303,7 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
     for link in range(5):
         if link != 3:
             note = waiting(link) if others_wait and link == 2 else failed(link)
-            machine.handle(actions.Heard(link, RankSnapshots(0, (note,))), 0.1)
+            machine.heard(link, RankSnapshots(0, (note,)), 0.1)
     assert verdicts(machine, 2.2) == []
     (judged,) = verdicts(machine, 2.4)
     assert (judged.cause.rank, judged.cause.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")
@@ -313,11 +312,11 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
 
 def test_rank_that_was_killed_while_another_one_hung_is_named_as_its_node_has_reported_it() -> None:
     machine = begun(RULES, HOSTS)
-    machine.handle(actions.Heard(0, Hang(0, replace(FIRST, kind="section", section="step", error=""))), 0.0)
-    machine.handle(actions.Heard(1, reports("rank 1 killed by SIGKILL", follows=False)), 0.1)
+    machine.heard(0, Hang(0, replace(FIRST, kind="section", section="step", error="")), 0.0)
+    machine.heard(1, reports("rank 1 killed by SIGKILL", follows=False), 0.1)
     for link in range(5):
         note = RankSnapshot(rank=1, gone=True, exitcode=-9) if link == 1 else waiting(link)
-        machine.handle(actions.Heard(link, RankSnapshots(0, (note,))), 0.1)
+        machine.heard(link, RankSnapshots(0, (note,)), 0.1)
     (judged,) = verdicts(machine, 0.1)
     assert (judged.node, judged.cause.kind, judged.cause.text) == (1, CauseKind.CRASH, "rank 1 killed by SIGKILL")
 
@@ -328,10 +327,10 @@ def test_rank_found_hung_first_is_accused_without_any_evidence_only_if_it_is_sto
 ) -> None:
     machine = begun(RULES, HOSTS)
     hung = replace(FIRST, kind="section", section="step", error="", state=state)
-    machine.handle(actions.Heard(1, Hang(0, hung)), 0.0)
+    machine.heard(1, Hang(0, hung), 0.0)
     judged: list[m.Verdict] = []
     for at_s in (1.0, 2.0, 3.0, 4.0):
         for link in range(5):
-            machine.handle(actions.Heard(link, m.Beat()), at_s)
+            machine.heard(link, m.Beat(), at_s)
         judged += verdicts(machine, at_s)
     assert [each.cause.rank for each in judged] == [rank]

@@ -20,7 +20,7 @@ from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Rul
 from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun, RerunState, rerun_entry, rerun_meaning
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
-from tests.support.job_machines import RULES, answers, begun
+from tests.support.job_machines import RULES, answers, begun, sent
 
 WILL, AGAIN = "WILL_RERUN_FROM_CHECKPOINT", "RERUNNING_AGAIN_FROM_CHECKPOINT"
 IN_PLACE, FROM_CHECKPOINT = "RERUNNING_IN_PLACE", "RERUNNING_FROM_CHECKPOINT"
@@ -130,16 +130,16 @@ def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, r
         kind = CauseKind.REQUEST if rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH
         cause = Cause(text="why", kind=kind, rank=link, follows=link != 1, rerun=rerun)
         report = m.Report(cycle, NodeState.UNHEALTHY, cause, ranks=ranks)
-        effects += machine.handle(actions.Heard(link, report), 0.0)
+        effects += machine.heard(link, report, 0.0)
     effects += machine.settle(0.0)
-    (verdict,) = [effect.verdict for effect in effects if isinstance(effect, actions.Judged)]
+    (verdict,) = sent(effects, m.Verdict)
     assert (verdict.node, verdict.cause.rerun) == (1, rerun)
     assert (fault_of(verdict) is None) is (rerun is not None and rerun is not Rerun.TRANSIENT)
     for link in range(len(nodes)):
-        machine.handle(actions.Heard(link, m.Ready()), 0.0)
+        machine.heard(link, m.Ready(), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (made,) = [effect for effect in effects if isinstance(effect, actions.Decided)]
-    return made.record
+    (made,) = [effect for effect in effects if isinstance(effect, DecisionRecord)]
+    return made
 
 
 def test_ranks_of_each_node_stay_rotated_and_each_request_rotates_them_further() -> None:

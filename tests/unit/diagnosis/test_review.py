@@ -105,15 +105,17 @@ def running(nodes: str = "ab") -> Coordinator:
     rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
     machine = Coordinator("c", m.JobDefinition("job", rules), parts=LEADER_PARTS)
     for link, name in enumerate(nodes):
-        machine.handle(actions.Heard(link, m.Hello("job", rules, name, name, owns=name == "a")), 0.0)
-        machine.handle(actions.Heard(link, m.Ready()), 0.0)
+        machine.heard(link, m.Hello("job", rules, name, name, owns=name == "a"), 0.0)
+        machine.heard(link, m.Ready(), 0.0)
     answers(machine, machine.settle(0.0))
     return machine
 
 
-def tell(machine: Coordinator, *events: actions.Heard, now_s: float = 1.0) -> list[actions.Send]:
+def tell(machine: Coordinator, *heard: tuple[int, Any], now_s: float = 1.0) -> list[actions.Send]:
     """What it sends when it has heard these."""
-    effects = [effect for event in events for effect in machine.handle(event, now_s)] + machine.settle(now_s)
+    effects = [effect for link, message in heard for effect in machine.heard(link, message, now_s)] + machine.settle(
+        now_s
+    )
     return [effect for effect in effects if isinstance(effect, actions.Send)]
 
 
@@ -122,20 +124,20 @@ ASKS = Hang(0, FIRST, passive=True)
 
 def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     machine = running()
-    (asked,) = tell(machine, actions.Heard(1, ASKS), actions.Heard(0, ASKS))
+    (asked,) = tell(machine, (1, ASKS), (0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], DiagnoseHang(0, passive=True))
-    assert tell(machine, actions.Heard(0, RankSnapshots(0, (waits(0),), passive=True))) == []
-    (told,) = tell(machine, actions.Heard(1, RankSnapshots(0, (works(1), waits(2)), passive=True)))
+    assert tell(machine, (0, RankSnapshots(0, (waits(0),), passive=True))) == []
+    (told,) = tell(machine, (1, RankSnapshots(0, (works(1), waits(2)), passive=True)))
     assert list(told.links) == [0, 1]
     assert isinstance(told.message, Reviewed)
     assert (told.message.asker, told.message.rank) == (1, 1)
     assert tell(machine, now_s=60.0) == []
-    assert tell(machine, actions.Heard(0, ASKS), now_s=61.0) != []
+    assert tell(machine, (0, ASKS), now_s=61.0) != []
 
 
 def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0),), passive=True)))
+    tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0),), passive=True)))
     told = None
     while told is None:
         assert machine.alarm_s is not None
@@ -147,8 +149,8 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
 
 def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
-    assert tell(machine, actions.Heard(1, RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
+    tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    assert tell(machine, (1, RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -158,19 +160,19 @@ def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> Non
 )
 def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS), actions.Heard(0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
+    tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
     left = replace(works(1), closing=True, **change)
-    told = tell(machine, actions.Heard(1, RankSnapshots(0, (left,), passive=True)))
+    told = tell(machine, (1, RankSnapshots(0, (left,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
 def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     machine = running()
-    tell(machine, actions.Heard(0, ASKS))
-    (asked,) = tell(machine, actions.Heard(1, Hang(0, FIRST)))
+    tell(machine, (0, ASKS))
+    (asked,) = tell(machine, (1, Hang(0, FIRST)))
     assert asked.message == DiagnoseHang(0)
-    tell(machine, *(actions.Heard(link, RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
-    ended = tell(machine, *(actions.Heard(link, RankSnapshots(0, (waits(link),))) for link in (0, 1)))
+    tell(machine, *((link, RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
+    ended = tell(machine, *((link, RankSnapshots(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
 
 

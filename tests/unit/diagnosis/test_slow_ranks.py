@@ -192,8 +192,8 @@ def test_result_goes_to_the_launcher_that_speaks_for_the_job() -> None:
     for tick in range(40):
         for link in (0, 1):
             waits = Waits(0, (RankWaits(link, 50, 30 * link, 10 * link),))
-            machine.handle(actions.Heard(link, m.Beat()), tick * TELL_S / 4)
-            machine.handle(actions.Heard(link, waits), tick * TELL_S / 4)
+            machine.heard(link, m.Beat(), tick * TELL_S / 4)
+            machine.heard(link, waits, tick * TELL_S / 4)
         sent += [each for each in machine.settle(tick * TELL_S / 4) if isinstance(each, actions.Send)]
     results = [(each.links, each.message) for each in sent if isinstance(each.message, Lags)]
     assert {tuple(links) for links, _ in results} == {(0,)}

@@ -19,15 +19,15 @@ import pytest
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.parts import LEADER_PARTS
-from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
+from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, Peer, connect, coordination, sockets, until
+from tests.support.coordination import BOUND_S, Ear, Listened, Peer, connect, coordination, sockets, until
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
@@ -41,16 +41,7 @@ class Served:
     def __init__(self, secret: bytes | None) -> None:
         self.listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.machine = Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS)
-        self.broken: list[actions.Broken] = []
-        handle = self.machine.handle
-
-        def noted(event: actions.CoordinatorEvent, now_s: float) -> list[actions.CoordinatorEffect]:
-            if isinstance(event, actions.Broken):
-                self.broken.append(event)
-            return handle(event, now_s)
-
-        self.machine.handle = noted  # type: ignore[method-assign]
+        self.machine = Listened(DEFINED)
         self.said: list[str] = []
         self._reactor = Reactor()
         self.service = Service(self._reactor, self.machine, listener=self.listener, secret=secret, say=self.said.append)
@@ -462,8 +453,8 @@ def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
             end.sock = Unanswered(end.sock)
         transport.transmit(m.Beat())  # whose answer would be read
         until(reactor, lambda: ear.told[-1] == "broken")
-        until(reactor, lambda: service.broken)
-        assert service.broken[0].silent
+        until(reactor, lambda: service.machine.ends)
+        assert service.machine.ends[0]["silent"]
 
 
 class Unanswered:
@@ -499,13 +490,13 @@ def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: 
     node = within(reactor, member, on_decision=decisions.append)
     node.start()
     node.tell(m.Ready())
-    until(reactor, lambda: actions.Begin in map(type, decisions))
+    until(reactor, lambda: Assignment in map(type, decisions))
     assert member.is_led
     assert node.connection is not None
     node.connection.sock.shutdown(socket.SHUT_RDWR)
     until(reactor, lambda: not member.is_led)
     until(reactor, lambda: member.is_led)  # it is the same coordinator
-    assert [*map(type, decisions)].count(actions.Begin) == 1
+    assert [*map(type, decisions)].count(Assignment) == 1
     node.tell(m.Report(0, NodeState.SUCCEEDED))
     until(reactor, lambda: m.End in map(type, decisions))
     node.tell(m.Ready())

@@ -7,7 +7,7 @@ import pytest
 from megatron_ft.job import etcd_leader
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost, Work
 from megatron_ft.job.rules import etcd_keys
-from megatron_ft.job.rules.actions import BeginLife, Decided, Send
+from megatron_ft.job.rules.actions import BeginLife, Send
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules, Stay
@@ -17,8 +17,8 @@ BOUND_S = 20.0
 RULES = Rules(1, 2, join_timeout_s=60.0)
 
 
-def decided(number: int, kind: DecisionKind = DecisionKind.START, code: int = 0) -> Decided:
-    return Decided(DecisionRecord(Decision(number, f"c.{number}", kind, number, 2, code=code), "store"))
+def decided(number: int, kind: DecisionKind = DecisionKind.START, code: int = 0) -> DecisionRecord:
+    return DecisionRecord(Decision(number, f"c.{number}", kind, number, 2, code=code), "store")
 
 
 def ledger_of(etcd: EtcdModel) -> Ledger:
@@ -45,7 +45,7 @@ class Leader:
 
 
 def test_effects_of_a_decision_wait_until_etcd_has_it() -> None:
-    leader, follows = Leader(), Send([1], Assignment(decided(0).record.decision, 0))
+    leader, follows = Leader(), Send([1], Assignment(decided(0).decision, 0))
     tells_nothing = [Send([2], Admitted(5)), Send([1], Beat())]
     assert leader.etcd.admit([decided(0), follows, *tells_nothing]) == tells_nothing
     assert leader.etcd.take() == []
@@ -106,7 +106,9 @@ def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("change", "code"), [(decided(0), 94), (decided(1, DecisionKind.END, 3), 3), (BeginLife(), 94)]
 )
-def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(change: Decided | BeginLife, code: int) -> None:
+def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(
+    change: DecisionRecord | BeginLife, code: int
+) -> None:
     leader = Leader()
     leader.model.is_away, leader.now_s = True, 5.0
     leader.etcd.renew(5.0)

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,13 +18,13 @@ from megatron_ft.job import service as service_module
 from megatron_ft.job.connection import Connection
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.actions import Broken, CoordinatorEffect, CoordinatorEvent, Heard
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secure_channel import Role
 from megatron_ft.link.wire import encode
+from tests.support.coordination import Listened
 
 BOUND_S = 20.0
 
@@ -82,48 +83,32 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(
 
 
 @contextlib.contextmanager
-def served(
-    reactor: Reactor,
-    handle: Callable[[CoordinatorEvent, float], list[CoordinatorEffect]] | None = None,
-) -> Iterator[tuple[Service, Any, list[CoordinatorEvent]]]:
-    """A service, its address, and the events of its machine, which ``handle`` may handle in the machine's place."""
-    machine, events = Coordinator("c", DEFINED, now_s=time.monotonic(), parts=LEADER_PARTS), list[CoordinatorEvent]()
-    handle = handle or machine.handle
-
-    def noted(event: CoordinatorEvent, now_s: float) -> list[CoordinatorEffect]:
-        events.append(event)
-        return handle(event, now_s)
-
-    machine.handle = noted  # type: ignore[method-assign]
-    listener = tcp.listen("127.0.0.1", 0)
+def served(reactor: Reactor) -> Iterator[tuple[Service, Any, Listened]]:
+    """A service, its address, and its machine."""
+    machine, listener = Listened(DEFINED), tcp.listen("127.0.0.1", 0)
     service = Service(reactor, machine, listener=listener)
     try:
-        yield service, listener.getsockname(), events
+        yield service, listener.getsockname(), machine
     finally:
         service.close()
 
 
 def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reactor) -> None:
     other = m.Hello("another", DEFINED.rules, "i0", "host")
-    with served(reactor) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as client:
+    with served(reactor) as (service, address, machine), socket.create_connection(address, timeout=BOUND_S) as client:
         client.sendall(encode(other) + encode(m.Beat()))
-        turns_until(reactor, lambda: bool(events) and not service.links)
-        assert [event.message for event in events if isinstance(event, Heard)] == [other]
+        turns_until(reactor, lambda: bool(machine.messages) and not service.links)
+        assert machine.messages == [other]
 
 
-def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher(reactor: Reactor) -> None:
-    def fail(event: CoordinatorEvent, _now_s: float) -> list[CoordinatorEffect]:
-        if isinstance(event, Heard):
-            raise ProtocolError("ours")
-        return []
-
-    with (
-        served(reactor, fail) as (_, address, events),
-        socket.create_connection(address, timeout=BOUND_S) as launcher,
-    ):
+def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(reactor) as (_, address, machine), socket.create_connection(address, timeout=BOUND_S) as launcher:
+        monkeypatch.setattr(machine, "heard", Mock(side_effect=ProtocolError("ours")))
         launcher.sendall(encode(HELLO))
         with pytest.raises(ProtocolError, match="ours"):
-            turns_until(reactor, lambda: bool(events))
+            turns_until(reactor, lambda: False)
 
 
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here(
@@ -139,38 +124,34 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
     def breaks_the_protocol(client: socket.socket) -> None:
         client.sendall(encode(HELLO))
 
-    with served(reactor) as (_, address, events):
+    with served(reactor) as (_, address, machine):
         for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
             with socket.create_connection(address, timeout=BOUND_S) as client:
                 client.sendall(encode(HELLO))
-                turns_until(reactor, lambda: any(isinstance(event, Heard) for event in events[-1:]))
+                turns_until(reactor, lambda number=number: len(machine.messages) == number)  # type: ignore[misc]
                 end(client)
-                turns_until(reactor, lambda number=number: len(broken(events)) == number)  # type: ignore[misc]
-        assert [end.reset for end in broken(events)] == [False, True, True]
-        assert not any(end.silent for end in broken(events))
-
-
-def broken(events: list[CoordinatorEvent]) -> list[Broken]:
-    return [event for event in events if isinstance(event, Broken)]
+                turns_until(reactor, lambda number=number: len(machine.ends) == number)  # type: ignore[misc]
+        assert [end["reset"] for end in machine.ends] == [False, True, True]
+        assert not any(end["silent"] for end in machine.ends)
 
 
 def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has_ended(reactor: Reactor) -> None:
-    with served(reactor) as (service, _, events), service.dial("", 0) as launcher:
+    with served(reactor) as (service, _, machine), service.dial("", 0) as launcher:
         launcher.sendall(encode(HELLO))
-        turns_until(reactor, lambda: bool(events))
+        turns_until(reactor, lambda: bool(machine.messages))
         reactor.run_once(0.1)
         assert launcher.recv(1 << 16)  # to close it with something unread would be a reset
         launcher.close()
-        turns_until(reactor, lambda: bool(broken(events)))
-        assert [end.reset for end in broken(events)] == [True]
+        turns_until(reactor, lambda: bool(machine.ends))
+        assert [end["reset"] for end in machine.ends] == [True]
 
 
 def test_stranger_whose_first_message_is_no_hello_is_none_of_the_machines_links(reactor: Reactor) -> None:
-    with served(reactor) as (service, address, events), socket.create_connection(address, timeout=BOUND_S) as stranger:
+    with served(reactor) as (service, address, machine), socket.create_connection(address, timeout=BOUND_S) as stranger:
         turns_until(reactor, lambda: bool(service.links))
         stranger.sendall(encode(m.Beat()))
         turns_until(reactor, lambda: not service.links)
-        assert events == []
+        assert machine.messages == []
 
 
 def test_connection_that_is_given_up_for_its_unsent_bytes_sends_no_later_frame(reactor: Reactor) -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.rules.actions import Say
+from megatron_ft.job.rules.messages import Tell
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
 from tests.fuzz.healthy import BOARD
@@ -108,7 +108,7 @@ def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> No
     assert orders(driven) == CONFIRMED
     words = "its timeout is extended to at most 240.0 s, terminating it although ranks make progress"
     assert [words in line for line in driven.said] == ([] if observe_only else [True])
-    assert driven.all_of(Say) == [] or "(learned timeout 60 s)" in driven.said[0]
+    assert driven.all_of(Tell) == [] or "(learned timeout 60 s)" in driven.said[0]
 
 
 def test_nothing_is_suspected_once_the_ranks_are_about_to_be_terminated() -> None:

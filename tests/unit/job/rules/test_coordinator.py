@@ -11,7 +11,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.facts.launcher import Cause, NodeLost
 from tests.support.agents import hung
-from tests.support.job_machines import answers, begun, led, links, member
+from tests.support.job_machines import answers, begun, led, links, member, sent
 
 
 def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
@@ -20,10 +20,10 @@ def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
         machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
         for link, name in enumerate("abc"):
             hello = m.Hello("job", rules, name, name, name, owns=name == "b")
-            machine.handle(actions.Heard(link, hello), 0.0)
-            machine.handle(actions.Heard(link, m.Ready()), 0.0)
+            machine.heard(link, hello, 0.0)
+            machine.heard(link, m.Ready(), 0.0)
         answers(machine, machine.settle(0.0))
-        machine.handle(actions.Heard(2, m.Goodbye("received SIGTERM", failed=failed)), 1.0)
+        machine.heard(2, m.Goodbye("received SIGTERM", failed=failed), 1.0)
         assert links(machine.settle(1.0), NodeLost) == ([1] if failed else [])
 
 
@@ -31,11 +31,11 @@ def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> Non
     rules = m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
     machine = begun(rules, "ab")
     hello = m.Hello("job", rules, "b", "b", "b", owns=False)
-    assert actions.Drop(1) in machine.handle(actions.Heard(7, hello), 0.1)
+    assert actions.Drop(1) in machine.heard(7, hello, 0.1)
 
 
 def is_judged(machine: Coordinator, now_s: float) -> bool:
-    return any(isinstance(effect, actions.Judged) for effect in machine.settle(now_s))
+    return bool(sent(machine.settle(now_s), m.Verdict))
 
 
 def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough() -> None:
@@ -45,10 +45,10 @@ def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_sile
     for tenth in range(1, 160):
         for link in range(3):
             if link != 1 or tenth <= 90:
-                machine.handle(actions.Heard(link, m.Beat()), tenth / 10)
+                machine.heard(link, m.Beat(), tenth / 10)
         if tenth == 100:
-            machine.handle(actions.Broken(1, silent=True), 10.0)
-        judged += [(tenth, each.verdict) for each in machine.settle(tenth / 10) if isinstance(each, actions.Judged)]
+            machine.broken(1, 10.0, silent=True)
+        judged += [(tenth, each) for each in sent(machine.settle(tenth / 10), m.Verdict)]
     ((tenth, verdict),) = judged
     assert (tenth, verdict.node, verdict.cause.text) == (145, 1, "no message from its launcher for 5.5 s")
 
@@ -57,12 +57,12 @@ def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
     leaver = m.Identity("job", rules, "b", "b", "b", endpoint="")
-    machine.handle(actions.Broken(1, reset=True), 0.1)
-    machine.handle(actions.Heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True))), 0.1)
+    machine.broken(1, 0.1, reset=True)
+    machine.heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True)), 0.1)
     standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
     hello = leaver.hello(0.1, standing=standing)
-    machine.handle(actions.Heard(7, hello), 0.1)
-    (verdict,) = [each.verdict for each in machine.settle(0.1) if isinstance(each, actions.Judged)]
+    machine.heard(7, hello, 0.1)
+    (verdict,) = sent(machine.settle(0.1), m.Verdict)
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
     assert (verdict.outcome, verdict.decision.restarts_left) == (Outcome.MEMBERSHIP, 3)
 

@@ -173,7 +173,7 @@ def test_host_that_is_back_is_told_of_once_by_the_coordinator() -> None:
     job.run(2.0)
     a.fails()
     job.run(2.0)
-    told = [each.record.decision.back for each in job.decided if each.record.decision.cycle >= 0]
+    told = [each.decision.back for each in job.decided if each.decision.cycle >= 0]
     assert [names for names in told if names] == [("b",)]
 
 

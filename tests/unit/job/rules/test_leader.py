@@ -22,7 +22,7 @@ from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.link.facts.launcher import Cause
 from tests.support.agents import hung
-from tests.support.job_machines import RULES, answers, begun, decision, led, links, member
+from tests.support.job_machines import RULES, answers, begun, decision, led, links, member, sent
 
 LAST = Decision(3, "old.3", DecisionKind.START, 2, 3, restarts=1, founding="old.0")
 RECORD = DecisionRecord(LAST, "i0:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
@@ -44,17 +44,13 @@ def leader(record: DecisionRecord | None = None, rules: m.Rules = RULES_3) -> Co
     return Coordinator("c", m.JobDefinition("job", rules), record=record, parts=LEADER_PARTS)
 
 
-def sent(effects: Sequence[actions.CoordinatorEffect], kind: type) -> list[Any]:
-    return [each.message for each in effects if isinstance(each, actions.Send) and isinstance(each.message, kind)]
-
-
 def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: float = 0.0) -> list[Any]:
     """Let time pass, in which these launchers send their beats; all effects."""
     effects: list[actions.CoordinatorEffect] = []
     now_s = from_s
     while now_s < to_s:
         now_s = min(to_s, now_s + 0.5)
-        effects += [effect for link in alive for effect in machine.handle(actions.Heard(link, m.Beat()), now_s)]
+        effects += [effect for link in alive for effect in machine.heard(link, m.Beat(), now_s)]
         effects += answers(machine, machine.settle(now_s), now_s)
     return effects
 
@@ -62,8 +58,8 @@ def until(machine: Coordinator, to_s: float, *, alive: Sequence[int], from_s: fl
 def ready(machine: Coordinator, *names: str, now_s: float = 0.0) -> None:
     """Launchers that know of no decision come and are ready; the connection of each is its number."""
     for link, name in enumerate(names):
-        machine.handle(actions.Heard(link, hello(None, word=name)), now_s)
-        machine.handle(actions.Heard(link, m.Ready(store=f"{name}:1")), now_s)
+        machine.heard(link, hello(None, word=name), now_s)
+        machine.heard(link, m.Ready(store=f"{name}:1"), now_s)
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------
@@ -74,8 +70,8 @@ def test_decision_is_recorded_before_any_launcher_is_told() -> None:
     ready(machine, "a", "b", "c")
     effects = answers(machine, machine.settle(0.0))
     kinds = [type(each.message) if isinstance(each, actions.Send) else type(each) for each in effects]
-    assert kinds.index(actions.Decided) < kinds.index(Assignment)
-    (record,) = [each.record for each in effects if isinstance(each, actions.Decided)]
+    assert kinds.index(DecisionRecord) < kinds.index(Assignment)
+    (record,) = [each for each in effects if isinstance(each, DecisionRecord)]
     assert (record.instances, record.names, record.store) == (("a", "b", "c"), ("a", "b", "c"), "a:1")
     assert {(held.place, held.store) for held in sent(effects, Assignment)} == {(0, "a:1"), (1, "a:1"), (2, "a:1")}
 
@@ -86,11 +82,11 @@ def test_launcher_that_ends_after_it_was_ready_is_not_decided_into_the_next_cycl
     asked = machine.settle(0.0)
     assert links(asked, m.Beat) == [0, 1, 2]
     for link in (0, 1):
-        machine.handle(actions.Heard(link, sent(asked, m.Beat)[0]), 0.1)
-    machine.handle(actions.Broken(2), 0.1)
-    assert not [each for each in machine.settle(0.2) if isinstance(each, actions.Decided)]
+        machine.heard(link, sent(asked, m.Beat)[0], 0.1)
+    machine.broken(2, 0.1)
+    assert not [each for each in machine.settle(0.2) if isinstance(each, DecisionRecord)]
     effects = until(machine, 40.0, alive=(0, 1))
-    (record,) = [each.record for each in effects if isinstance(each, actions.Decided)]
+    (record,) = [each for each in effects if isinstance(each, DecisionRecord)]
     assert record.instances == ("a", "b")
 
 
@@ -101,25 +97,25 @@ def test_leader_without_a_record_founds_a_job_at_once_only_with_max_launchers_th
     rules = replace(RULES_3, last_call_s=0.5)
     machine = leader(rules=rules)
     for link, name in enumerate("ab"):
-        machine.handle(actions.Heard(link, replace(hello(None, word=name), rules=rules)), 0.0)
-        machine.handle(actions.Heard(link, m.Ready(store="s")), 0.0)
-    assert not [each for each in until(machine, FOUNDING_S - 0.5, alive=(0, 1)) if isinstance(each, actions.Decided)]
+        machine.heard(link, replace(hello(None, word=name), rules=rules), 0.0)
+        machine.heard(link, m.Ready(store="s"), 0.0)
+    assert not [each for each in until(machine, FOUNDING_S - 0.5, alive=(0, 1)) if isinstance(each, DecisionRecord)]
     later = until(machine, FOUNDING_S + 2.0, alive=(0, 1), from_s=FOUNDING_S - 0.5)
-    assert [each.record.decision.number for each in later if isinstance(each, actions.Decided)] == [0]
+    assert [each.decision.number for each in later if isinstance(each, DecisionRecord)] == [0]
 
 
 def test_leader_without_a_record_takes_over_the_newest_decision_that_any_launcher_knows() -> None:
     machine = leader()
     older = replace(LAST, number=2, id="old.2", cycle=1)
-    effects = machine.handle(actions.Heard(0, hello(0, last=older)), 0.0)
+    effects = machine.heard(0, hello(0, last=older), 0.0)
     assert sent(effects, m.End) == []
-    effects = machine.handle(actions.Heard(1, hello(1)), 0.5)
+    effects = machine.heard(1, hello(1), 0.5)
     # the launcher that missed the last decision has no place in it, as far as this leader knows
     assert (links(effects, m.End), links(effects, Assignment)) == ([0], [0])
-    machine.handle(actions.Heard(2, hello(2)), 0.5)
-    assert not [each for each in until(machine, FOUNDING_S - 1, alive=(0, 1, 2)) if isinstance(each, actions.Judged)]
+    machine.heard(2, hello(2), 0.5)
+    assert not sent(until(machine, FOUNDING_S - 1, alive=(0, 1, 2)), m.Verdict)
     effects = until(machine, NEW_LEADER_S + 2.0, alive=(0, 1, 2), from_s=FOUNDING_S - 1)
-    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    (verdict,) = sent(effects, m.Verdict)
     assert (verdict.cycle, verdict.node) == (2, 0)
 
 
@@ -127,7 +123,7 @@ def test_leader_that_has_decided_takes_over_nothing() -> None:
     machine = leader()
     ready(machine, "a", "b", "c")
     answers(machine, machine.settle(0.0))
-    effects = machine.handle(actions.Heard(7, hello(1)), 1.0)
+    effects = machine.heard(7, hello(1), 1.0)
     assert [held.decision.number for held in sent(effects, Assignment)] == [0]
     assert [end.cycle for end in sent(effects, m.End)] == [2]  # its ranks are to end
 
@@ -136,10 +132,10 @@ def test_launcher_of_an_excluded_node_founds_no_job() -> None:
     excluded = m.NodeStatus(m.NodePhase.EXCLUDED)
     rules = replace(RULES_3, min_nodes=1, max_nodes=2, last_call_s=0.0)
     machine = leader(rules=rules)
-    machine.handle(actions.Heard(0, replace(hello(None, word="x"), rules=rules, standing=excluded)), 0.0)
-    machine.handle(actions.Heard(1, replace(hello(None, word="a"), rules=rules)), 0.0)
-    machine.handle(actions.Heard(1, m.Ready(store="s")), 0.0)
-    assert not [each for each in answers(machine, machine.settle(0.0)) if isinstance(each, actions.Decided)]
+    machine.heard(0, replace(hello(None, word="x"), rules=rules, standing=excluded), 0.0)
+    machine.heard(1, replace(hello(None, word="a"), rules=rules), 0.0)
+    machine.heard(1, m.Ready(store="s"), 0.0)
+    assert not [each for each in answers(machine, machine.settle(0.0)) if isinstance(each, DecisionRecord)]
 
 
 # -- a new leader with the record -----------------------------------------------------------------------------------
@@ -148,10 +144,10 @@ def test_launcher_of_an_excluded_node_founds_no_job() -> None:
 def test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one() -> None:
     machine = leader(RECORD)
     for place in (0, 1):
-        machine.handle(actions.Heard(place, hello(place)), 0.0)
-    assert not [e for e in until(machine, NEW_LEADER_S - 0.5, alive=(0, 1)) if isinstance(e, actions.Judged)]
+        machine.heard(place, hello(place), 0.0)
+    assert not sent(until(machine, NEW_LEADER_S - 0.5, alive=(0, 1)), m.Verdict)
     effects = until(machine, NEW_LEADER_S + 1.0, alive=(0, 1), from_s=NEW_LEADER_S - 0.5)
-    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    (verdict,) = sent(effects, m.Verdict)
     assert (verdict.node, verdict.cause.host, verdict.cause.text) == (
         2,
         "h2",
@@ -163,7 +159,7 @@ def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() 
     machine = leader(RECORD)
     before = replace(LAST, number=2, id="old.2", cycle=1)
     waits = replace(hello(2, last=before), standing=m.NodeStatus(m.NodePhase.READY, 1))
-    effects = machine.handle(actions.Heard(2, waits), 0.0)
+    effects = machine.heard(2, waits, 0.0)
     assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
 
 
@@ -178,9 +174,9 @@ def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_t
     machine = leader(replace(RECORD, decision=last), rules)
     for link in (1, 2):
         stands = m.NodeStatus(m.NodePhase.BUSY, 2, ended=Outcome.FAILED, verdict=verdict)
-        machine.handle(actions.Heard(link, replace(hello(link, rules, last=last), standing=stands)), 0.0)
-        machine.handle(actions.Heard(link, m.Ready(store="s")), 0.0)
-    decided = [e.record.decision for e in until(machine, 60.0, alive=(1, 2)) if isinstance(e, actions.Decided)]
+        machine.heard(link, replace(hello(link, rules, last=last), standing=stands), 0.0)
+        machine.heard(link, m.Ready(store="s"), 0.0)
+    decided = [e.decision for e in until(machine, 60.0, alive=(1, 2)) if isinstance(e, DecisionRecord)]
     assert [(each.kind, each.advance.stalled) for each in decided] == [(DecisionKind.START, 1)]
 
 
@@ -192,13 +188,13 @@ def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(
     effects: list[Any] = []
     for place in (0, 1, 2, 3):
         said = hello(place, rules, last=older if place == stale else last)
-        effects += machine.handle(actions.Heard(place, said), 0.0)
+        effects += machine.heard(place, said, 0.0)
     effects += until(machine, 90.0, alive=(0, 1, 2, 3))
-    assert [each for each in effects if isinstance(each, actions.Judged)]
+    assert sent(effects, m.Verdict)
     for place in (0, 1, 2, 3):
-        machine.handle(actions.Heard(place, m.Ready(store="s")), 90.0)
+        machine.heard(place, m.Ready(store="s"), 90.0)
     effects += until(machine, 95.0, alive=(0, 1, 2, 3), from_s=90.0)
-    decided = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
     assert [(each.kind, each.world) for each in decided] == [(DecisionKind.START, 4)]
 
 
@@ -206,9 +202,9 @@ def test_new_leader_ends_a_job_whose_launchers_it_never_meets_once_they_would_ha
     rules = m.Rules(min_nodes=4, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1, join_timeout_s=1000.0)
     last, machine = replace(LAST, world=4), leader(rules=rules)
     for place in (0, 1, 2):
-        machine.handle(actions.Heard(place, hello(place, rules, last=last)), 0.0)
+        machine.heard(place, hello(place, rules, last=last), 0.0)
     effects = until(machine, 90.0, alive=(0, 1, 2))
-    decided = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
     assert [(each.kind, each.code) for each in decided] == [(DecisionKind.END, 94)]
     assert decided[0].text.startswith("3 nodes left")
 
@@ -218,7 +214,7 @@ def test_end_of_a_cycle_is_computed_once_for_all_launchers(monkeypatch: pytest.M
     end = JobCycle.end
     monkeypatch.setattr(JobCycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
     machine = begun(RULES_3, "abc")
-    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited"))), 0.1)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited")), 0.1)
     assert links(machine.settle(0.1), m.End) == [0, 1, 2]
     assert len(made) == 1
 
@@ -230,10 +226,10 @@ def finished() -> tuple[Coordinator, list[Any]]:
     """All ranks of three nodes have finished, and the end was decided."""
     machine = begun(RULES_3, "abc")
     for link in range(3):
-        machine.handle(actions.Heard(link, m.Report(0, NodeState.SUCCEEDED)), 1.0)
+        machine.heard(link, m.Report(0, NodeState.SUCCEEDED), 1.0)
     effects = machine.settle(1.0)
     for link in range(3):
-        machine.handle(actions.Heard(link, m.Ready()), 1.0)
+        machine.heard(link, m.Ready(), 1.0)
     return machine, effects + machine.settle(1.0)
 
 
@@ -241,21 +237,21 @@ def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() 
     machine, effects = finished()
     assert links(effects, Assignment) == [0, 1, 2]
     for link in (0, 1):
-        machine.handle(actions.Broken(link), 1.1)
+        machine.broken(link, 1.1)
     assert not [each for each in machine.settle(1.1) if isinstance(each, actions.Quit)]
-    machine.handle(actions.Broken(2, silent=True), 1.1)
+    machine.broken(2, 1.1, silent=True)
     assert not [each for each in until(machine, HOLDER_STAYS_S, alive=(), from_s=1.0) if isinstance(each, actions.Quit)]
     comes = replace(hello(None, word="c"), decided=Assignment(decision(), 2))
-    again = machine.handle(actions.Heard(9, replace(comes, rules=replace(RULES_3, max_nodes=3))), 60.5)
+    again = machine.heard(9, replace(comes, rules=replace(RULES_3, max_nodes=3)), 60.5)
     assert [held.decision.kind for held in sent(again, Assignment)] == [DecisionKind.END]
-    machine.handle(actions.Broken(9), 60.6)
+    machine.broken(9, 60.6)
     assert [each for each in machine.settle(60.6) if isinstance(each, actions.Quit)]
 
 
 def test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end() -> None:
     machine, _ = finished()
     for link in (0, 1):
-        machine.handle(actions.Broken(link), 1.1)
+        machine.broken(link, 1.1)
     effects = until(machine, HOLDER_STAYS_S + 2.0, alive=(), from_s=1.0)
     assert [each for each in effects if isinstance(each, actions.Quit)]
 
@@ -270,13 +266,13 @@ def test_leader_ends_with_its_launcher() -> None:
 def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_running: bool) -> None:
     machine = begun(RULES_3, "abc")
     if not is_running:
-        machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited"))), 0.5)
+        machine.heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited")), 0.5)
         machine.settle(0.5)
-    effects = machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM")), 1.0) + machine.settle(1.0)
+    effects = machine.heard(0, m.Goodbye("its launcher received SIGTERM"), 1.0) + machine.settle(1.0)
     assert links(effects, m.Dismiss) == []  # it stays until the others know
     assert links(effects, m.End) == ([1, 2] if is_running else [])
     for link in (1, 2):
-        machine.handle(actions.Heard(link, m.Ready(store="s")), 2.0)
+        machine.heard(link, m.Ready(store="s"), 2.0)
     effects = machine.settle(2.0)
     ((code, text),) = {(held.decision.code, held.decision.text) for held in sent(effects, Assignment)}
     assert (code, text) == (1, "on node 0 (a) its launcher received SIGTERM")
@@ -286,20 +282,20 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
 def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() -> None:
     machine = begun(RULES_3, "abc")
     for link in range(3):
-        machine.handle(actions.Heard(link, m.Report(0, NodeState.SUCCEEDED)), 0.5)
+        machine.heard(link, m.Report(0, NodeState.SUCCEEDED), 0.5)
     machine.settle(0.5)
-    machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM", well=True)), 1.0)
+    machine.heard(0, m.Goodbye("its launcher received SIGTERM", well=True), 1.0)
     machine.settle(1.0)
     for link in (1, 2):
-        machine.handle(actions.Heard(link, m.Ready(store="s")), 2.0)
+        machine.heard(link, m.Ready(store="s"), 2.0)
     assert {(held.decision.code, held.decision.text) for held in sent(machine.settle(2.0), Assignment)} == {(0, "")}
 
 
 def test_job_ends_before_its_first_cycle_when_the_launcher_that_holds_the_lock_is_asked_to_stop() -> None:
     machine = leader()
-    machine.handle(actions.Heard(0, replace(hello(None, word="a"), owns=True)), 0.0)
-    machine.handle(actions.Heard(1, hello(None, word="b")), 0.0)
-    effects = machine.handle(actions.Heard(0, m.Goodbye("its launcher received SIGTERM")), 1.0)
+    machine.heard(0, replace(hello(None, word="a"), owns=True), 0.0)
+    machine.heard(1, hello(None, word="b"), 0.0)
+    effects = machine.heard(0, m.Goodbye("its launcher received SIGTERM"), 1.0)
     assert links(effects, Assignment) == [0, 1]
 
 
@@ -308,7 +304,7 @@ def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_
     machine.owns = True
     machine.tell(m.Goodbye("its launcher received SIGTERM"), 1.0)
     left = [(now_s, each) for now_s in range(2, 70) for each in machine.heard(m.Beat(), now_s) + machine.tick(now_s)]
-    assert [(now_s, each.code) for now_s, each in left if isinstance(each, actions.Leave)] == [(61, 1)]
+    assert [(now_s, each.code) for now_s, each in left if isinstance(each, m.Dismiss)] == [(61, 1)]
 
 
 # -- the rest -----------------------------------------------------------------------------------------------------

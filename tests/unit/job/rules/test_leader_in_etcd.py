@@ -49,30 +49,30 @@ class Leader:
         for each in hellos:
             link = len(self._alive)
             self._alive.append(link)
-            self._do(self.machine.handle(actions.Heard(link, each), self.now_s))
+            self._do(self.machine.heard(link, each, self.now_s))
             if each.is_fresh:
-                self._do(self.machine.handle(actions.Heard(link, m.Ready(store=f"{each.name}:1")), self.now_s))
+                self._do(self.machine.heard(link, m.Ready(store=f"{each.name}:1"), self.now_s))
 
     def hear(self, message: m.FromMember, *links: int) -> None:
         for link in links:
-            self._do(self.machine.handle(actions.Heard(link, message), self.now_s))
+            self._do(self.machine.heard(link, message, self.now_s))
 
     def silence(self, link: int) -> None:
         self._alive.remove(link)
 
     def leave(self, link: int) -> None:
         self.silence(link)
-        self._do(self.machine.handle(actions.Broken(link), self.now_s))
+        self._do(self.machine.broken(link, self.now_s))
 
     def wait(self, to_s: float) -> None:
         while self.now_s < to_s:
             self.now_s = min(to_s, self.now_s + 0.5)
             for link in self._alive:
-                self._do(self.machine.handle(actions.Heard(link, m.Beat()), self.now_s))
+                self._do(self.machine.heard(link, m.Beat(), self.now_s))
             self._do(self.machine.settle(self.now_s))
 
     def decisions(self) -> list[Decision]:
-        return [each.record.decision for each in self.effects if isinstance(each, actions.Decided)]
+        return [each.decision for each in self.effects if isinstance(each, DecisionRecord)]
 
     def lives(self) -> int:
         """Number of lives that it has begun."""
@@ -120,7 +120,7 @@ def test_new_launchers_begin_another_run_once_no_former_one_has_come_for_a_while
     (made,) = leader.decisions()
     assert (made.number, made.cycle, made.restarts) == (0, 0, 0)
     kinds = [type(each) for each in leader.effects]
-    assert kinds.index(actions.BeginLife) < kinds.index(actions.Decided)
+    assert kinds.index(actions.BeginLife) < kinds.index(DecisionRecord)
     assert leader.lives() == 1
 
 

@@ -143,7 +143,7 @@ def test_node_that_has_finished_is_not_cut_off_and_leaves_once_no_leader_has_com
     machine.broken(1.0)
     effects: list[actions.MemberEffect] = []
     now_s = 1.0
-    while not any(isinstance(effect, actions.Leave) for effect in effects):
+    while not any(isinstance(effect, m.Dismiss) for effect in effects):
         now_s = max(now_s, machine.alarm_s) + 0.001
         effects = machine.tick(now_s, 5)
         if any(isinstance(effect, actions.Connect) for effect in effects):
@@ -189,7 +189,7 @@ def test_node_whose_ranks_ended_after_ten_minutes_stands_by_until_the_join_timeo
         effects = machine.tick(now_s, int(2 * now_s))
         for effect in effects:
             ended_s = now_s if isinstance(effect, m.End) else ended_s
-            left_s = now_s if isinstance(effect, actions.Leave) else left_s
+            left_s = now_s if isinstance(effect, m.Dismiss) else left_s
         if any(isinstance(effect, actions.Connect) for effect in effects):
             machine.failed(now_s)
     assert ended_s == pytest.approx(600.0, abs=1.5)

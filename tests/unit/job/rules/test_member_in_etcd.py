@@ -89,7 +89,7 @@ def test_user_is_told_why_no_leader_was_found() -> None:
     now_s, said = 0.0, []
     while now_s < 12.0:
         now_s = max(now_s, machine.alarm_s)
-        said += [each.text for each in machine.tick(now_s) if isinstance(each, actions.Say)]
+        said += [each.text for each in machine.tick(now_s) if isinstance(each, m.Tell)]
     (line,) = said
     assert "etcd at http://e:2379: Connection refused" in line
 
@@ -101,4 +101,4 @@ def test_decision_of_a_leader_that_leads_no_more_is_not_heard_by_one_that_has_le
     machine.opened(1.0)
     machine.heard(m.Admitted(6), 1.0)
     held = Assignment(Decision(0, "new.0", DecisionKind.START, 0, 2), 1, "s:1")
-    assert [each for each in machine.heard(held, 1.0) if isinstance(each, actions.Begin)] == [actions.Begin(held)]
+    assert [each for each in machine.heard(held, 1.0) if isinstance(each, Assignment)] == [held]

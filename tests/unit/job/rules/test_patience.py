@@ -20,7 +20,7 @@ def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
         effects = machine.tick(now_s)
         if any(isinstance(effect, actions.Connect) for effect in effects):
             effects += machine.failed(now_s)
-        left = [effect for effect in effects if isinstance(effect, actions.Leave)]
+        left = [effect for effect in effects if isinstance(effect, m.Dismiss)]
         if left:
             return now_s, left[0]
         now_s = max(now_s, machine.alarm_s) + 0.001
@@ -98,15 +98,15 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
         effects = machine.tick(now_s)
         for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
             effects += machine.failed(now_s, "no route")
-        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, actions.Say)]
-        left += [effect for effect in effects if isinstance(effect, actions.Leave)]
+        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, m.Tell)]
+        left += [effect for effect in effects if isinstance(effect, m.Dismiss)]
         now_s = max(now_s, machine.alarm_s) + 0.001
     ((said_s, line),) = lines
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
     assert after_s <= said_s < after_s + 1.0
     problems = "first:1: no route"
     assert line == f"no coordinator reached ({problems}); trying for {timeout}"
-    assert left == [actions.Leave(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
+    assert left == [m.Dismiss(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_port_that_closes_connections_or_never_answers_is_named(closes: bool, pr
         for _ in [effect for effect in effects if closes and isinstance(effect, actions.Connect)]:
             machine.opened(now_s)
             effects += machine.broken(now_s)
-        lines += [effect.text for effect in effects if isinstance(effect, actions.Say)]
+        lines += [effect.text for effect in effects if isinstance(effect, m.Tell)]
     assert f"(first:1: {problem})" in lines[0]
     assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
 
@@ -133,7 +133,7 @@ def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none(
     while now_s < 3 * 60.0:
         now_s = max(now_s, machine.alarm_s) + 0.001
         effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
-        told += [effect for effect in effects if isinstance(effect, actions.Say | actions.Leave)]
+        told += [effect for effect in effects if isinstance(effect, m.Tell | m.Dismiss)]
     assert told == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
-from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import Action, Outcome
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.rules import events
@@ -34,6 +34,6 @@ def test_job_is_restarted_and_finished_without_the_part(left_out: type[LauncherP
     driven.exits(0)
     driven.exits(1)
     driven.ends(Outcome.SUCCEEDED, restarts=False)
-    driven.hear(events.RanksEnded(), verdict(1, Outcome.SUCCEEDED, Action.FINISH), job.Leave(0))
+    driven.hear(events.RanksEnded(), verdict(1, Outcome.SUCCEEDED, Action.FINISH), m.Dismiss(0))
     (over,) = driven.all_of(events.LauncherExit)
     assert (over.how, driven.agent.part(left_out)) == (Exit.SUCCEEDED, None)

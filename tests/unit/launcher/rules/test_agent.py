@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import AgentPhase, retry_delay_s
@@ -95,13 +95,13 @@ def test_health_check_is_retried_with_delays_of_two_seconds_to_a_minute() -> Non
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        (job.Leave(1, "rank 3 asked for it"), ["rank 3 asked for it; the job ends"]),
-        (job.Leave(94, "too few nodes"), ["too few nodes"]),
-        (job.Leave(0, "all finished"), ["the job ended without this node: all finished"]),
-        (job.Leave(1), []),
+        (m.Dismiss(1, "rank 3 asked for it"), ["rank 3 asked for it; the job ends"]),
+        (m.Dismiss(94, "too few nodes"), ["too few nodes"]),
+        (m.Dismiss(0, "all finished"), ["the job ended without this node: all finished"]),
+        (m.Dismiss(1), []),
     ],
 )
-def test_ready_node_leaves_when_the_job_ends(left: job.Leave, said: list[str]) -> None:
+def test_ready_node_leaves_when_the_job_ends(left: m.Dismiss, said: list[str]) -> None:
     driven = Driven()
     driven.hear(events.Tick(), left)
     assert driven.said == said
@@ -115,7 +115,7 @@ def test_stopped_launcher_between_cycles_leaves_well_only_from_standby(
     number: signal.Signals, stands_by: bool, has_a_place: bool
 ) -> None:
     driven = Driven(max_nodes=2)
-    driven.hear(events.Tick(), *([job.StandBy()] if stands_by else []))
+    driven.hear(events.Tick(), *([replace(held(), place=None)] if stands_by else []))
     if has_a_place:
         driven.run(1, nodes=2)
         driven.exits(0, 1)
@@ -125,7 +125,7 @@ def test_stopped_launcher_between_cycles_leaves_well_only_from_standby(
     goodbye = m.Goodbye(f"its launcher received {number.name}", well=is_well)
     assert driven.stop(number)[2:] == [goodbye]
     assert driven.said[-1] == f"received {number.name}"
-    driven.hear(job.Leave(1))
+    driven.hear(m.Dismiss(1))
     assert over(driven) == (Exit.STOPPED, 130 if number == signal.SIGINT else 0 if is_well else 1)
 
 
@@ -147,10 +147,10 @@ def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing(
 # -- ranks start ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), job.Leave(94), job.Begin(held(1))])
-def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | job.Begin) -> None:
+@pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), m.Dismiss(94), held(1)])
+def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | m.Dismiss | Assignment) -> None:
     driven = Driven()
-    driven.hear(events.Tick(), job.Begin(held()), why)
+    driven.hear(events.Tick(), held(), why)
     assert not driven.agent.wants_ranks
     driven.hear(events.NotStarted())
     assert driven.all_of(events.TerminateRanks)
@@ -159,7 +159,7 @@ def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | job.Leave | j
 def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
     driven = Driven()
     cause = events.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
-    driven.hear(events.Tick(), job.Begin(held()), events.NotStarted(cause))
+    driven.hear(events.Tick(), held(), events.NotStarted(cause))
     assert reports(driven) == [(NodeState.UNHEALTHY, "no store", True)]
     assert driven.agent.phase is AgentPhase.RUNNING
 
@@ -205,18 +205,18 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
     driven.hear(events.RanksEnded(), verdict(action=Action.GIVE_UP, node=0, rank=0, text=text, reason=reason))
     assert driven.said == [f"cycle 0 ended: {text}; {reason}"]
     assert driven.told[-1] == READY
-    driven.hear(job.Leave(93))
+    driven.hear(m.Dismiss(93))
     assert over(driven) == (Exit.FAILED, 93)
     assert driven.all_of(events.LauncherExit)[0].cause is not None
 
 
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
-    assert succeeded().hear(job.Begin(held(1)))[-1] == events.StartRanks(3, held(1).decision)
+    assert succeeded().hear(held(1))[-1] == events.StartRanks(3, held(1).decision)
     driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
-    assert driven.hear(again, job.Begin(held(1)))[-1] == events.StartRanks(3, held(1).decision)
+    assert driven.hear(again, held(1))[-1] == events.StartRanks(3, held(1).decision)
     assert len(driven.said) == 1
 
 
@@ -231,7 +231,7 @@ def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_las
     driven = running()
     driven.exits(0)
     driven.exits(1)
-    driven.hear(job.Begin(held(1, nodes=2)))
+    driven.hear(held(1, nodes=2))
     assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
     driven.hear(
         events.RanksEnded(),
@@ -252,7 +252,7 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
         verdict(node=0, text="rank 0 exited with code 1"),
     )
     assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
-    driven.hear(job.Leave(0))
+    driven.hear(m.Dismiss(0))
     assert driven.said == [
         "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be killed, "
         "this node leaves the job"
@@ -330,16 +330,16 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     driven.exits(0, 1)
     driven.hear(events.RanksEnded())
     assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
-    driven.hear(job.Leave(94, "too few"))
+    driven.hear(m.Dismiss(94, "too few"))
     assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
     assert over(driven) == (Exit.EXCLUDED, 1)
 
 
 @pytest.mark.parametrize("has_heard", [True, False])
 def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
-    driven = excluded(*([job.LeftOut()] if has_heard else []))
+    driven = excluded(*([m.Stay()] if has_heard else []))
     assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
-    driven.hear(job.Leave(0))
+    driven.hear(m.Dismiss(0))
     assert over(driven) == (Exit.STOPPED, 0)
 
 
@@ -359,13 +359,13 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     driven.hear(events.RanksEnded())
     assert driven.told[-1] == m.Goodbye("nobody reads its output", failed=True)
     assert driven.written[-1] == "cycle_ended"
-    driven.hear(job.Leave(1))
+    driven.hear(m.Dismiss(1))
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
 def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
     driven = succeeded()
-    driven.hear(GONE, job.Leave(0))
+    driven.hear(GONE, m.Dismiss(0))
     assert over(driven) == (Exit.SUCCEEDED, 0)
 
 
@@ -386,7 +386,7 @@ def test_a_rank_asks_for_the_end_of_the_job() -> None:
     driven.wait(5.0)
     assert driven.done[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 5.0)
     driven.exits(0, -15, sent=(15,))
-    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), m.Dismiss(1))
     assert driven.said == ["cycle 0 ended: rank 0 asked for ShutdownWorkload: enough; not restarting"]
     assert over(driven) == (Exit.FAILED, 1)
 
@@ -397,7 +397,7 @@ def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
     driven.hear(SHUTDOWN)
     driven.ends(Outcome.STOPPED, restarts=False)
     driven.exits(0)
-    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), job.Leave(1))
+    driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), m.Dismiss(1))
     assert over(driven) == (Exit.SUCCEEDED, 0)
 
 
@@ -434,7 +434,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
         "cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting",
     ]
     assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
-    driven.hear(job.Leave(1))
+    driven.hear(m.Dismiss(1))
     assert over(driven) == (Exit.STOPPED, 1)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ft.job.rules import actions as job
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.messages import Goodbye
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
@@ -35,7 +36,7 @@ def test_launcher_that_leaves_with_ranks_that_ended_well_says_so_itself() -> Non
     driven.hear(events.RanksEnded())
     assert driven.said[1:] == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
     assert driven.told[-1] == Goodbye("its launcher received SIGTERM", well=True)
-    driven.hear(job.Leave(0))
+    driven.hear(m.Dismiss(0))
     assert [(each.how, each.code) for each in driven.all_of(events.LauncherExit)] == [(events.Exit.STOPPED, 0)]
 
 
@@ -53,7 +54,7 @@ def test_the_end_of_the_job_is_said_by_one() -> None:
         assert driven.told[-1].state is NodeState.SUCCEEDED  # type: ignore[union-attr]
         driven.ends(Outcome.SUCCEEDED, restarts=False)
         driven.hear(
-            events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), job.Leave(0, "", True)
+            events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), m.Dismiss(0, "", True)
         )
         assert driven.said.count("all ranks finished after 1 cycle") == said
 
@@ -62,7 +63,7 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
     for place in (0, 1):
         driven = running(place)
         ends(driven)
-        driven.hear(job.Leave(94, "too few", True))
+        driven.hear(m.Dismiss(94, "too few", True))
         assert driven.said[-1] == "too few"
         assert len(driven.said) == (1 if place else 3)
     for is_told_to_speak in (False, True):
@@ -72,7 +73,7 @@ def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
         driven.hear(events.RanksEnded())
         driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
         assert driven.said == []
-        driven.hear(job.PrintsJobLines(is_told_to_speak), job.Leave(1, "", True))
+        driven.hear(PrintsJobLines(is_told_to_speak), m.Dismiss(1, "", True))
         assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
@@ -80,8 +81,8 @@ def test_launcher_that_takes_over_says_why_the_cycle_ended_which_the_one_before_
     driven = running(1)
     ends(driven)
     assert driven.said == []
-    driven.hear(job.PrintsJobLines(True))
-    driven.hear(job.PrintsJobLines(True))
+    driven.hear(PrintsJobLines(True))
+    driven.hear(PrintsJobLines(True))
     assert driven.said == [WHY]
 
 
@@ -91,28 +92,28 @@ def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
         driven = running(place, shares_output=True)
         ends(driven)
-        driven.hear(job.PrintsJobLines(is_told), job.Leave(94, why, True))
+        driven.hear(PrintsJobLines(is_told), m.Dismiss(94, why, True))
         assert driven.said == lines
     for is_told in (False, True):
         fresh = Driven(max_nodes=3, shares_output=True)
-        fresh.hear(events.Tick(), job.PrintsJobLines(is_told), job.Leave(94, why, True))
+        fresh.hear(events.Tick(), PrintsJobLines(is_told), m.Dismiss(94, why, True))
         assert fresh.said == [why] * is_told
     everywhere = running(1, shares_output=True, says_all=True)
     ends(everywhere)
-    everywhere.hear(job.Leave(94, why, True))
+    everywhere.hear(m.Dismiss(94, why, True))
     assert everywhere.said == [STARTED, WHY, why]
 
 
 def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     gone = running(1, shares_output=True)
     ends(gone)
-    gone.hear(job.Leave(94, "no coordinator"))
+    gone.hear(m.Dismiss(94, "no coordinator"))
     assert gone.said == ["no coordinator"]
     lost = running(1, shares_output=True)
     lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     lost.wait(10.0)
     lost.hear(
-        events.RanksEnded(), job.PrintsJobLines(is_printer=False), job.Leave(94, "too few", True)
+        events.RanksEnded(), PrintsJobLines(is_printer=False), m.Dismiss(94, "too few", True)
     )  # and the job's is for another one to say
     assert [line.partition("; ")[0] for line in lost.said] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
@@ -121,6 +122,6 @@ def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     ill.hear(
         events.Tick(),
         NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1),
-        job.Leave(94, "", True),
+        m.Dismiss(94, "", True),
     )
     assert ill.said[-1] == "its health check failed"

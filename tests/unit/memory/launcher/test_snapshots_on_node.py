@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.rules import actions as job
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.launcher.rules import events
@@ -33,7 +32,7 @@ def restoring(driven: Driven, restore: Restore | None) -> list[events.Effect]:
     """Cycle 1 begins, and goes on from a snapshot."""
     begun = held(1, nodes=2)
     decision = replace(begun.decision, attachments=Parts() if restore is None else Parts(restore))
-    asked = driven.hear(events.Tick(), job.Begin(replace(begun, decision=decision)), events.RanksMet([0, 10], 0, 2, 4))
+    asked = driven.hear(events.Tick(), replace(begun, decision=decision), events.RanksMet([0, 10], 0, 2, 4))
     driven.hear(events.RankStarted(rank=0, local_rank=0, pid=1, at_ns=driven.now_ns))
     driven.hear(events.RankStarted(rank=10, local_rank=1, pid=2, at_ns=driven.now_ns))
     return asked + driven.hear(events.RanksStarted())
@@ -54,7 +53,7 @@ def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_nu
     driven = Driven(max_nodes=2)
     failed(driven, STOCK)
     begun = held(1, nodes=2)
-    driven.hear(job.Begin(begun), m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
+    driven.hear(begun, m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
     driven.wait(60.0)
     driven.hear(StockTaken(STOCK), events.RanksEnded(), replace(verdict(node=1), cycle=1))
     assert driven.agent.cycle.cycle == 1

@@ -9,7 +9,7 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import Decision
+from megatron_ft.job.rules.decisions import Decision, DecisionRecord
 from megatron_ft.job.rules.job_cycle import Seat
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
@@ -29,7 +29,7 @@ from megatron_ft.memory.rules.snapshots import (
     Settled,
     SnapshotKey,
 )
-from tests.support.job_machines import answers, begun, links
+from tests.support.job_machines import answers, begun, links, sent
 
 RULES = m.Rules(min_nodes=2, max_nodes=2, max_restarts=9)
 
@@ -130,14 +130,12 @@ def fails_and_meets(
 ) -> tuple[Decision, list[str]]:
     """Rank 1 fails, and both nodes are ready again. Return what is decided then, and the lines."""
     cause = Cause(kind=CauseKind.CRASH, text=text, rank=1)
-    machine.handle(
-        actions.Heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last), is_mixed=is_mixed)), 0.0
-    )
+    machine.heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last), is_mixed=is_mixed), 0.0)
     machine.settle(0.0)
     for link, each in enumerate(stock):
-        machine.handle(actions.Heard(link, m.Ready(Parts(each))), 0.0)
+        machine.heard(link, m.Ready(Parts(each)), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    (decided,) = [each.decision for each in effects if isinstance(each, DecisionRecord)]
     return decided, lines(effects)
 
 
@@ -158,8 +156,8 @@ def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restor
         Restore(key(7), reached=9),
         [],
     )
-    assert machine.handle(actions.Heard(0, Restored(1, key(7))), 0.0) == []
-    told = machine.handle(actions.Heard(1, Restored(1, key(7))), 0.0)
+    assert machine.heard(0, Restored(1, key(7)), 0.0) == []
+    told = machine.heard(1, Restored(1, key(7)), 0.0)
     assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
     assert links(told, m.Tell) == [0, 1]
 
@@ -172,7 +170,7 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     found, other = Kept(local_ranks=1, files=FILES, reads_files=True), Kept(local_ranks=1, reads_files=True)
     machine = begun(RULES, "ab", [found, other])
     for link in (0, 1):
-        said = lines(machine.handle(actions.Heard(link, Restored(0, EARLIER)), 0.0))
+        said = lines(machine.heard(link, Restored(0, EARLIER), 0.0))
     assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
     decision, _ = fails_and_meets(machine, 0, found, other)
     restore = restored(decision)
@@ -190,8 +188,8 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
     machine = Coordinator("c", m.JobDefinition("job", m.Rules(1, 1)), parts=LEADER_PARTS)
-    machine.handle(actions.Heard(0, m.Hello("job", m.Rules(1, 1), "a", "a", owns=True)), 0.0)
-    machine.handle(actions.Heard(0, m.Ready(Parts(Kept(local_ranks=4, files=FILES, reads_files=True)))), 0.0)
+    machine.heard(0, m.Hello("job", m.Rules(1, 1), "a", "a", owns=True), 0.0)
+    machine.heard(0, m.Ready(Parts(Kept(local_ranks=4, files=FILES, reads_files=True))), 0.0)
     effects = answers(machine, machine.settle(0.0))
     assert lines(effects) == [
         "cycle 0 restores nothing from memory: the snapshot of iteration 7 in files is of 2 ranks, not 4"
@@ -201,14 +199,14 @@ def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why
 def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
     machine = begun(RULES, "ab")
     cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
-    machine.handle(actions.Heard(1, m.StatusChanged(Parts(kept(1, key(7))))), 0.0)
-    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause)), 0.0)
+    machine.heard(1, m.StatusChanged(Parts(kept(1, key(7)))), 0.0)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, cause), 0.0)
     assert links(machine.settle(0.0), m.End) == [0, 1]
-    machine.handle(actions.Heard(0, m.Ready()), 0.0)
-    machine.handle(actions.Heard(0, m.StatusChanged(Parts(kept(0, key(7))))), 0.0)
-    machine.handle(actions.Heard(1, m.Ready(Parts(kept(1, key(7))))), 0.0)
+    machine.heard(0, m.Ready(), 0.0)
+    machine.heard(0, m.StatusChanged(Parts(kept(0, key(7)))), 0.0)
+    machine.heard(1, m.Ready(Parts(kept(1, key(7)))), 0.0)
     effects = answers(machine, machine.settle(0.0))
-    (decided,) = [each.record.decision for each in effects if isinstance(each, actions.Decided)]
+    (decided,) = [each.decision for each in effects if isinstance(each, DecisionRecord)]
     assert restored(decided) == Restore(key(7))
 
 
@@ -218,7 +216,7 @@ def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
     stock = kept(0, key(7)), kept(1, key(7))
     fails_and_meets(machine, 0, *stock)
     for cycle, tries in ((1, 1), (2, None)):
-        machine.handle(actions.Heard(0, Restored(cycle, key(7), is_whole=False)), 0.0)
+        machine.heard(0, Restored(cycle, key(7), is_whole=False), 0.0)
         decision, said = fails_and_meets(machine, cycle, *stock)
         again = restored(decision)
         assert (again and again.tries) == tries
@@ -270,10 +268,10 @@ def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
     for link, message in told:
-        machine.handle(actions.Heard(link, message), 0.0)
+        machine.heard(link, message, 0.0)
     ended = machine.settle(0.0)
     assert links(ended, m.End) == [0, 1]
-    (verdict,) = [each.verdict for each in ended if isinstance(each, actions.Judged)]
+    (verdict,) = sent(ended, m.Verdict)
     assert verdict.cause.text == "rank 1 begins without iteration 7, which other ranks have restored from memory"
 
 
@@ -282,7 +280,7 @@ def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[Restor
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
     for link, message in enumerate(told):
-        machine.handle(actions.Heard(link, message), 0.0)
+        machine.heard(link, message, 0.0)
     assert links(machine.settle(0.0), m.End) == []
 
 
@@ -290,7 +288,7 @@ def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
     machine = begun(RULES, "ab")
     fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
     for link in (0, 1):
-        said = lines(machine.handle(actions.Heard(link, Restored(1, key(7), newer_than=5)), 0.0))
+        said = lines(machine.heard(link, Restored(1, key(7), newer_than=5), 0.0))
     assert said == ["restored iteration 7 from memory, newer than the 5 on disk, 2 iterations redone"]
 
 
@@ -303,7 +301,7 @@ def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
 def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
     machine = begun(RULES, "ab")
     for link in (0, 1):
-        machine.handle(actions.Heard(link, Saved(key(5))), 0.0)
+        machine.heard(link, Saved(key(5)), 0.0)
     decision, said = fails_and_meets(machine, 0, Kept(), Kept())
     why = "no keeper says that it has a snapshot"
     assert (restored(decision), said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
@@ -314,21 +312,21 @@ def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
     machine = begun(RULES, "ab")
     machine.settle(0.0)
-    assert machine.handle(actions.Heard(0, Saved(key(5))), 0.0) == []
-    assert links(machine.handle(actions.Heard(1, Saved(key(5))), 0.0), Settled) == [0, 1]
+    assert machine.heard(0, Saved(key(5)), 0.0) == []
+    assert links(machine.heard(1, Saved(key(5)), 0.0), Settled) == [0, 1]
     assert not machine.needs_settling
 
 
 def test_rank_that_cannot_restore_ends_the_cycle_of_nodes_that_go_on_without_failed_ones() -> None:
     machine = begun(m.Rules(min_nodes=1, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
     crash = Cause(kind=CauseKind.CRASH, text="rank 1 exited with code 1", rank=1)
-    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, crash)), 0.0)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash), 0.0)
     assert links(machine.settle(0.0), m.End) == []
     cause = Cause(kind=CauseKind.CRASH, text="rank 1 can't restore iteration 7 from memory: digest", rank=1)
-    machine.handle(actions.Heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True)), 0.0)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True), 0.0)
     effects = machine.settle(0.0)
     assert links(effects, m.End) == [0, 1, 2]
-    (verdict,) = [each.verdict for each in effects if isinstance(each, actions.Judged)]
+    (verdict,) = sent(effects, m.Verdict)
     assert (verdict.cause.text, verdict.node) == (cause.text, 1)
 
 
