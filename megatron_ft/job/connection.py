@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.base.codec import Vocabulary, name_of
 from megatron_ft.link.linux.polling import wait_ready
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secret import HANDSHAKE_BYTES, Ask, Challenge, Handshake, SecretError
+from megatron_ft.link.secret import HANDSHAKE_BYTES, Challenge, Handshake, SecretError
 from megatron_ft.link.secure_channel import SEAL_BYTES, FrameError, Role
 from megatron_ft.link.wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, Decoder, decode, encode
 
@@ -29,7 +29,6 @@ _MOST_UNSENT = 8 << 20
 _RESET = struct.pack("ii", 1, 0)
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """Errors of a host that answers no packet; the last two if the network has reported it as unreachable meanwhile."""
-_FIRST: Vocabulary[Ask | Challenge] = Vocabulary(Ask | Challenge)
 
 
 def parse(vocabulary: Vocabulary[_T], body: bytes) -> _T:
@@ -40,7 +39,7 @@ def parse(vocabulary: Vocabulary[_T], body: bytes) -> _T:
         ProtocolError: it is none of these messages.
     """
     raw = decode(body)
-    if raw.name in _FIRST.kinds:
+    if raw.name == name_of(Challenge):
         raise SecretError("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
     return vocabulary.parse(raw)
 

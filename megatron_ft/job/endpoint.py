@@ -11,7 +11,8 @@ from typing import Any
 from megatron_ft.errors import ConfigError, ProtocolError
 from megatron_ft.link import tcp
 from megatron_ft.link.base.wording import listed
-from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Ask, Challenge, Open
+from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Challenge, Denied
+from megatron_ft.link.secure_channel import new_nonce
 from megatron_ft.link.wire import Decoder, VersionError, decode, encode
 
 ANSWER_S = 15.0
@@ -64,12 +65,12 @@ def _is_coordinator(host: str, port: int) -> bool:
     until_s, decoder = time.monotonic() + ANSWER_S, Decoder(HANDSHAKE_BYTES)
     try:
         with tcp.connect(host, port) as sock:
-            sock.sendall(encode(Ask()))
+            sock.sendall(encode(Challenge(new_nonce().hex())))
             while (left_s := until_s - time.monotonic()) > 0:
                 sock.settimeout(left_s)
                 data = sock.recv(HANDSHAKE_BYTES)
                 for body in decoder.bodies(data):
-                    return isinstance(HANDSHAKE.parse(decode(body)), Open | Challenge)
+                    return isinstance(HANDSHAKE.parse(decode(body)), Challenge | Denied)
                 if not data:
                     return False
     except VersionError:

@@ -23,7 +23,7 @@ from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.log import COORDINATOR
 from megatron_ft.link.reactor import Reactor, Timer
-from megatron_ft.link.secret import Denied, Open, SecretError
+from megatron_ft.link.secret import Denied, SecretError
 from megatron_ft.link.secure_channel import FrameError, Role
 from megatron_ft.link.tcp import format_address
 from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
@@ -209,7 +209,7 @@ class Service:
             text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {problem.theirs}"
             connection.send(encode(Dismiss(2, text)))
         elif isinstance(problem, SecretError):
-            connection.send(encode(Open() if self._secret is None else Denied()))
+            connection.send(encode(Denied(has_secret=self._secret is not None)))
         elif isinstance(problem, FrameError):
             if line := self._limiter.admit(f"closed the connection from {link.name}: {problem}", time.monotonic()):
                 self._say(line)

@@ -1,11 +1,11 @@
 """The job's secret, and the handshake by which both ends of a control connection prove it without sending it.
 
-A leader with a secret first sends ``challenge``, and reads nothing but the answer, ``proof``. A launcher with one sends
-``ask``, which only a leader without a secret answers, with ``open``: then the launcher stops. After ``proof`` and
-``welcome`` every message travels in a sealed frame (`link.secure_channel`).
+An end with a secret first sends ``challenge``. A launcher answers the leader's with ``proof``, and the leader answers
+that with its own. From then on every message travels in a sealed frame (`link.secure_channel`). A leader with a secret
+answers anything else with ``denied``, and so does one without a secret if it is challenged: then the launcher stops.
 
 Messages of an unproven peer affect nothing but this connection. (One exception: a launcher that was never let in
-anywhere takes ``open``, ``denied`` and another protocol version for its user's mistake.)
+anywhere takes ``denied`` and another protocol version for its user's mistake.)
 """
 
 from __future__ import annotations
@@ -29,38 +29,25 @@ _Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 _Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Ask(Message, frozen=True):
-    """From a launcher with a secret: prove that you know it."""
-
-
-class Open(Message, frozen=True):
-    """From a leader that has no secret, to ``Ask``."""
-
-
 class Challenge(Message, frozen=True):
-    """From a leader that has a secret, first of all: show that you know it."""
+    """From an end that has a secret, first of all: show that you know it."""
 
     nonce: _Nonce
 
 
 class Proof(Message, frozen=True):
-    """The launcher's answer to ``Challenge``: its proof, and ``nonce`` as its own challenge."""
-
-    nonce: _Nonce
-    mac: _Mac
-
-
-class Welcome(Message, frozen=True):
-    """The leader's answer to ``Proof``: its own proof."""
+    """From an end that was challenged: it knows the secret."""
 
     mac: _Mac
 
 
 class Denied(Message, frozen=True):
-    """From a leader, to anything else: the other end doesn't know the secret."""
+    """From a leader: the other end doesn't know the secret. ``has_secret`` is False if there is none to know."""
+
+    has_secret: bool = True
 
 
-HandshakeMessage = Ask | Open | Challenge | Proof | Welcome | Denied
+HandshakeMessage = Challenge | Proof | Denied
 HANDSHAKE: Vocabulary[HandshakeMessage] = Vocabulary(HandshakeMessage)
 
 
@@ -72,10 +59,9 @@ class Handshake:
     """One end's part: the leader (`Role.LISTENS`) or a launcher. Without a secret there is nothing to prove."""
 
     def __init__(self, secret: bytes | None, role: Role) -> None:
-        self._secret, self._role = secret, role
-        self._nonce = b"" if secret is None else new_nonce()
-        self._offered: Session | None = None
-        """A launcher's session before the leader has proved that it knows the secret."""
+        self._secret, self._role, self._nonce = secret, role, new_nonce()
+        self._session: Session | None = None
+        """Set once the other end has sent its challenge."""
         self.channel: SecureChannel | None = None
         """Set once the other end has proved that it knows the secret."""
 
@@ -83,55 +69,48 @@ class Handshake:
     def is_done(self) -> bool:
         return self._secret is None or self.channel is not None
 
-    def first(self) -> Ask | Challenge | None:
+    def first(self) -> Challenge | None:
         """Return the first message of a new connection."""
-        if self._secret is None:
-            return None
-        return Ask() if self._role is Role.CONNECTS else Challenge(self._nonce.hex())
+        return None if self._secret is None else Challenge(self._nonce.hex())
 
-    def answer(self, raw: Raw) -> Proof | Welcome | None:
+    def answer(self, raw: Raw) -> Proof | None:
         """Return the answer to a message, while not ``is_done``.
 
         Raises:
             SecretError: the other end has another secret, or none.
+            FrameError: a leader's proof is wrong. One with another secret would have denied the launcher's.
             ProtocolError: the message is one that no leader sends here.
         """
-        if self._role is Role.CONNECTS:
-            return self._answer_leader(HANDSHAKE.parse(raw))
+        assert self._secret is not None
+        is_launcher = self._role is Role.CONNECTS
         try:
-            return self._answer_launcher(HANDSHAKE.parse(raw))
-        except ProtocolError as error:  # the hello of a launcher without a secret, say: it is told
-            raise SecretError(str(error)) from None
-
-    def _answer_launcher(self, message: HandshakeMessage) -> Welcome | None:
-        assert self._secret is not None
-        if isinstance(message, Ask):
-            return None  # the challenge is on its way
-        if not isinstance(message, Proof):
-            raise ProtocolError("no proof of the job's secret (FT_SECRET)")
-        session = Session(self._secret, _PURPOSE, connects=bytes.fromhex(message.nonce), listens=self._nonce)
-        if not session.is_proof(bytes.fromhex(message.mac), Role.CONNECTS):
-            raise ProtocolError("doesn't know the job's secret (FT_SECRET)")
-        self.channel = session.channel(Role.LISTENS)
-        return Welcome(session.proof(Role.LISTENS).hex())
-
-    def _answer_leader(self, message: HandshakeMessage) -> Proof | None:
-        assert self._secret is not None
-        if isinstance(message, Open):
-            raise SecretError("has no secret, and this launcher has one: set FT_SECRET on all nodes, or on none")
-        if isinstance(message, Denied):
-            raise SecretError("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
-        if isinstance(message, Challenge) and self._offered is None:
-            theirs = bytes.fromhex(message.nonce)
-            self._offered = Session(self._secret, _PURPOSE, connects=self._nonce, listens=theirs)
-            return Proof(self._nonce.hex(), self._offered.proof(Role.CONNECTS).hex())
-        if isinstance(message, Welcome) and self._offered is not None:
-            # a leader with another secret would have denied the proof
-            if not self._offered.is_proof(bytes.fromhex(message.mac), Role.LISTENS):
-                raise FrameError("the coordinator's proof of the job's secret isn't authentic")
-            self.channel = self._offered.channel(Role.CONNECTS)
-            return None
-        raise ProtocolError(f"sends {type(message).__name__} where it has to show that it knows the job's secret")
+            match HANDSHAKE.parse(raw):
+                case Denied(has_secret) if is_launcher:
+                    if not has_secret:
+                        raise SecretError(
+                            "has no secret, and this launcher has one: set FT_SECRET on all nodes, or none"
+                        )
+                    raise SecretError(
+                        "has another secret than this launcher: FT_SECRET has to be the same on all nodes"
+                    )
+                case Challenge(nonce) if self._session is None:
+                    nonces = (self._nonce, bytes.fromhex(nonce))
+                    connects, listens = nonces if is_launcher else nonces[::-1]
+                    self._session = Session(self._secret, _PURPOSE, connects=connects, listens=listens)
+                    return Proof(self._session.proof(self._role).hex()) if is_launcher else None
+                case Proof(mac) if self._session is not None:
+                    if not self._session.is_proof(bytes.fromhex(mac), self._role.other):
+                        raise FrameError("the coordinator's proof of the job's secret isn't authentic")
+                    self.channel = self._session.channel(self._role)
+                    return None if is_launcher else Proof(self._session.proof(self._role).hex())
+                case message:
+                    sent = type(message).__name__
+                    raise ProtocolError(f"sends {sent} where it has to show that it knows the job's secret")
+        except ProtocolError:
+            if is_launcher:
+                raise
+            # the hello of a launcher without a secret, say: it is told
+            raise SecretError("doesn't know the job's secret (FT_SECRET)") from None
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:

@@ -15,7 +15,7 @@ from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.rules import messages as m
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secret import Ask, Challenge, Denied, Proof, Welcome
+from megatron_ft.link.secret import Challenge, Denied, Proof
 from megatron_ft.link.wire import encode
 from tests.fuzz.hostile import Hostile
 from tests.support.arrived import arrived
@@ -29,7 +29,7 @@ _SECRET = b"fuzzing-fuzzing-fuzzing"
 _JOB = m.JobDefinition("fuzz", m.Rules(1, 1))
 _HELLO = m.Hello("fuzz", _JOB.rules, "i0", "host")
 _MESSAGES = (
-    *(Ask(), Challenge("00" * 16), Proof("00" * 16, "00" * 32), Welcome("00" * 32), Denied()),
+    *(Challenge("00" * 16), Proof("00" * 32), Denied()),
     *(_HELLO, m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
 )
 _MORE_KIB = 40_000
@@ -61,7 +61,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
                     sock = socket.create_connection((host, port), _BOUND_S)
                     left.append(sock)
                     if rng.random() < 0.3:
-                        sock.sendall(encode(Ask()))
+                        sock.sendall(encode(_MESSAGES[0]))
                     for piece in attack.pieces:
                         sock.sendall(piece)
                 sent, connections = sent + attack.messages, connections + 1

@@ -116,8 +116,8 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
         heard: list[Any] = []
         reactor.watch(other.fileno(), lambda: heard.extend(other.read()))
         until(reactor, lambda: heard)
-        assert [message.name for message in heard] == ["ask"]
-        other.write(wire.encode({"type": "welcome", "mac": "00"}))
+        assert [message.name for message in heard] == ["challenge"]
+        other.write(wire.encode({"type": "proof", "mac": "00" * 32}))
         until(reactor, lambda: ear.told or not other.is_open)
         assert ear.told == ["broken"]
         reactor.unwatch(other.fileno())
@@ -128,11 +128,10 @@ def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_non
     "message",
     [
         {"type": "proof"},
-        {"type": "proof", "nonce": "00", "mac": "00"},
-        {"type": "proof", "nonce": "00", "mac": 7},
-        {"type": "proof", "nonce": "\ud800", "mac": "00"},
-        {"type": "proof", "nonce": "00", "mac": "\ud800"},
-        {"type": "welcome", "mac": "00"},
+        {"type": "proof", "mac": "00" * 32},
+        {"type": "proof", "mac": 7},
+        {"type": "proof", "mac": "\ud800"},
+        {"type": "challenge", "nonce": "00"},
         {"type": "hello"},
     ],
 )
@@ -151,7 +150,7 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
     [
         {"type": "challenge"},
         {"type": "challenge", "nonce": "\ud800"},
-        {"type": "proof", "nonce": "00", "mac": "00"},
+        {"type": "proof", "mac": "00"},
         {"type": "lead", "term": [0, "c", 1]},
     ],
 )

@@ -19,13 +19,13 @@ def raw(message: HandshakeMessage) -> Raw:
 
 
 def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
-    asking, asked = Handshake(ours, Role.LISTENS), Handshake(theirs, Role.CONNECTS)
-    message: HandshakeMessage | None = asking.first()
-    while message is not None:
-        message = asked.answer(raw(message))
+    leader, launcher = Handshake(ours, Role.LISTENS), Handshake(theirs, Role.CONNECTS)
+    sent: list[tuple[Handshake, HandshakeMessage | None]] = [(launcher, leader.first()), (leader, launcher.first())]
+    while sent:
+        receiver, message = sent.pop()
         if message is not None:
-            message = asking.answer(raw(message))
-    return asking.is_done and asked.is_done
+            sent.append((leader if receiver is launcher else launcher, receiver.answer(raw(message))))
+    return leader.is_done and launcher.is_done
 
 
 def test_handshake_succeeds_only_with_the_same_secret_on_both_ends() -> None:
