@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from megatron_ft.cli.status.jobs import RunningJob, choose, find_jobs, order, running_ranks, show_rank
 from megatron_ft.config.kinds import SIGNAL
 from megatron_ft.errors import ConfigError, FaultToleranceError
-from megatron_ft.link.jobs import RunningJob, choose, find_jobs, order, running_ranks, show_rank
 from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
 
 _NOTHING_DONE = 1

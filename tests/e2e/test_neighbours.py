@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.cli.status.jobs import find_jobs
 from megatron_ft.errors import ProtocolError
-from megatron_ft.link.jobs import find_jobs
 from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.wire import connect, encode
 from tests.support.launching import Launcher, command_line, wait_until
@@ -191,7 +191,7 @@ def test_job_directory_of_another_user_is_not_taken_for_a_job(tmp_path: Path) ->
             command = ["sh", "-c", "read line", "sh", *options]
             with subprocess.Popen(command, user=user, group=user, extra_groups=[], stdin=subprocess.PIPE) as process:
                 wait_until(lambda: command_line(process.pid) == command, 10)
-                return any(job.run_dir == directory for job in find_jobs())
+                return any(job.socket == f"{directory}/launcher.sock" for job in find_jobs())
 
         # a listener keeps the credentials of the one that made it
         def listen_here() -> socket.socket:

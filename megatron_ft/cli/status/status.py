@@ -13,10 +13,10 @@ from msgspec.structs import asdict
 from megatron_ft.cli.base.terminal import follow, plain, terminal
 from megatron_ft.cli.slurm.batch import status_on_nodes
 from megatron_ft.cli.status.job_directory import print_job
+from megatron_ft.cli.status.jobs import ANSWER_S, JobWatch, choose, find_jobs
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.link.base.codec import to_builtins
-from megatron_ft.link.jobs import ANSWER_S, JobWatch, choose, find_jobs
 from megatron_ft.link.messages.job_facts import JobFacts
 
 _NOTHING_SEEN = 1

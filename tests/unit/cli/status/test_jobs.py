@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
+from megatron_ft.cli.status import jobs
+from megatron_ft.cli.status.jobs import JobWatch, RunningJob
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.link import jobs
 from megatron_ft.link.base.escalation import Grace
 from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
-from megatron_ft.link.jobs import JobWatch, RunningJob
 from megatron_ft.link.messages.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import ChannelClosedError, connect, listen
@@ -52,7 +52,7 @@ class FakeLauncher:
             on_question=self.status.facts,
         )
         self.control.start()
-        self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(directory))
+        self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", socket=self.control.path)
         self.longest_sleep_s = 0.0
         self._stop = False
         self._thread = threading.Thread(target=self._run)
@@ -192,7 +192,7 @@ def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "ANSWER_S", 0.2)
-    job = RunningJob(launcher_pid=os.getpid(), run_id="demo", run_dir=str(tmp_path))
+    job = RunningJob(launcher_pid=os.getpid(), run_id="demo", socket=str(tmp_path / "launcher.sock"))
     with pytest.raises(FaultToleranceError, match=f"ft_launcher {os.getpid()} can't be reached"):
         JobWatch(job)
     with listen(str(tmp_path / "launcher.sock")):

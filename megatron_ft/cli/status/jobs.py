@@ -16,7 +16,6 @@ from megatron_ft.link.messages.job_facts import JobFacts, RankRow
 from megatron_ft.link.messages.rank_messages import SHOWN, RankRefused, ShowRank
 from megatron_ft.link.wire import Channel, ChannelClosedError, connect
 
-_LAUNCHER_SOCKET = "launcher.sock"
 _ORDER_S = 5.0
 _Answer = TypeVar("_Answer")
 ANSWER_S = 2.0
@@ -29,13 +28,18 @@ class RunningJob:
 
     launcher_pid: int
     run_id: str
-    run_dir: str
+    socket: str
+    """Path of the launcher's control socket."""
     monitors: dict[int, str] = field(default_factory=dict)
     """Sockets of its monitors, by local rank."""
 
+    @property
+    def launcher(self) -> str:
+        return f"ft_launcher {self.launcher_pid}"
+
     def describe(self) -> str:
         """Return one line for a person who has to choose."""
-        return f"ft_launcher {self.launcher_pid}, job {self.run_id}, {counted(len(self.monitors), 'rank')} here"
+        return f"{self.launcher}, job {self.run_id}, {counted(len(self.monitors), 'rank')} here"
 
 
 def find_jobs() -> list[RunningJob]:
@@ -45,12 +49,11 @@ def find_jobs() -> list[RunningJob]:
         options = _monitor_options(stat.pid)
         if options is None:
             continue
-        run_dir = os.path.dirname(options["--socket"])
+        socket = os.path.join(os.path.dirname(options["--socket"]), "launcher.sock")
         # a monitor outlives a killed launcher for moments; its new parent is no launcher
-        if str(stat.parent) != options["--parent"] or not os.path.exists(os.path.join(run_dir, _LAUNCHER_SOCKET)):
-            continue
-        job = RunningJob(launcher_pid=stat.parent, run_id=options["--run-id"], run_dir=run_dir)
-        jobs.setdefault((stat.parent, run_dir), job).monitors[int(options["--local-rank"])] = options["--socket"]
+        if str(stat.parent) == options["--parent"] and os.path.exists(socket):
+            job = RunningJob(launcher_pid=stat.parent, run_id=options["--run-id"], socket=socket)
+            jobs.setdefault((stat.parent, socket), job).monitors[int(options["--local-rank"])] = options["--socket"]
     return sorted(jobs.values(), key=lambda job: job.launcher_pid)
 
 
@@ -72,16 +75,9 @@ def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> li
     return jobs
 
 
-def connect_to(job: RunningJob, timeout_s: float) -> Channel:
-    """Connect to a launcher's control socket. Raises FaultToleranceError: no launcher answers there."""
-    try:
-        return connect(os.path.join(job.run_dir, _LAUNCHER_SOCKET), timeout_s)
-    except (OSError, ProtocolError) as error:
-        raise FaultToleranceError(f"ft_launcher {job.launcher_pid} can't be reached: {error}") from None
-
-
-def _ask_once(channel: Channel, question: Message, answers: Vocabulary[_Answer], who: str) -> _Answer:
-    """Send a question, and close the channel after the answer. Raises FaultToleranceError: there is none."""
+def _ask(path: str, question: Message, answers: Vocabulary[_Answer], who: str) -> _Answer:
+    """Ask at a socket. Raises FaultToleranceError: ``who`` can't be reached, or doesn't answer."""
+    channel = _connect(path, _ORDER_S, who)
     try:
         channel.send(question)
         return answers.parse(channel.wait_message(_ORDER_S).message)
@@ -91,13 +87,20 @@ def _ask_once(channel: Channel, question: Message, answers: Vocabulary[_Answer],
         channel.close()
 
 
+def _connect(path: str, timeout_s: float, who: str) -> Channel:
+    try:
+        return connect(path, timeout_s)
+    except (OSError, ProtocolError) as error:
+        raise FaultToleranceError(f"{who} can't be reached: {error}") from None
+
+
 def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
     """Send an order to a launcher. Return True if it changed anything.
 
     Raises:
         FaultToleranceError: the launcher is gone, or doesn't answer.
     """
-    answer = _ask_once(connect_to(job, _ORDER_S), what, ANSWERS, f"ft_launcher {job.launcher_pid}")
+    answer = _ask(job.socket, what, ANSWERS, job.launcher)
     return not isinstance(answer, Ok) or answer.changed
 
 
@@ -118,11 +121,7 @@ def show_rank(job: RunningJob, local_rank: int) -> str:
     Raises:
         FaultToleranceError: its monitor is gone, doesn't answer, or watches no rank; the text says which.
     """
-    try:
-        channel = connect(job.monitors[local_rank], _ORDER_S)
-    except (KeyError, OSError, ProtocolError) as error:
-        raise FaultToleranceError(f"its monitor can't be reached: {error}") from None
-    answer = _ask_once(channel, ShowRank(), SHOWN, "its monitor")
+    answer = _ask(job.monitors.get(local_rank, ""), ShowRank(), SHOWN, "its monitor")
     if isinstance(answer, RankRefused):
         raise FaultToleranceError(answer.reason)
     return answer.text
@@ -142,7 +141,7 @@ class JobWatch:
         self.job = job
         self._asked_s: float | None = None
         """Time of the question whose answer hasn't come yet."""
-        self._channel = connect_to(job, ANSWER_S)
+        self._channel = _connect(job.socket, ANSWER_S, job.launcher)
         try:
             if not self.ask(ANSWER_S):
                 raise FaultToleranceError(self.silence())
@@ -164,7 +163,7 @@ class JobWatch:
         except TimeoutError:
             return False
         except (ChannelClosedError, ProtocolError) as error:
-            raise FaultToleranceError(f"ft_launcher {self.job.launcher_pid} can't be asked: {error}") from None
+            raise FaultToleranceError(f"{self.job.launcher} can't be asked: {error}") from None
         self._asked_s = None
         if isinstance(answer, JobFacts):
             self.facts = answer
@@ -178,7 +177,7 @@ class JobWatch:
         """Return a line that the launcher doesn't answer, with the reason if it is known."""
         stat = read_stat(self.job.launcher_pid)
         reason = "is stopped" if stat is not None and stat.state in "Tt" else "doesn't answer"
-        return f"ft_launcher {self.job.launcher_pid}, job {self.job.run_id}, {reason}"
+        return f"{self.job.launcher}, job {self.job.run_id}, {reason}"
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
