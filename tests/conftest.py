@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
-from megatron_ft.link.base.state_table import report_unlisted
+from megatron_ft.launcher.rules.agent import report_unlisted
 from tests.support.background import heed_the_terminal
 from tests.support.slots import Slots
 

@@ -26,7 +26,6 @@ from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import LeaderStart
 from megatron_ft.job.service import Service
 from megatron_ft.link.base.codec import decode, encode
-from megatron_ft.link.base.state_table import report_unlisted
 from megatron_ft.link.linux.process_setup import raise_file_limit
 from megatron_ft.link.log import COORDINATOR, INFO, LEVEL_VARIABLE
 from megatron_ft.link.reactor import Reactor
@@ -42,7 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = os.environ.get(LEVEL_VARIABLE, "")
     if level.isdecimal():
         COORDINATOR.set_level(int(level))
-    report_unlisted(COORDINATOR.debug)
     try:
         secret = read_secret(os.environ)
         owner = os.pidfd_open(options.owner)

@@ -35,7 +35,7 @@ from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.worker import Spawner, Termination, Worker
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.rules.agent import Agent, AgentPhase
+from megatron_ft.launcher.rules.agent import Agent, AgentPhase, report_unlisted
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
@@ -46,7 +46,6 @@ from megatron_ft.link import process_tree
 from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.base.mailbox import Mailbox
 from megatron_ft.link.base.rank_variables import WATCH_VARIABLE
-from megatron_ft.link.base.state_table import report_unlisted
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankStarted
 from megatron_ft.link.file_queue import FileQueue, bounded_call
 from megatron_ft.link.linux.proc import process_facts, run_delays_ns

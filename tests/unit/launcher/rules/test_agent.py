@@ -13,7 +13,7 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.rules.agent import AgentPhase, retry_delay_s
+from megatron_ft.launcher.rules.agent import TRANSITIONS, AgentPhase, PhaseEvent, retry_delay_s
 from megatron_ft.launcher.rules.events import Exit, TerminationMode
 from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.codec import Parts
@@ -29,6 +29,15 @@ READY = m.Ready(Parts(Kept()))
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
 ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
 SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload.name, description="enough", rank=0, pid=100)
+
+
+def test_each_phase_is_reached_and_left_and_each_event_moves_something() -> None:
+    reached = [AgentPhase.JOINING]
+    for phase in reached:
+        reached += {after for (before, _), after in TRANSITIONS.items() if before is phase} - {*reached}
+    assert {*reached} == {*AgentPhase}
+    assert {*AgentPhase} - {before for before, _ in TRANSITIONS} == {AgentPhase.OVER}
+    assert {event for _, event in TRANSITIONS} == {*PhaseEvent}
 
 
 def running(ranks: int = 2, **options: object) -> Driven:
