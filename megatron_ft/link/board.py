@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
 
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot
@@ -54,10 +54,16 @@ class Board:
         pid: int,
         start_ns: int,
         warmup_iterations: int,
-        timeouts: BoardTimeouts,
         watch_only: bool = False,
+        initial_heartbeat: float | None = None,
+        heartbeat: float | None = None,
+        out_of_section: float | None = None,
+        sections: Mapping[str, float | None] = MappingProxyType({}),
     ) -> None:
-        """Fill a fresh, zeroed board. The magic word is written last: a board without it isn't read."""
+        """Fill a fresh, zeroed board. The last four are timeouts in seconds; None is infinite.
+
+        The magic word is written last: a board without it isn't read.
+        """
         words = self.words
         words[layout.W_CYCLE] = cycle
         words[layout.W_RANK] = rank
@@ -66,12 +72,12 @@ class Board:
         words[layout.W_LAST_TRANSITION] = start_ns
         words[layout.W_WARMUP_ITERATIONS] = warmup_iterations
         words[layout.W_WATCH_ONLY] = watch_only
-        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.initial_heartbeat)
-        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(timeouts.heartbeat)
-        words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(timeouts.out_of_section)
-        for index, (name, timeout) in enumerate(timeouts.sections.items()):
+        words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(initial_heartbeat)
+        words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(heartbeat)
+        words[layout.W_OUT_OF_SECTION_TIMEOUT] = layout.timeout_word(out_of_section)
+        for index, (name, timeout) in enumerate(sections.items()):
             self.put_section(index, name, timeout)
-        words[layout.W_SECTION_COUNT] = len(timeouts.sections)
+        words[layout.W_SECTION_COUNT] = len(sections)
         words[layout.W_TIMEOUTS_VERSION] = 1
         words[layout.W_MAGIC] = layout.MAGIC
 
@@ -176,16 +182,3 @@ def _put_armed(words: memoryview, at: int, armed: ArmedTimeout | None) -> None:
     wanted = (0, 0) if armed is None else (armed.timeout_ns, layout.ARMED_ENFORCED * armed.enforced)
     if (words[at], words[at + 1]) != wanted:
         words[at], words[at + 1] = wanted
-
-
-class BoardTimeouts(NamedTuple):
-    """Timeouts of a fresh board, in seconds; None is infinite."""
-
-    initial_heartbeat: float | None
-    heartbeat: float | None
-    sections: Mapping[str, float | None]
-    out_of_section: float | None
-
-
-NO_TIMEOUTS = BoardTimeouts(None, None, {}, None)
-"""Timeouts of a rank whose script calls no hooks."""

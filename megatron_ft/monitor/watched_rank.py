@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
@@ -14,7 +15,7 @@ from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.learning.rule import with_armed
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.link.board import NO_TIMEOUTS, Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts import monitor as records
 from megatron_ft.link.facts.minutes import MINUTE_NS
 from megatron_ft.link.facts.monitor import Minute
@@ -93,20 +94,20 @@ class WatchedRank:
             close_fds(made)
             raise
         watched.answers_fd = answers_fd
-        configured = BoardTimeouts(
-            initial_heartbeat=config.initial_rank_heartbeat_timeout,
-            heartbeat=config.rank_heartbeat_timeout,
-            sections=config.rank_section_timeouts,
-            out_of_section=config.rank_out_of_section_timeout,
-        )
+        timeouts: dict[str, Any] = {
+            "initial_heartbeat": config.initial_rank_heartbeat_timeout,
+            "heartbeat": config.rank_heartbeat_timeout,
+            "sections": config.rank_section_timeouts,
+            "out_of_section": config.rank_out_of_section_timeout,
+        }
         watched.board.initialise(
             cycle=cycle,
             rank=rank,
             pid=pid,
             start_ns=start_ns,
             warmup_iterations=warmup_iterations,
-            timeouts=NO_TIMEOUTS if watch_only else configured,
             watch_only=watch_only,
+            **({} if watch_only else timeouts),
         )
         watched.last_good = watched.board.snapshot()  # no other process has the board yet
         watched._intervals = BoardIntervals(watched.last_good)

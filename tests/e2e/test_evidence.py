@@ -25,7 +25,7 @@ from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.files.evidence_files import write_evidence
@@ -96,8 +96,9 @@ class Subjects:
     def start(self, body: str) -> Subject:
         board_fd, stack_fd = create_memory(), os.memfd_create(STACK_MEMORY)
         board = Board(board_fd)
-        timeouts = BoardTimeouts(None, None, {"step": 1.0}, None)
-        board.initialise(cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, timeouts=timeouts)
+        board.initialise(
+            cycle=0, rank=3, pid=0, start_ns=time.monotonic_ns(), warmup_iterations=0, sections={"step": 1.0}
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ready, tell = os.pipe()
         fds = (board_fd, stack_fd, theirs.fileno(), tell)

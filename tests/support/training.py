@@ -16,7 +16,7 @@ from megatron_ft import fault_tolerance as ft
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.link.base.layout import BoardSnapshot
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board, create_memory
 from megatron_ft.rank.base.connection import MonitorWelcome
 from megatron_ft.rank.client import client as client_module
 from megatron_ft.rank.hooks.hook_order import HookOrder
@@ -187,12 +187,10 @@ class Bench:
             pid=info.pid,
             start_ns=time.monotonic_ns(),
             warmup_iterations=warmup_iterations,
-            timeouts=BoardTimeouts(
-                config.initial_rank_heartbeat_timeout,
-                config.rank_heartbeat_timeout,
-                config.rank_section_timeouts,
-                config.rank_out_of_section_timeout,
-            ),
+            initial_heartbeat=config.initial_rank_heartbeat_timeout,
+            heartbeat=config.rank_heartbeat_timeout,
+            sections=config.rank_section_timeouts,
+            out_of_section=config.rank_out_of_section_timeout,
         )
         logs = self.tmp_path / "logs"
         logs.mkdir(exist_ok=True)

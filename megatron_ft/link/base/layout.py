@@ -54,7 +54,6 @@ FACT_ENOUGH_STEPS = 8
 FACT_ASYNC_SAVES = 16
 FACT_RUN_ENDS = 32
 """Fact: the rank is about to end its monitoring, at the end of its run."""
-_ALL_FACTS = 2 * FACT_RUN_ENDS - 1
 STATE_WRITTEN, STATE_NOT_WRITTEN = 1, 2
 ARMED_ENFORCED = 1
 """Flag: a rank that exceeds the armed timeout may be terminated; without it, the rank is only reported."""
@@ -232,6 +231,19 @@ class BoardDamagedError(Exception):
     """Raised for a word that its writer can't have written; the text names it."""
 
 
+_NAMES = {number: name for name, number in [*globals().items()] if name.startswith("W_")}
+_STAMPS = (
+    *(W_FIRST_ITERATION_AT, W_FIRST_STEP_AT, W_WARM_UP_OVER_AT, W_LAST_HEARTBEAT, W_LAST_TRANSITION, W_LAST_LOOK),
+    *(W_COLLECTIVES_SEEN_AT, W_COLLECTIVE_AT),
+)
+_COUNTS = (
+    *(W_ITERATIONS_SEEN, W_ITERATIONS_BACK, W_WARMUP_ITERATIONS, W_HEARTBEATS, W_RING_HEAD, W_TIMEOUTS_VERSION),
+    *(W_STEPS, W_SAVES, W_LOOKS, W_LOOKS_WAITING, W_WAITS),
+)
+_MOST = dict.fromkeys(_COUNTS, MOST_COUNT) | {W_SECTION_COUNT: MAX_SECTIONS, W_LEARNING_FACTS: 2 * FACT_RUN_ENDS - 1}
+_TIMEOUTS = (W_INITIAL_HEARTBEAT_TIMEOUT, W_HEARTBEAT_TIMEOUT, W_OUT_OF_SECTION_TIMEOUT)
+
+
 def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
     """Read the words up to the event ring; ``now_ns`` was taken after the bytes were read.
 
@@ -240,59 +252,33 @@ def decode(raw: bytes | memoryview, now_ns: int) -> BoardSnapshot:
         now], too many sections, a name that isn't text.
     """
     words = _TABLE_FORMAT.unpack_from(raw)
-    start, count, closing = words[W_START], words[W_SECTION_COUNT], words[W_CLOSING]
-    if words[W_MAGIC] != MAGIC:
-        raise BoardDamagedError(f"magic word is {words[W_MAGIC]:#x}")
-    if not 0 < start <= now_ns:
-        raise BoardDamagedError(f"start of monitoring is {start}")
-    if count > MAX_SECTIONS:
-        raise BoardDamagedError(f"section count is {count}")
-    if closing not in (0, CLOSING):
-        raise BoardDamagedError(f"end of the monitoring is {closing:#x}")
-    sections = tuple(_decode_section(raw, words, index, start, now_ns) for index in range(count))
-    board = BoardSnapshot(  # type: ignore[misc]  # the slice ends before the fields that are named
+    start = words[W_START]
+    wrong = [
+        *([W_MAGIC] if words[W_MAGIC] != MAGIC else []),
+        *([W_START] if not 0 < start <= now_ns else []),
+        *([W_CLOSING] if words[W_CLOSING] not in (0, CLOSING) else []),
+        *(word for word in _STAMPS if words[word] and not start <= words[word] <= now_ns),
+        *(word for word, most in _MOST.items() if words[word] > most),
+        *(word for word in _TIMEOUTS if words[word] == 0),
+    ]
+    if wrong:
+        raise BoardDamagedError(f"{_NAMES[wrong[0]]} is {words[wrong[0]]:#x} (began at {start}, now {now_ns})")
+    return BoardSnapshot(  # type: ignore[misc]  # the slice ends before the fields that are named
         *words[_PLAIN],
         iteration=_iteration(words[W_ITERATION]),
         first_iteration=_iteration(words[W_FIRST_ITERATION]),
-        closing=closing == CLOSING,
-        own_initial_heartbeat_timeout_ns=_timeout("initial heartbeat", words[W_INITIAL_HEARTBEAT_TIMEOUT]),
-        own_heartbeat_timeout_ns=_timeout("heartbeat", words[W_HEARTBEAT_TIMEOUT]),
-        own_out_of_section_timeout_ns=_timeout("out of section", words[W_OUT_OF_SECTION_TIMEOUT]),
+        closing=words[W_CLOSING] == CLOSING,
+        own_initial_heartbeat_timeout_ns=_timeout(words[W_INITIAL_HEARTBEAT_TIMEOUT]),
+        own_heartbeat_timeout_ns=_timeout(words[W_HEARTBEAT_TIMEOUT]),
+        own_out_of_section_timeout_ns=_timeout(words[W_OUT_OF_SECTION_TIMEOUT]),
         is_out_of_section_calculated=words[W_OUT_OF_SECTION_CALCULATED] == 1,
         armed_initial_heartbeat_ns=words[W_INITIAL_HEARTBEAT_ARMED] or None,
         armed_heartbeat_ns=words[W_HEARTBEAT_ARMED] or None,
         armed_out_of_section=_armed(words, W_OUT_OF_SECTION_ARMED),
-        sections=sections,
+        sections=tuple(_decode_section(raw, words, index, now_ns) for index in range(words[W_SECTION_COUNT])),
         watch_only=words[W_WATCH_ONLY] == 1,
         collectives=_collectives(words),
     )
-    _check(board, now_ns)
-    return board
-
-
-_STAMPS = (
-    *("first_iteration_at_ns", "first_step_at_ns", "warm_up_over_ns"),
-    *("last_heartbeat_ns", "last_transition_ns", "last_look_ns"),
-)
-_COUNTS = (
-    *("iterations_seen", "warmup_iterations", "heartbeats", "ring_head", "timeouts_version"),
-    *("steps", "saves", "iterations_back"),
-)
-
-
-def _check(board: BoardSnapshot, now_ns: int) -> None:
-    for name in _STAMPS:
-        _check_stamp(name, getattr(board, name), board.start_ns, now_ns)
-    for name in _COUNTS:
-        if getattr(board, name) > MOST_COUNT:
-            raise BoardDamagedError(f"{name} is {getattr(board, name)}")
-    if board.learning_facts > _ALL_FACTS:
-        raise BoardDamagedError(f"facts for learning are {board.learning_facts:#x}")
-    if (counts := board.collectives) is not None:
-        for name in ("seen_ns", "moved_ns"):
-            _check_stamp(f"{name} of collectives", getattr(counts, name), board.start_ns, now_ns)
-        if max(counts.looks, counts.waiting, counts.waits) > MOST_COUNT:
-            raise BoardDamagedError(f"looks at collectives are {counts[-3:]}")
 
 
 def timeout_word(seconds: float | None) -> int:
@@ -313,39 +299,24 @@ def _collectives(words: tuple[int, ...]) -> CollectiveCounts | None:
     return CollectiveCounts(seen_ns, moved_ns, entered, completed, timeout_ns or None, *looks)
 
 
-def _decode_section(
-    raw: bytes | memoryview, words: tuple[int, ...], index: int, start: int, now_ns: int
-) -> SectionView:
+def _decode_section(raw: bytes | memoryview, words: tuple[int, ...], index: int, now_ns: int) -> SectionView:
     at = slot(index)
     name_bytes = bytes(raw[8 * at : 8 * at + NAME_BYTES]).rstrip(b"\0")
-    try:
-        name = name_bytes.decode()
-    except UnicodeDecodeError:
-        raise BoardDamagedError(f"name of section {index} is {name_bytes!r}") from None
-    if not name:
-        raise BoardDamagedError(f"name of section {index} is empty")
-    opened_at = words[at + S_OPENED_AT]
-    _check_stamp(f"start of section {name!r}", opened_at, start, now_ns)
+    name = name_bytes.decode(errors="replace")
+    opened_at, timeout = words[at + S_OPENED_AT], words[at + S_TIMEOUT]
+    if not name or name.encode() != name_bytes or not timeout:
+        raise BoardDamagedError(f"section {index} is called {name_bytes!r}, with a timeout of {timeout}")
+    if opened_at and not words[W_START] <= opened_at <= now_ns:
+        raise BoardDamagedError(f"section {index} is open since {opened_at} (began at {words[W_START]}, now {now_ns})")
+    is_calculated = words[at + S_CALCULATED] == 1
     return SectionView(
-        name,
-        opened_at,
-        words[at + S_OPEN_COUNT],
-        _timeout(name, words[at + S_TIMEOUT]),
-        words[at + S_CALCULATED] == 1,
-        _armed(words, at + S_ARMED),
+        name, opened_at, words[at + S_OPEN_COUNT], _timeout(timeout), is_calculated, _armed(words, at + S_ARMED)
     )
-
-
-def _check_stamp(what: str, stamp: int, start: int, now_ns: int) -> None:
-    if stamp and not start <= stamp <= now_ns:
-        raise BoardDamagedError(f"{what} is {stamp}, outside [{start}, {now_ns}]")
 
 
 def _iteration(word: int) -> int | None:
     return word - 1 if word else None
 
 
-def _timeout(what: str, word: int) -> int | None:
-    if word == 0:
-        raise BoardDamagedError(f"timeout of {what} is 0")
+def _timeout(word: int) -> int | None:
     return None if word == NO_TIMEOUT else word

@@ -18,10 +18,11 @@ from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
 from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.layout import ArmedTimeout, BoardDamagedError, BoardSnapshot
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board, create_memory
 from megatron_ft.rank.base import say, user_code
 from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
+from tests.support.boards import new_board
 from tests.support.clock import Clock, clock
 
 __all__ = ["clock"]
@@ -31,17 +32,8 @@ SECTIONS = {"setup": 600.0, "step": 1.5, "ckpt": None}
 
 @pytest.fixture
 def board() -> Iterator[Board]:
-    fd = create_memory()
-    board = Board(fd)
-    os.close(fd)
-    board.initialise(
-        cycle=3,
-        rank=7,
-        pid=42,
-        start_ns=time.monotonic_ns(),
-        warmup_iterations=2,
-        timeouts=BoardTimeouts(10.0, None, SECTIONS, 0.25),
-    )
+    facts = {"cycle": 3, "rank": 7, "pid": 42, "warmup_iterations": 2}
+    board = new_board(**facts, initial_heartbeat=10.0, sections=SECTIONS, out_of_section=0.25)
     yield board
     board.close()
 
@@ -229,6 +221,9 @@ def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, rec
         (layout.W_OUT_OF_SECTION_TIMEOUT, 0),
         *((layout.W_CLOSING, value) for value in (2, 2**63, 2**64 - 1)),
         (layout.slot(1) + layout.S_OPENED_AT, 2**62),
+        (layout.slot(1) + layout.S_TIMEOUT, 0),
+        (layout.W_COLLECTIVES_SEEN_AT, 5),
+        (layout.W_LOOKS, 2**60),
         (layout.slot(1), 0xFFFFFFFFFFFFFFFF),
         *(
             (word, 2**60)
@@ -404,7 +399,7 @@ def test_counts_of_collectives_are_there_once_they_were_read(board: Board) -> No
         board.words[word] = value
     assert board.snapshot().collectives == (now_ns, now_ns, 9, 8, None, 7, 5, 2)
     board.words[layout.W_COLLECTIVE_AT] = 7
-    with pytest.raises(BoardDamagedError, match="moved_ns of collectives is 7"):
+    with pytest.raises(BoardDamagedError, match="W_COLLECTIVE_AT is 0x7"):
         board.snapshot()
 
 

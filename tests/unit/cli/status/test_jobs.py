@@ -21,12 +21,13 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.link.base.escalation import Grace
 from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.link.base.pauses import Pauses
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.link.messages.job_facts import JobPhase, RankReading, RankState
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import ChannelClosedError, connect, listen
 from tests.support.asleep import asleep_s
+from tests.support.boards import new_board
 
 
 class FakeLauncher:
@@ -96,12 +97,7 @@ class FakeLauncher:
     def add_boards(self, count: int) -> None:
         """Boards of the first ``count`` local ranks."""
         for local_rank in range(count):
-            fd = create_memory()
-            board = self.boards[local_rank] = Board(fd)
-            os.close(fd)
-            timeouts = BoardTimeouts(None, None, {"step": 10.0, "another section": 20.0}, 30.0)
-            values: dict[str, Any] = {"cycle": 0, "rank": 10 + local_rank, "pid": os.getpid(), "warmup_iterations": 0}
-            board.initialise(start_ns=time.monotonic_ns(), timeouts=timeouts, **values)
+            self.boards[local_rank] = new_board(rank=10 + local_rank, sections={"step": 10.0}, out_of_section=30.0)
 
     def close(self) -> None:
         """Stop to answer."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.link.base.layout import ArmedTimeout
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
 from megatron_ft.rank.client.client import RankMonitorClient
+from tests.support.boards import new_board
 
 
 def test_client_shows_enforced_armed_timeouts_as_calculated_and_others_as_configured() -> None:
-    fd = create_memory()
-    board = Board(fd)
-    os.close(fd)
     configured = {"step": 180.0, "save": 600.0}
-    timeouts = BoardTimeouts(None, None, configured, None)
-    board.initialise(cycle=0, rank=0, pid=1, start_ns=1, warmup_iterations=0, timeouts=timeouts)
+    board = new_board(sections=configured)
     client = RankMonitorClient()
     client._board, client.section_timeouts = board, SectionTimeouts(configured)
     shown = board.snapshot()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from megatron_ft.learning.timeouts import SectionTimeouts
-from megatron_ft.link.board import Board, BoardTimeouts, create_memory
+from megatron_ft.link.board import Board
 from megatron_ft.rank.client import recorder as recorder_module
 from megatron_ft.rank.client.recorder import Recorder
+from tests.support.boards import new_board
 
 S = 1_000_000_000
 START = 1000 * S
@@ -30,11 +30,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    fd = create_memory()
-    board = Board(fd)
-    os.close(fd)
-    timeouts = BoardTimeouts(None, None, {"step": None, "save": None}, None)
-    board.initialise(cycle=0, rank=0, pid=1, start_ns=START, warmup_iterations=0, timeouts=timeouts)
+    board = new_board(start_ns=START, sections={"step": None, "save": None})
     made = Bench(board)
     monkeypatch.setattr(recorder_module, "monotonic_ns", lambda: made.now_ns)
     yield made
