@@ -44,8 +44,8 @@ launcher hands the descriptors to the next one, which trusts nothing and checks 
 If the launcher dies, all is gone but copies on other nodes, and files.
 
 **Copies** go from keeper to keeper, only with FT_SECRET: all ranks of the node verified, copied, verified there,
-`Saved`, `Settled`. So a complete snapshot outlives any one node. **Files** are written by keepers at the end of a life,
-for ``--ft-memory-checkpoint-dir``: a file is a segment, and a set is whole if its names cover all ranks.
+`Saved`, `Settled`. So a complete snapshot outlives any one node. **Files** are written at the end of a life, by
+launchers from their descriptors, for ``--ft-memory-checkpoint-dir``. A set is whole if its names cover all ranks.
 
 **What is believed, and why.**
 

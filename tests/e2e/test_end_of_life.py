@@ -11,9 +11,7 @@ import pytest
 from tests.e2e.test_memory_checkpoints import (
     ITERATIONS,
     KILLED_AT,
-    TWO,
     beginnings,
-    keeper_of,
     script,
     weights,
     without_memory,
@@ -69,16 +67,3 @@ def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
     assert f"restored iteration {begins} from the files of an earlier life" in ended[0].err
     assert sorted(line for each in ended for line in weights(each)) == weights(without_memory)
     assert os.listdir(directory) == []  # later snapshots were complete
-
-
-def test_keeper_that_does_not_write_in_time_holds_up_no_end_and_leaves_nothing(launcher: Launcher) -> None:
-    directory = launcher.directory / "snapshots"
-    options = (f"--ft-memory-checkpoint-dir={directory}", "--ft-memory-checkpoint-write-timeout=1")
-    launched = launcher.start(script(WAITS), *TWO, *options)
-    wait_until(lambda: all((launched.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
-    os.kill(keeper_of(launched) or 0, signal.SIGSTOP)
-    launched.signal(signal.SIGTERM)
-    finished = launched.wait()
-    (line,) = [line for line in finished.lines if "in memory isn't written" in line]
-    assert line.endswith(": there was no more time")
-    assert os.listdir(directory) == []

@@ -190,10 +190,9 @@ def test_restore_that_fails_is_told_to_the_launcher_and_tried_again(
 
 AT_EXIT = """
 import atexit
-from megatron_ft.memory.rank.copying import each_of
-os.sched_getaffinity = lambda _: range(4)
+from megatron_ft.memory.base.threads import each_of
 done = []
-atexit.register(lambda: (each_of([*range(10)], done.append), say("copied", sorted(done))))
+atexit.register(lambda: (each_of([*range(10)], done.append, 4), say("copied", sorted(done))))
 """
 
 

@@ -63,8 +63,8 @@ class Loop:
         self.copies += [Copy(self.content) for _ in range(self.number)]
         return [HeldSegment(first + at, 2, -1, 0, SegmentState.RECEIVING) for at in range(self.number)]
 
-    def take(self, held: HeldSegment, fd: int, why: str) -> None:
-        self.copies[held.number].come = why if fd < 0 else os.pread(fd, 1 << 30, 0)
+    def take(self, held: HeldSegment, fd: int) -> None:
+        self.copies[held.number].come = "nothing" if fd < 0 else os.pread(fd, 1 << 30, 0)
         held.state = SegmentState.VERIFIED if fd >= 0 and self.verified else SegmentState.LEAVING
         if fd >= 0:
             os.close(fd)

@@ -26,6 +26,7 @@ _FOLDERS = (
     "run_ahead",
     "learning",
     "job",
+    "memory/keeper",
     "memory/launcher",
     "memory/rank",
     "records",

@@ -171,18 +171,19 @@ class LauncherNode:
         options, secret = self.line.options, None
         with contextlib.suppress(ConfigError):  # raised again where nodes meet; a job of one node needs no secret
             secret = read_secret(os.environ)
+        xxhash = digests.find_module()
         self.files = SnapshotFiles(
             options.memory_checkpoint_dir,
+            self.reactor,
             timeout_s=options.memory_checkpoint_write_timeout,
-            ranks=ranks,
+            ranks=0 if xxhash is None else ranks,
             say=self.say,
-            announce=announce,
-            takes_copies=secret is not None,
+            say_everywhere=announce,
         )
         self.keeper = Keeper(
             self.reactor,
             os.path.join(self.run_dir.path, "keeper.sock"),
-            xxhash=digests.find_module(),
+            xxhash=xxhash,
             files=self.files,
             secret=secret,
             copies_bytes_per_s=options.memory_checkpoint_bandwidth * 10**6,
@@ -227,7 +228,7 @@ class LauncherNode:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
     def write_files(self, life: str) -> None:
-        """Have the keeper write its last snapshot to files, as `Keeper.write_files` does."""
+        """Write the last snapshot to files, as `Keeper.write_files` does."""
         self.keeper.write_files(
             life,
             asked_s=self.signals.asked_s,

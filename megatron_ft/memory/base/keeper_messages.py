@@ -9,7 +9,7 @@ from typing import ClassVar
 from megatron_ft.link.base.codec import Count, Cycle, Int, Message, PartMessage, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
-from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Kept, Saved, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, KeeperPort, Kept, Saved, Settled, SnapshotKey
 
 # -- from a rank: `Granted` or `NotKept` answers the first four -----------------------------------------------------
 
@@ -87,6 +87,8 @@ class Prepare(Message, frozen=True):
     ``ranks``: global ranks of this node; ``world``: number of ranks of the job; ``restore``: None for none; ``files``:
     directory of the files of ``restore``, if it was left by an earlier life; ``sources``: keepers that have segments of
     ``restore`` which this node hasn't; ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into snapshots.
+    ``copies_key``: hexadecimal, by which keepers of the job prove that they are; empty: no other node keeps copies;
+    ``copies_bytes_per_s``: most that this keeper sends.
     """
 
     cycle: Cycle
@@ -94,39 +96,18 @@ class Prepare(Message, frozen=True):
     world: WorldSize
     restore: SnapshotKey | None = None
     pickle_key: str = ""
+    copies_key: str = ""
+    copies_bytes_per_s: Count = 0
     files: str = ""
     sources: tuple[CopySource, ...] = ()
-
-
-class OpenDoor(Message, frozen=True):
-    """The attached descriptor is a listening socket: keep copies of other nodes' snapshots from now on.
-
-    ``key``: hexadecimal, by which keepers of the job prove that they are; ``bytes_per_s``: most that this keeper sends.
-    """
-
-    key: str
-    bytes_per_s: Count
-
-
-class WriteFiles(Message, frozen=True):
-    """The job's life ends: write the segments of a snapshot as files. The answer is `FilesWritten`.
-
-    ``name``: of the snapshot's directory in ``directory``; ``within_s``: then what isn't written is removed.
-    """
-
-    directory: str
-    name: str
-    key: SnapshotKey
-    within_s: Seconds
 
 
 class TakeStock(Message, frozen=True):
     """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`.
 
-    ``within_s``: then those that are verified by that time; None: however long it takes.
+    ``within_s``: then those that are verified by that time, and all in a second answer; None: however long it takes.
     """
 
-    question: Count
     within_s: Seconds | None = None
 
 
@@ -147,7 +128,7 @@ class DropSegment(Message, frozen=True):
     segment: Count
 
 
-LauncherToKeeper = Prepare | OpenDoor | Settled | CopyTo | TakeStock | WriteFiles | SealedSegment | DropSegment
+LauncherToKeeper = Prepare | Settled | CopyTo | TakeStock | SealedSegment | DropSegment
 LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 
@@ -155,18 +136,9 @@ LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 
 
 class Stock(Message, frozen=True):
-    """Answer to the `TakeStock` of this number; a second one says what was verified after its time."""
+    """Answer to `TakeStock`."""
 
-    question: Count
     kept: Kept
-
-
-class FilesWritten(Message, frozen=True):
-    """Answer to `WriteFiles`. ``why``: they are not written because of this; empty if they are, and on the disk."""
-
-    nbytes: Count = 0
-    seconds: Seconds = 0.0
-    why: str = ""
 
 
 class KeeperSays(Message, frozen=True):
@@ -176,7 +148,7 @@ class KeeperSays(Message, frozen=True):
     NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = SealedSegment | DropSegment | Saved | Stock | FilesWritten | RankBegan | RestoreFailed | KeeperSays
+KeeperToLauncher = SealedSegment | DropSegment | KeeperPort | Saved | Stock | RankBegan | RestoreFailed | KeeperSays
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)
 
 

@@ -12,24 +12,23 @@ What is another one's is a ForeignFileError, a file that isn't whole a LayoutErr
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from megatron_ft.errors import LayoutError
 from megatron_ft.link.files.atomic_write import temporary_name
 from megatron_ft.link.files.own_files import ForeignFileError, open_own_folder
 from megatron_ft.memory.base import segment
+from megatron_ft.memory.base.threads import each_of
 from megatron_ft.memory.rules.snapshots import SavedFiles
 
 _BLOCK_BYTES = 16 << 20
 _AT_ONCE = 8
-"""Files that are written at a time: one stream fills no parallel file system."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -53,9 +52,10 @@ def write(directory: str, name: str, segments: Mapping[int, int], check: Callabl
     temporary = temporary_name()
     with _opened(open_own_folder(directory)) as root, _opened(open_own_folder(os.path.join(directory, name))) as folder:
         try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                paths = [f"{temporary}-{rank}" for rank in segments]
-                sizes = list(pool.map(lambda path, fd: _write_file(folder, path, fd, check), paths, segments.values()))
+            # one stream fills no parallel file system
+            each_of(
+                [*segments], lambda rank: _write_file(folder, f"{temporary}-{rank}", segments[rank], check), _AT_ONCE
+            )
             check()
             for rank in segments:
                 os.rename(f"{temporary}-{rank}", f"rank-{rank}", src_dir_fd=folder, dst_dir_fd=folder)
@@ -69,15 +69,13 @@ def write(directory: str, name: str, segments: Mapping[int, int], check: Callabl
             raise
         os.fsync(folder)
         os.fsync(root)
-    return sum(sizes)
+    return sum(os.fstat(fd).st_size for fd in segments.values())
 
 
-def _write_file(folder: int, path: str, source: int, check: Callable[[], None]) -> int:
-    size = os.fstat(source).st_size
+def _write_file(folder: int, path: str, source: int, check: Callable[[], None]) -> None:
     with _opened(os.open(path, _NEW, 0o600, dir_fd=folder)) as fd:
-        _copy(source, fd, size, lambda _: check())
+        _copy(source, fd, os.fstat(source).st_size, lambda _: check())
         os.fsync(fd)
-    return size
 
 
 def _copy(source: int, target: int, size: int, check: Callable[[int], None]) -> None:
@@ -139,21 +137,10 @@ def find_sets(directory: str) -> list[tuple[SavedFiles, int | None]]:
 
 def remove_set(directory: str, name: str) -> None:
     """Remove a snapshot's directory. If that is cut off, what is left isn't whole."""
-    with _opened(open_own_folder(directory)) as root:
-        _remove_tree(root, name)
-
-
-def _remove_tree(parent: int, name: str) -> None:
-    try:
-        with _opened(os.open(name, _FOLDER, dir_fd=parent)) as folder:
-            for each in os.listdir(folder):
-                _remove_tree(folder, each)
-        os.rmdir(name, dir_fd=parent)
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.ENOENT):
-            raise
+    path = os.path.join(directory, name)
+    while os.path.lexists(path):
         with contextlib.suppress(FileNotFoundError):  # another launcher removes the same set
-            os.unlink(name, dir_fd=parent)
+            shutil.rmtree(path)  # follows no link
 
 
 @contextlib.contextmanager

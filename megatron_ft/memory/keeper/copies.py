@@ -17,15 +17,16 @@ from functools import partial
 from typing import Any
 
 from megatron_ft.errors import ProtocolError, SnapshotError
+from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.wire import close_fds
-from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Offer, OpenDoor, Prepare
+from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Offer, Prepare
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
-from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
 _MOST_CONNECTIONS = 32
+_BACKLOG = 64
 _VERIFY_S = 120.0
 """Seconds that another node has to verify what it has got."""
 _LOOK_S = 0.05
@@ -148,31 +149,22 @@ class Door:
                 fd = _take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
             finally:
                 for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
-                    self._ask(partial(self._host.take, each, fd, "the connection has ended"))
+                    self._ask(partial(self._host.take, each, fd))
         peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))
 
 
 class CopyKeeping:
-    """One keeper's. ``take`` is called with what has come for a segment; ``say`` prints a line once per subject and
-    cycle.
-    """
+    """One keeper's. ``say`` prints a line once per subject and cycle."""
 
-    def __init__(
-        self,
-        segments: Segments,
-        reactor: Reactor,
-        *,
-        drop: Callable[[HeldSegment], None],
-        take: Callable[[HeldSegment, int, str], None],
-        say: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, segments: Segments, reactor: Reactor, say: Callable[[str, str], None]) -> None:
         self._segments = segments
         self._reactor = reactor
-        self._drop, self.take, self._say = drop, take, say
-        self._prepared = Prepare(-1, (), 1)
+        self._say = say
+        self._cycle = Cycle(Prepare(-1, (), 1))
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
-        self._bytes_per_s = 0
+        self.port: int | None = None
+        """Where other nodes' keepers connect; 0: nowhere; None: there are no other nodes as yet."""
         self._address = ""
         """Keeper that gets copies of this node's snapshots."""
         self._copying: Offer | None = None
@@ -181,63 +173,63 @@ class CopyKeeping:
         self.has_room = True
         """There is memory for copies of another node's snapshots."""
 
-    def begin(self, prepared: Prepare) -> None:
-        """Begin a cycle: where copies go is told anew."""
-        self._prepared, self._address, self._done, self.has_room = prepared, "", None, True
+    def begin(self, cycle: Cycle) -> None:
+        """Begin a cycle: where copies go is told anew. Serve keepers of other nodes from now on, if there are any."""
+        self._cycle, self._address, self._done, self.has_room, prepared = cycle, "", None, True, cycle.prepared
         self._copying = None  # what is under way ends
+        if self.port is None and prepared.world > len(prepared.ranks):
+            self.key, self.port = bytes.fromhex(prepared.copies_key), 0
+            why = "this takes FT_SECRET, the same on all nodes"
+            try:
+                if self.key:
+                    listener = tcp.listen("", 0, backlog=_BACKLOG)
+                    self.port = int(listener.getsockname()[1])
+                    Door(listener, self.key, self, self._reactor.call_in_loop)
+            except OSError as error:
+                why = f"there is no port for them: {error.strerror or error}"
+            if not self.port:
+                self._say("door", f"no other node keeps copies of memory checkpoints: {why}")
 
-    def obey(self, order: OpenDoor | CopyTo, fds: Sequence[int]) -> None:
-        """Serve keepers of other nodes from now on, or copy to one of them."""
-        if isinstance(order, CopyTo):
-            if order.cycle == self._prepared.cycle:
-                self._address = order.address
-        elif self.key:
-            close_fds(fds)
-        else:
-            (fd,) = fds
-            self.key, self._bytes_per_s = bytes.fromhex(order.key), order.bytes_per_s
-            Door(socket.socket(fileno=fd), self.key, self, self._reactor.call_in_loop)
+    def copy_to(self, order: CopyTo) -> None:
+        if order.cycle == self._cycle.prepared.cycle:
+            self._address = order.address
 
     @property
     def ranks(self) -> int:
         """Ranks of another node of which copies are kept here: as many as this node has."""
-        return len(self._prepared.ranks) if self.key else 0
+        return len(self._cycle.prepared.ranks) if self.port else 0
 
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
-    def is_under_way(self, settled: SnapshotKey | None) -> bool:
+    def is_under_way(self) -> bool:
         """Return True while a snapshot is copied, or was and may still become complete, here or on other nodes.
 
         Meanwhile the ranks save one more snapshot, which is copied next. As all nodes do this they copy the same ones.
         """
+        settled = self._cycle.settled
         is_settled = self._done is None or (settled is not None and settled >= self._done)
         return self._copying is not None or not is_settled
 
-    def may_be_told(
-        self, newest: SnapshotKey, complete: SnapshotKey | None, settled: SnapshotKey | None
-    ) -> SnapshotKey | None:
+    def may_be_told(self, newest: SnapshotKey) -> SnapshotKey | None:
         """Return the snapshot that the launcher may be told of, given the newest one that all ranks here have.
 
         Another node gets a copy first, if one keeps copies: what the job takes for complete outlives a node. Begins to
         copy the next one that all nodes copy, once it is decided whether the one copied before is complete: the other
         node has room for the complete one, and for one that comes.
-
-        Args:
-            complete: newest snapshot that all ranks of the job have.
-            settled: newest one up to which no other one needs to be kept.
         """
         if not self._address:
             return newest
+        complete, prepared = self._cycle.complete, self._cycle.prepared
         is_newer = all(before is None or newest > before for before in (self._done, complete))
-        if is_newer and not self.is_under_way(settled):
-            offer = self._copying = Offer(newest, self._prepared.ranks, self._prepared.world, complete)
+        if is_newer and not self.is_under_way():
+            offer = self._copying = Offer(newest, prepared.ranks, prepared.world, complete)
 
             def check() -> None:
                 if self._copying is not offer:
                     raise SnapshotError("no longer needed")
 
             lend = lambda want: self._reactor.call_in_loop(lambda: self.lend(want))  # noqa: E731
-            job = partial(send, self._address, offer, self.key, lend, self._bytes_per_s, check)
+            job = partial(send, self._address, offer, self.key, lend, prepared.copies_bytes_per_s, check)
             work.aside(self._reactor, job, partial(self._copied, offer))
         return self._done
 
@@ -253,7 +245,7 @@ class CopyKeeping:
 
     def admit(self, offer: Offer) -> list[HeldSegment] | str:
         """Return the segments that will hold a copy, or why it isn't taken."""
-        prepared = self._prepared
+        prepared = self._cycle.prepared
         if offer.key.cycle != prepared.cycle:
             return "this node is in another cycle"
         if set(offer.ranks) & set(prepared.ranks) or not max(offer.ranks, default=0) < offer.world == prepared.world:
@@ -264,11 +256,15 @@ class CopyKeeping:
         for rank in offer.ranks:
             for old in self._segments.of(rank):
                 if old.state is not SegmentState.LEAVING and old.key != offer.complete:
-                    self._drop(old)
+                    self._segments.drop(old)
             held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
             held.key = offer.key
             admitted.append(held)
         return admitted
+
+    def take(self, held: HeldSegment, fd: int) -> None:
+        """Take what has come for a segment of a copy, -1 if nothing has."""
+        self._segments.received(held, fd)
 
     def lend(self, want: Fetch) -> int | str | None:
         """Return what `Lend` returns, in the keeper's loop."""

@@ -1,11 +1,19 @@
-"""The segments of a node, from their allocation to their end."""
+"""The segments of a node, from their allocation to their end, and what is known of the snapshots of a cycle."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import close_fds
+from megatron_ft.memory.base import keeper_messages as m
+from megatron_ft.memory.keeper import work
+from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, SnapshotKey
 
 
@@ -31,11 +39,42 @@ class HeldSegment:
     is_with_launcher: bool = False
 
 
-class Segments(dict[int, HeldSegment]):
-    """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either."""
+@dataclass(eq=False)
+class Cycle:
+    """The cycle that was prepared last, with all that is known of it.
 
-    def __init__(self) -> None:
+    Args:
+        complete: newest snapshot that all ranks of the job have.
+        saved: newest one that the launcher was told of.
+        settled: newest one up to which no other one needs to be kept.
+        demands: memory for each rank that has asked for it.
+        stock_due_s: time by which the launcher is told the stock, if it has asked.
+        loaded: ranks whose segment it has begun to load from a file or another node.
+        incomplete: by rank, number of snapshots that it has kept since one was complete.
+        said: subjects of lines.
+    """
+
+    prepared: m.Prepare
+    complete: SnapshotKey | None = None
+    saved: SnapshotKey | None = None
+    settled: SnapshotKey | None = None
+    demands: dict[int, BeginSegment] = field(default_factory=dict)
+    stock_due_s: float | None = None
+    loaded: set[int] = field(default_factory=set)
+    incomplete: Counter[int] = field(default_factory=Counter)
+    said: set[str] = field(default_factory=set)
+
+
+class Segments(dict[int, HeldSegment]):
+    """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either.
+
+    ``tell``: sends the launcher a message with descriptors.
+    """
+
+    def __init__(self, reactor: Reactor, tell: Callable[[m.KeeperToLauncher, tuple[int, ...]], None]) -> None:
         super().__init__()
+        self._reactor = reactor
+        self._tell = tell
         self._next = 0
 
     def add(self, rank: int, fd: int, nbytes: int, state: SegmentState, number: int | None = None) -> HeldSegment:
@@ -44,6 +83,38 @@ class Segments(dict[int, HeldSegment]):
         self._next = max(self._next, number + 1)
         held = self[number] = HeldSegment(number, rank, fd, nbytes, state)
         return held
+
+    def sealed(self, held: HeldSegment) -> None:
+        """Have the launcher keep a segment, too. It is verified next."""
+        assert held.key is not None
+        held.state, held.is_with_launcher = SegmentState.SEALED, True
+        self._tell(m.SealedSegment(held.number, held.rank, held.key), (held.fd,))
+
+    def received(self, held: HeldSegment, fd: int) -> bool:
+        """Take a segment that has come from a file or another node, -1 if none has. Return False if it was dropped."""
+        is_wanted = held.state is SegmentState.RECEIVING
+        if is_wanted and fd >= 0:
+            held.fd, held.nbytes = fd, os.fstat(fd).st_size
+            self.sealed(held)
+            return True
+        close_fds([fd])
+        held.state = SegmentState.LEAVING
+        self.pop(held.number, None)
+        return is_wanted
+
+    def drop(self, held: HeldSegment) -> None:
+        """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
+        held.state = SegmentState.LEAVING
+        if held.is_with_launcher:
+            self._tell(m.DropSegment(held.number), ())
+        else:
+            self.close(held)
+
+    def close(self, held: HeldSegment) -> None:
+        """Free a segment in the background. It counts as memory until then."""
+        if held.fd >= 0:  # else it is being closed, or its thread sees that it isn't wanted
+            work.aside(self._reactor, partial(os.close, held.fd), lambda _: self.pop(held.number, None))
+            held.fd = -1
 
     def of(self, rank: int, *states: SegmentState) -> list[HeldSegment]:
         """Return the segments of a rank in any of these states; in all if none is given."""
@@ -101,8 +172,9 @@ class Segments(dict[int, HeldSegment]):
         """
         local = set(ranks)
         for each in list(self.values()):
-            is_old = each.key is not None and each.key.cycle < cycle and each.key != restore
-            unfinished = each.state in (SegmentState.WRITING, SegmentState.RECEIVING)
-            is_foreign = each.rank not in local and not lends
-            if each.state is not SegmentState.LEAVING and (is_old or unfinished or is_foreign):
+            is_wanted = each.key is not None and (each.key.cycle >= cycle or each.key == restore)
+            is_whole = each.state in (SegmentState.SEALED, SegmentState.VERIFIED)
+            if each.state is not SegmentState.LEAVING and not (
+                is_wanted and is_whole and (each.rank in local or lends)
+            ):
                 yield each

@@ -8,7 +8,6 @@ import math
 import os
 import socket
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,11 +26,11 @@ from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
-from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.segment_layout import Layout
-from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, Saved, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, KeeperPort, Saved, Settled, SnapshotKey
 
 _SEND_S = 5.0
 _RANK_SEND_S = 0.5
@@ -72,34 +71,6 @@ class RankCaller:
             self.channel.send(message, fds, timeout_s=_RANK_SEND_S)
 
 
-@dataclass(eq=False)
-class _Cycle:
-    """The cycle that was prepared last, with all that is known of it.
-
-    Args:
-        complete: newest snapshot that all ranks of the job have.
-        saved: newest one that the launcher was told of.
-        settled: newest one up to which no other one needs to be kept.
-        demands: memory for each rank that has asked for it.
-        question: the launcher's about the stock, and the time by which it is answered.
-        loaded: ranks whose files it has begun to load, or has found unusable.
-        digests: by rank, key and digests of its newest verified snapshot.
-        incomplete: by rank, number of snapshots that it has kept since one was complete.
-        said: subjects of lines.
-    """
-
-    prepared: m.Prepare
-    complete: SnapshotKey | None = None
-    saved: SnapshotKey | None = None
-    settled: SnapshotKey | None = None
-    demands: dict[int, BeginSegment] = field(default_factory=dict)
-    question: tuple[int, float] | None = None
-    loaded: set[int] = field(default_factory=set)
-    digests: dict[int, tuple[SnapshotKey, list[bytes]]] = field(default_factory=dict)
-    incomplete: Counter[int] = field(default_factory=Counter)
-    said: set[str] = field(default_factory=set)
-
-
 class LauncherGoneError(Exception):
     """Raised to end the keeper: its launcher has ended."""
 
@@ -116,15 +87,13 @@ class KeeperService:
         self._launcher = launcher
         self._digest = digest
         self._reactor = Reactor()
-        self._segments = Segments()
+        self._segments = Segments(self._reactor, self._tell)
         self._callers: dict[int, RankCaller] = {}
         """By descriptor."""
-        self._cycle = _Cycle(m.Prepare(0, (), 1))
+        self._cycle = Cycle(m.Prepare(0, (), 1))
         self._is_prepared = False
         self._is_verifying = False
-        self._to_write: tuple[m.WriteFiles, float] | None = None
-        """Order that waits for segments to be verified, and the time by which its files are written."""
-        self._copies = CopyKeeping(self._segments, self._reactor, drop=self._drop, take=self._received, say=self._say)
+        self._copies = CopyKeeping(self._segments, self._reactor, self._say)
 
     def run(self) -> None:
         """Serve."""
@@ -133,8 +102,8 @@ class KeeperService:
         try:
             while True:
                 try:
-                    due_s = math.inf if self._cycle.question is None else self._cycle.question[1]
-                    self._reactor.run_once(None if due_s == math.inf else max(0.0, due_s - time.monotonic()))
+                    due_s = self._cycle.stock_due_s
+                    self._reactor.run_once(None if due_s in (None, math.inf) else max(0.0, due_s - time.monotonic()))
                     if self._is_prepared:
                         self._advance(self._cycle, self._cycle.prepared)
                 except OSError as error:
@@ -150,10 +119,10 @@ class KeeperService:
         except LauncherGoneError:
             return
 
-    def _advance(self, cycle: _Cycle, prepared: m.Prepare) -> None:
+    def _advance(self, cycle: Cycle, prepared: m.Prepare) -> None:
         """Do all that can be done by now."""
         for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.settled):
-            self._drop(held)
+            self._segments.drop(held)
         for caller in list(self._callers.values()):
             match caller.waits_for:
                 case BeginSegment() as request:
@@ -165,18 +134,13 @@ class KeeperService:
             self._verify(sealed)
         newest = max(self._segments.common(prepared.ranks), default=None)
         if newest is not None and newest.cycle == prepared.cycle:
-            told = self._copies.may_be_told(newest, cycle.complete, cycle.settled)
+            told = self._copies.may_be_told(newest)
             if told is not None and (cycle.saved is None or told > cycle.saved):
                 cycle.saved = told
                 self._tell(Saved(told))
-        if cycle.question is not None and (sealed is None or time.monotonic() >= cycle.question[1]):
-            number, _ = cycle.question
-            # what is verified after its time is told, too
-            cycle.question = None if sealed is None else (number, math.inf)
-            self._tell(m.Stock(number, self._segments.stock()))
-        if self._to_write is not None and sealed is None:
-            (order, until_s), self._to_write = self._to_write, None
-            self._write_files(order, until_s)
+        if cycle.stock_due_s is not None and (sealed is None or time.monotonic() >= cycle.stock_due_s):
+            cycle.stock_due_s = None if sealed is None else math.inf  # what is verified after its time is told, too
+            self._tell(m.Stock(replace(self._segments.stock(), port=self._copies.port or 0)))
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -207,15 +171,12 @@ class KeeperService:
                 if complete not in (None, self._cycle.complete):
                     self._cycle.incomplete.clear()
                 self._cycle.settled, self._cycle.complete = key, complete or self._cycle.complete
-            case m.OpenDoor() | CopyTo():
-                self._copies.obey(order, fds)
-            case m.TakeStock():
+            case CopyTo():
+                self._copies.copy_to(order)
+            case m.TakeStock(within_s):
                 for caller in list(self._callers.values()):
                     self._read(caller)
-                within_s = math.inf if order.within_s is None else order.within_s
-                self._cycle.question = order.question, time.monotonic() + within_s
-            case m.WriteFiles():
-                self._to_write = order, time.monotonic() + order.within_s
+                self._cycle.stock_due_s = time.monotonic() + (math.inf if within_s is None else within_s)
             case m.SealedSegment(number, rank, key):
                 (fd,) = fds
                 held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
@@ -223,19 +184,17 @@ class KeeperService:
             case m.DropSegment(number):
                 dropped = self._segments.get(number)
                 if dropped is not None and dropped.state is SegmentState.LEAVING:
-                    self._close(dropped)
+                    self._segments.close(dropped)
 
     def _prepare(self, order: m.Prepare) -> None:
         for caller in list(self._callers.values()):
             self._forget(caller)
-        lends = bool(self._copies.key)
-        for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=lends)):
-            self._drop(held)
-        self._cycle = _Cycle(order, complete=order.restore, saved=order.restore, settled=order.restore)
-        self._copies.begin(order)
-        for source in order.sources:
-            for rank in set(source.ranks) & set(order.ranks):
-                self._load(rank, source)
+        self._cycle = Cycle(order, complete=order.restore, saved=order.restore, settled=order.restore)
+        self._copies.begin(self._cycle)
+        if self._copies.port:
+            self._tell(KeeperPort(order.cycle, self._copies.port))
+        for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=bool(self._copies.port))):
+            self._segments.drop(held)
         if not self._is_prepared:  # from now on it is known which ranks there are
             self._is_prepared = True
             self._reactor.watch(self._listener.fileno(), self._accept)
@@ -278,7 +237,7 @@ class KeeperService:
         caller.channel.close()
         os.close(caller.pidfd)
         for held in self._segments.of(caller.rank, SegmentState.WRITING) if caller.writes else []:
-            self._drop(held)
+            self._segments.drop(held)
 
     def _serve(self, caller: RankCaller, request: Any) -> None:
         if isinstance(request, m.KeeperHello):
@@ -331,22 +290,8 @@ class KeeperService:
                 return
             self._cycle.demands = demands
         for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
-            self._drop(held_segment)  # of a snapshot that the rank has given up
+            self._segments.drop(held_segment)  # of a snapshot that the rank has given up
         caller.waits_for, caller.writes = demand, True
-
-    def _drop(self, held: HeldSegment) -> None:
-        """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
-        held.state = SegmentState.LEAVING
-        if held.is_with_launcher:
-            self._tell(m.DropSegment(held.number))
-        else:
-            self._close(held)
-
-    def _close(self, held: HeldSegment) -> None:
-        """Free a segment in the background. It counts as memory until then."""
-        if held.fd >= 0:  # else it is being closed, or its thread sees that it isn't wanted
-            work.aside(self._reactor, partial(os.close, held.fd), lambda _: self._segments.pop(held.number, None))
-            held.fd = -1
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -362,16 +307,14 @@ class KeeperService:
             caller.answer(m.Granted(), (fd,))
             return
         saved, settled = self._cycle.saved, self._cycle.settled
-        is_copying = self._copies.is_under_way(settled)
+        is_copying = self._copies.is_under_way()
         # the newest one may be about to be that of all ranks; what the launcher was told of isn't decided yet
         pinned = {self._cycle.complete, max(verified)} | {
-            key
-            for key in self._segments.common(self._cycle.prepared.ranks)
-            if saved is not None and key <= saved and (settled is None or key > settled)
+            key for key in verified if saved is not None and key <= saved and (settled is None or key > settled)
         }
         key = None if is_copying else min(set(verified) - pinned, default=None)
         if key is not None:
-            self._drop(verified[key])
+            self._segments.drop(verified[key])
         elif is_copying:
             caller.answer(m.NotKept("copies of the snapshot before are still on their way to another node"))
 
@@ -385,17 +328,11 @@ class KeeperService:
         try:
             segment.seal(held.fd, request.nbytes)
         except OSError as error:
-            self._drop(held)
+            self._segments.drop(held)
             caller.answer(m.NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
         held.key, held.nbytes, caller.waits_for = request.key, request.nbytes, request
-        self._sealed(held)
-
-    def _sealed(self, held: HeldSegment) -> None:
-        """Have the launcher keep a segment, too. It is verified next."""
-        assert held.key is not None
-        held.state, held.is_with_launcher = SegmentState.SEALED, True
-        self._tell(m.SealedSegment(held.number, held.rank, held.key), (held.fd,))
+        self._segments.sealed(held)
 
     def _verify(self, checked: HeldSegment) -> None:
         fd = os.dup(checked.fd)
@@ -416,26 +353,19 @@ class KeeperService:
         assert held.key is not None
         why = found if isinstance(found, str) else found.why_not(held.key, held.rank, self._cycle.prepared.world)
         if why:
-            self._drop(held)
+            self._segments.drop(held)
             of = f"of iteration {held.key.iteration} of rank {held.rank}"
             text = f"the memory checkpoint {of} is damaged and not used: {why}"
             self._say(text, text)
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
-            self._note_verified(held, found)
+            self._count_incomplete(held.rank)
         for caller in self._callers.values():
             if caller.rank == held.rank and isinstance(caller.waits_for, m.CommitSegment):
                 caller.answer(m.NotKept(why) if why else m.Granted())
 
-    def _note_verified(self, held: HeldSegment, layout: Layout) -> None:
-        """Say, once per cycle each, that a rank's tensors don't change, and that none of its snapshots is complete."""
-        rank, digests = held.rank, [each.digest for each in layout.tensors]
-        last, before = self._cycle.digests.get(rank, (None, []))
-        if last is None or layout.key > last:
-            self._cycle.digests[rank] = layout.key, digests
-            if last is not None and digests and digests == before:
-                between = f"iterations {last.iteration} and {layout.key.iteration}"
-                self._say("repeats", f"no tensor of rank {rank}'s memory checkpoint has changed between {between}")
+    def _count_incomplete(self, rank: int) -> None:
+        """Say, once per cycle, that none of the last snapshots of a rank is complete."""
         self._cycle.incomplete[rank] += 1
         if self._cycle.incomplete[rank] == _MISSED:
             newest = [(each, max(self._segments.verified(each), default=None)) for each in self._cycle.prepared.ranks]
@@ -446,53 +376,24 @@ class KeeperService:
     # -- restoring --------------------------------------------------------------------------------------------
 
     def _fetch(self, caller: RankCaller, key: SnapshotKey) -> None:
-        held = self._segments.verified(caller.rank).get(key)
-        if held is None and self._cycle.prepared.files and caller.rank not in self._cycle.loaded:
-            self._load(caller.rank, self._cycle.prepared.files)
-        if held is None and self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.RECEIVING):
-            return  # it may be one of these
+        rank, prepared, loaded = caller.rank, self._cycle.prepared, self._cycle.loaded
+        held = self._segments.verified(rank).get(key)
         if held is not None:
             caller.answer(m.Granted(), (held.fd,))
             return
-        why = f"rank {caller.rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
+        if self._segments.of(rank, SegmentState.SEALED, SegmentState.RECEIVING):
+            return  # it may be one of these
+        source = prepared.files or next((each for each in prepared.sources if rank in each.ranks), None)
+        if source and key == prepared.restore and rank not in loaded:
+            loaded.add(rank)
+            self._load(rank, key, source)
+            return
+        why = f"rank {rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
         caller.answer(m.NotKept(why))
 
-    # -- files ------------------------------------------------------------------------------------------------
-
-    def _write_files(self, order: m.WriteFiles, until_s: float) -> None:
-        """Write what the launcher has asked for."""
-        found = {rank: self._segments.verified(rank).get(order.key) for rank in self._cycle.prepared.ranks}
-        lacking = [rank for rank, held in found.items() if held is None]
-        if lacking:
-            self._tell(m.FilesWritten(why=f"rank {lacking[0]} has no verified segment"))
-            return
-        segments = {rank: os.dup(held.fd) for rank, held in found.items() if held is not None}
-
-        def check() -> None:
-            if time.monotonic() > until_s:
-                raise SnapshotError("there was no more time")
-
-        def write() -> m.FilesWritten:
-            began_s = time.monotonic()
-            try:
-                nbytes = segment_files.write(order.directory, order.name, segments, check)
-                return m.FilesWritten(nbytes, time.monotonic() - began_s)
-            except (OSError, SnapshotError) as error:
-                return m.FilesWritten(why=work.why(error))
-            finally:
-                close_fds(list(segments.values()))
-
-        work.aside(self._reactor, write, self._tell)
-
-    def _load(self, rank: int, source: str | CopySource) -> None:
+    def _load(self, rank: int, key: SnapshotKey, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""
-        prepared = self._cycle.prepared
-        assert prepared.restore is not None
-        key = prepared.restore
-        self._cycle.loaded.add(rank)
-        if key in self._segments.verified(rank):
-            return
-        held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
+        held, prepared = self._segments.add(rank, -1, 0, SegmentState.RECEIVING), self._cycle.prepared
         held.key = key
 
         def load() -> tuple[int, str]:
@@ -505,17 +406,9 @@ class KeeperService:
             except (SnapshotError, OSError) as error:
                 return -1, work.why(error)
 
-        work.aside(self._reactor, load, lambda found: self._received(held, *found))
+        def loaded(found: tuple[int, str]) -> None:
+            if self._segments.received(held, found[0]) and found[1]:
+                of = f"{prepared.files}: " if prepared.files else ""
+                self._say(f"file {rank}", f"{of}rank {rank} can't be restored: {found[1]}")
 
-    def _received(self, held: HeldSegment, fd: int, why: str) -> None:
-        """Take a segment that has come from a file or another node; ``why``: none has come."""
-        if held.state is not SegmentState.RECEIVING or fd < 0:  # dropped meanwhile, or failed
-            close_fds([fd] if fd >= 0 else [])
-            self._segments.pop(held.number, None)
-            if held.state is SegmentState.RECEIVING and held.rank in self._cycle.prepared.ranks:
-                of = f"{self._cycle.prepared.files}: " if self._cycle.prepared.files else ""
-                self._say(f"file {held.rank}", f"{of}rank {held.rank} can't be restored: {why}")
-            held.state = SegmentState.LEAVING
-            return
-        held.fd, held.nbytes = fd, os.fstat(fd).st_size
-        self._sealed(held)
+        work.aside(self._reactor, load, loaded)

@@ -6,7 +6,6 @@ The launcher has a descriptor of each sealed segment, and hands all of them to a
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -21,7 +20,6 @@ from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.link import tcp
 from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import RestoreFailed
@@ -51,8 +49,7 @@ _ANSWER_S = 3.0
 """Part of the time for the stock in which the keeper stops verifying and answers."""
 _SILENT = "did not say what it has"
 _SEND_S = 1.0
-_STOP_WAIT_S = 2.0
-_BACKLOG = 64
+_KILLED_S = 0.5
 
 
 class Keeper:
@@ -79,39 +76,34 @@ class Keeper:
         self._reactor = reactor
         self._xxhash = xxhash
         self._files = files
-        self._pickle_key = memory_pickle_key(secret)
-        self._copies_key = "" if secret is None else memory_copies_key(secret)
-        self._copies_bytes_per_s = copies_bytes_per_s
-        self._door: socket.socket | None = None
-        """Where other nodes' keepers connect, until the job's end: each keeper of this node gets it."""
-        self._has_tried_door = False
-        self._port = 0
+        copies_key = "" if secret is None else memory_copies_key(secret)
+        self._blank = m.Prepare(0, (), 1, None, memory_pickle_key(secret), copies_key, copies_bytes_per_s)
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
-        self._dying: dict[int, subprocess.Popen[bytes]] = {}
-        """Killed processes that haven't ended, by pidfd."""
         self._channel: Channel | None = None
         self._channel_fd = -1
         self._held: dict[int, tuple[m.SealedSegment, int]] = {}
         """Each sealed segment with its descriptor, by number."""
-        self._prepared: m.Prepare | None = None
         self._orders: dict[type, m.LauncherToKeeper] = {}
         """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
-        self._written: m.FilesWritten | None = None
-        self._question = 0
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
         self._bad = 0
         self.is_given_up = xxhash is None
 
+    @property
+    def _prepared(self) -> m.Prepare | None:
+        order = self._orders.get(m.Prepare)
+        return order if isinstance(order, m.Prepare) else None
+
     # -- for the run directory and the list of children -------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Return the process ids of the keeper, and of killed ones that haven't ended."""
-        return {each.pid for each in (self._process, *self._dying.values()) if each is not None}
+        """Return the process id of the keeper."""
+        return set() if self._process is None else {self._process.pid}
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -137,15 +129,12 @@ class Keeper:
 
     def prepare(self, cycle: int, ranks: Sequence[int], world: int, restore: Restore | None) -> None:
         """Begin a cycle on this node, before its ranks start: other segments than those to restore go."""
-        is_first, order = self._prepared is None, m.Prepare(cycle, tuple(ranks), world, pickle_key=self._pickle_key)
+        is_first, order = self._prepared is None, replace(self._blank, cycle=cycle, ranks=tuple(ranks), world=world)
         if restore is not None:
             path = self._files.path_of(restore.files)
             order = replace(order, restore=restore.key, files=path, sources=restore.sources)
-        self._prepared = order
         if is_first and self._listener is not None:
             self._reactor.watch(self._listener.fileno(), self._start)
-        if self._process is not None:
-            self._open_door()
         self._orders.clear()
         self._order(order, repeats=True)
         if restore is not None:
@@ -164,30 +153,19 @@ class Keeper:
     ) -> None:
         """Write the last snapshot that all ranks of the job have into the user's directory, if there are both.
 
+        The launcher has a descriptor of each segment: that the snapshot is complete says that all were verified.
+
         Args:
             life: text that no other life of the job has.
             asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
             persistent: iteration of the last checkpoint on disk; None if it isn't known.
-            is_hurried: returns True if no process is to be waited for any more.
+            is_hurried: returns True if nothing is to be waited for any more.
         """
-        settled = self._orders.get(Settled)
-        if (
-            not isinstance(settled, Settled)
-            or settled.complete is None
-            or self._prepared is None
-            or self._process is None
-        ):
-            return
-        order = self._files.order(settled.complete, self._prepared.world, life, asked_s=asked_s, persistent=persistent)
-        if order is None:
-            return
-        self._written = None
-        self._order(order, repeats=True)
-        is_over = lambda: self._written is not None or self._process is None or is_hurried()  # noqa: E731
-        self._reactor.run_until(is_over, time.monotonic() + order.within_s)
-        del self._orders[m.WriteFiles]
-        why = "a second signal asked to stop" if is_hurried() else "there was no more time"
-        self._files.written(order, self._written or m.FilesWritten(why=why))
+        settled, prepared = self._orders.get(Settled), self._prepared
+        if isinstance(settled, Settled) and settled.complete is not None and prepared is not None:
+            key, world, found = settled.complete, prepared.world, dict.fromkeys(prepared.ranks, -1)
+            found |= {each.rank: fd for each, fd in self._held.values() if each.key == key and each.rank in found}
+            self._files.write(key, world, found, life, asked_s=asked_s, persistent=persistent, is_hurried=is_hurried)
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -199,7 +177,6 @@ class Keeper:
         if self._process is None:
             then(Kept())
             return
-        self._question += 1
         self._asked = then, self._reactor.call_later(STOCK_S, self._stock_overdue)
         self._ask()
 
@@ -216,13 +193,7 @@ class Keeper:
         self._answer(Kept())
         if self._process is not None:
             self._end()
-        until_s = time.monotonic() + _STOP_WAIT_S
-        for pidfd in list(self._dying):
-            if wait_gone(pidfd, max(0.0, until_s - time.monotonic())):
-                self._reap(pidfd)
         self._let_go_of_socket()
-        if self._door is not None:
-            self._door.close()
         close_fds(self._take_all())
 
     # -- the life of the process ------------------------------------------------------------------------------
@@ -243,34 +214,8 @@ class Keeper:
         self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for sealed, fd in list(self._held.values()):
             self._order(sealed, (fd,))
-        self._open_door()
         for order in list(self._orders.values()):
             self._order(order)
-        if self._asked is not None:
-            self._ask()
-
-    def _open_door(self) -> None:
-        """Let the keeper take copies of other nodes' snapshots, if there are other nodes, and tell them where.
-
-        Before the cycle is prepared: without the key the keeper fetches nothing, and lets go of other nodes' copies.
-        """
-        prepared = self._prepared
-        assert prepared is not None
-        if prepared.world == len(prepared.ranks):
-            return
-        if not self._has_tried_door:
-            self._has_tried_door, none = True, "no other node keeps copies of memory checkpoints"
-            if not self._copies_key:
-                self._say(f"{none}: this takes FT_SECRET, the same on all nodes")
-                return
-            try:
-                self._door = tcp.listen("", 0, backlog=_BACKLOG)
-                self._port = int(self._door.getsockname()[1])
-            except OSError as error:
-                self._say(f"{none}: there is no port for them: {error.strerror or error}")
-        if self._door is not None and self._channel is not None:
-            self._order(m.OpenDoor(self._copies_key, self._copies_bytes_per_s), (self._door.fileno(),))
-            self._on_event(KeeperPort(prepared.cycle, self._port))
 
     def _spawn_connected(self) -> socket.socket:
         """Start the process; returns the launcher's end of the connection with it."""
@@ -309,29 +254,20 @@ class Keeper:
 
     def _died(self) -> None:
         self._read()
-        code = self._reap(self._end())
-        self._ended(f"exited ({launcher_lines.exit_code(code)})")
+        self._replace()
 
-    def _replace(self, fault: str) -> None:
-        self._end()
-        self._ended(fault)
+    def _replace(self, fault: str = "") -> None:
+        code = self._end()
+        self._ended(fault or f"exited ({launcher_lines.exit_code(code)})")
 
     def _end(self) -> int:
-        """Kill the process, and return its pidfd. It may never end, if the kernel hangs: another one can be started."""
+        """Kill the process. Return its exit code. It may never end, if the kernel hangs: another one can be started."""
         assert self._process is not None
         self._kill()
-        pidfd = self._pidfd
-        self._dying[pidfd] = self._process
-        self._reactor.unwatch(pidfd)
-        self._reactor.watch(pidfd, functools.partial(self._reap, pidfd), Priority.DEATH)
+        self._reactor.unwatch(self._pidfd)
+        code = self._process.wait() if wait_gone(self._pidfd, _KILLED_S) else -signal.SIGKILL
+        os.close(self._pidfd)
         self._pidfd, self._process = -1, None
-        return pidfd
-
-    def _reap(self, pidfd: int) -> int:
-        """Return the exit code of a killed process, which has ended."""
-        code = self._dying.pop(pidfd).wait()
-        self._reactor.unwatch(pidfd)
-        os.close(pidfd)
         return code
 
     def _ended(self, how: str) -> None:
@@ -342,9 +278,7 @@ class Keeper:
             segments = counted(len(self._held), "segment")
             self._say(f"the keeper of memory checkpoints {how}; another one takes over {segments}")
             self._start()
-            if self._asked is None:  # it may have everything to verify: its answer is an event
-                self._question += 1
-                self._order(m.TakeStock(self._question))
+            self._ask()
             return
         self.is_given_up = True
         self._say(
@@ -412,16 +346,13 @@ class Keeper:
                 # without a keeper the launcher is the last one that has it
                 (_close_in_background if is_gone(self._pidfd) else close_fds)(gone)
                 self._order(message)
-            case m.Stock(question, kept) if question == self._question:
-                kept = replace(kept, port=self._port)
-                if self._asked is None:  # the keeper's second answer
+            case m.Stock(kept):
+                if self._asked is None:  # of a keeper that has replaced another one, or a second answer
                     self._on_event(StockTaken(kept))
                 self._answer(kept)
-            case m.FilesWritten():
-                self._written = message
             case m.KeeperSays(text):
                 self._say(text)
-            case m.RankBegan() | RestoreFailed() | Saved():
+            case m.RankBegan() | RestoreFailed() | Saved() | KeeperPort():
                 self._on_event(message)
         close_fds(fds)
 
@@ -434,10 +365,9 @@ class Keeper:
             asked[0](kept)
 
     def _ask(self) -> None:
-        """Ask for the stock, in time for the timer."""
-        assert self._asked is not None
-        left_s = self._asked[1].at_s - time.monotonic() - _ANSWER_S
-        self._order(m.TakeStock(self._question, max(0.0, left_s)))
+        """Ask for the stock, in time for the timer; if no caller waits for it, once everything is verified."""
+        left_s = None if self._asked is None else self._asked[1].at_s - time.monotonic() - _ANSWER_S
+        self._order(m.TakeStock(None if left_s is None else max(0.0, left_s)))
 
     def _stock_overdue(self) -> None:
         self._answer(Kept())

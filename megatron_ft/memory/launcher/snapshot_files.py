@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from megatron_ft.errors import ConfigError
+from megatron_ft.errors import ConfigError, SnapshotError
 from megatron_ft.link.base.wording import counted
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base import segment_files
-from megatron_ft.memory.base.keeper_messages import FilesWritten, WriteFiles
 from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.rules.retention import gigabytes
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, SavedFiles, SnapshotKey
 
 _LOOK_S = 10.0
+_REMOVE_S = 1.0
+"""Seconds that a thread has to remove what it couldn't write in time."""
 
 
 class SnapshotFiles:
@@ -26,25 +28,22 @@ class SnapshotFiles:
     def __init__(
         self,
         directory: str | None,
+        reactor: Reactor,
         *,
         timeout_s: float,
         ranks: int,
         say: Callable[[str], None],
-        announce: Callable[[str], None],
-        takes_copies: bool = False,
+        say_everywhere: Callable[[str], None],
     ) -> None:
-        """``timeout_s``: for writing; ``ranks``: of this node; ``announce`` prints a line that each launcher has.
-
-        ``takes_copies``: this node can restore what other nodes' keepers have.
-        """
+        """``timeout_s``: for writing; ``ranks``: as in `Kept`; ``say_everywhere`` prints lines that each node has."""
         self._directory = None if directory is None else os.path.abspath(directory)
+        self._reactor = reactor
         self._timeout_s = timeout_s
         self._say = say
-        self._announce = announce
+        self._say_everywhere = say_everywhere
         self._thread = FileQueue()
         self._sets: list[tuple[SavedFiles, int | None]] = []
-        reads_files = directory is not None
-        self.found = Kept(local_ranks=ranks if reads_files or takes_copies else 0, reads_files=reads_files)
+        self.found = Kept(local_ranks=ranks, reads_files=directory is not None)
         """What this node can restore before the first cycle."""
 
     def look(self) -> None:
@@ -82,12 +81,11 @@ class SnapshotFiles:
 
     def superseded(self, key: SnapshotKey) -> None:
         """Remove what earlier lives have left, if all ranks of the job have this snapshot, and it is newer."""
-        whole, number = self.found.files, key.iteration
-        if key.cycle == EARLIER_LIFE or (whole is not None and number <= whole.iteration):
+        number = key.iteration
+        if key.cycle == EARLIER_LIFE:
             return
-        # an earlier version can use its own, which may be newer than this snapshot
-        names = [files.name for files, lacking in self._sets if lacking is not None or files.iteration < number]
-        self._sets = [each for each in self._sets if each[0].name not in names]
+        names = [files.name for files, _ in self._sets if files.iteration < number]
+        self._sets = [each for each in self._sets if each[0].iteration >= number]
 
         def remove() -> None:
             for name in names:
@@ -99,27 +97,49 @@ class SnapshotFiles:
         if names:
             self._thread.do(remove)
 
-    def order(
-        self, key: SnapshotKey, world: int, life: str, *, asked_s: float | None, persistent: int | None
-    ) -> WriteFiles | None:
-        """Return the order to write a snapshot; None, with a line where it isn't obvious, if it isn't to be written.
+    def write(
+        self,
+        key: SnapshotKey,
+        world: int,
+        segments: Mapping[int, int],
+        life: str,
+        *,
+        asked_s: float | None,
+        persistent: int | None,
+        is_hurried: Callable[[], bool],
+    ) -> None:
+        """Write the segments of a snapshot, by rank, -1 for one that isn't there, and say what has become of it.
 
-        Arguments are as in `Keeper.write_files`.
+        Other arguments are as in `Keeper.write_files`.
         """
         if self._directory is None or key.cycle == EARLIER_LIFE:
-            return None
-        number = key.iteration
+            return
+        number, directory, name = key.iteration, self._directory, set_name(key.iteration, world, life)
         if persistent is not None and persistent >= number:
             self._say(f"iteration {number} in memory isn't written: a checkpoint of iteration {persistent} is on disk")
-            return None
-        left_s = self._timeout_s - (0.0 if asked_s is None else time.monotonic() - asked_s)
-        return WriteFiles(self._directory, set_name(number, world, life), key, max(0.0, left_s))
+            return
+        began_s = time.monotonic()
+        until_s = max(began_s, (began_s if asked_s is None else asked_s) + self._timeout_s)
+        why = "there was no more time"
 
-    def written(self, order: WriteFiles, result: FilesWritten) -> None:
-        """Say what has become of an order."""
-        number, path, size = order.key.iteration, self.path_of(order.name), gigabytes(result.nbytes)
-        say = self._say if result.why else self._announce
-        if result.why:
-            say(f"iteration {number} in memory isn't written to {path}: {result.why}")
-        else:
-            say(f"wrote iteration {number} to {path} ({size} of this node, {result.seconds:.1f} s)")
+        def check(late_s: float = 0.0) -> None:
+            nonlocal until_s, why
+            if is_hurried():
+                until_s, why = min(until_s, time.monotonic()), "a second signal asked to stop"
+            if time.monotonic() >= until_s + late_s:
+                raise SnapshotError(why)
+
+        try:
+            lacking = [rank for rank, fd in segments.items() if fd < 0]
+            if lacking:
+                raise SnapshotError(f"there is no segment of rank {lacking[0]}")
+            # a thread that is late removes what it has written; a disk that doesn't answer isn't waited for
+            nbytes = self._reactor.call_blocking(
+                lambda: segment_files.write(directory, name, segments, check), lambda: check(_REMOVE_S)
+            )
+        except (OSError, SnapshotError) as error:
+            text = getattr(error, "strerror", None) or error
+            self._say(f"iteration {number} in memory isn't written to {self.path_of(name)}: {text}")
+            return
+        took_s, size = time.monotonic() - began_s, gigabytes(nbytes)
+        self._say_everywhere(f"wrote iteration {number} to {self.path_of(name)} ({size} of this node, {took_s:.1f} s)")

@@ -59,12 +59,8 @@ class SnapshotsOnNode(LauncherPart):
         cycle = self._cycle
         match event:
             case StockTaken(kept, is_last):
-                if is_last:
-                    self._found = Kept()  # neither files nor copies can be had
-                # ranks of a cycle that ended before its nodes had met aren't known, and are as many as before
-                ran, found = len(cycle.ranks) or self._kept.local_ranks, self._found
-                local_ranks = ran if kept.snapshots else found.local_ranks
-                self._kept = replace(kept, local_ranks=local_ranks, files=found.files, reads_files=found.reads_files)
+                self._found = Kept() if is_last else self._found  # then neither files nor copies can be had
+                self._kept = replace(self._found, snapshots=kept.snapshots, port=kept.port)
                 if turn.is_ready:
                     turn.do(StatusChanged(Parts(self._kept)))
             case Settled(key) if key.cycle == turn.runs:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_ft.job.rules.messages import Report
-from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.link.facts.launcher import Cause, CauseKind
-from megatron_ft.memory.rules import lines
-from megatron_ft.memory.rules.snapshots import Restore, Restored, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import Restored, Settled, SnapshotKey
 
 
 class CompleteSnapshots:
@@ -18,7 +14,7 @@ class CompleteSnapshots:
     """
 
     def __init__(self, cycle: int, nodes: int, restored: SnapshotKey | None = None) -> None:
-        """``restored``: the snapshot that the cycle goes on from, which all nodes have."""
+        """``restored``: the snapshot that was chosen for the cycle, which all nodes have."""
         self._cycle = cycle
         self._nodes = nodes
         self._newest: dict[int, SnapshotKey] = {}
@@ -28,12 +24,13 @@ class CompleteSnapshots:
         self._have: Counter[SnapshotKey] = Counter()
         """Number of nodes that hold it, of those that aren't settled."""
         self._settled: Settled | None = None
-        self._complete = restored
+        self._chosen = self._complete = restored
         self._restored: set[int] = set()
+        """Places of nodes all of whose ranks have restored it."""
         self.is_read = False
-        """A rank has restored what was chosen for the cycle."""
-        self._mixed: tuple[int, Report] | None = None
-        """Place of a node with a rank that began without that, and why the cycle ends if others did with it."""
+        """A rank has restored it."""
+        self._without: tuple[int, int] | None = None
+        """Place and rank of the first one that began without it."""
 
     @property
     def has_complete(self) -> bool:
@@ -46,19 +43,16 @@ class CompleteSnapshots:
         if key.cycle != self._cycle or (before is not None and key <= before):
             return None
         self._newest[place] = key
-        self._at[key] += 1
-        if before is not None:
-            self._at[before] -= 1
-            if not self._at[before]:
-                del self._at[before]
+        self._at.update([key])
+        self._at.subtract([] if before is None else [before])
+        self._at = +self._at  # without those of no node
         if self._settled is None or key > self._settled.key:
             self._have[key] += 1
-        if self._have[key] == self._nodes:
-            return self._settle(key, key)
         oldest = min(self._at)
-        if len(self._newest) == self._nodes and any(each <= oldest for each in self._have):
-            return self._settle(oldest, self._complete)  # some node has passed over an incomplete one
-        return None
+        if len(self._newest) < self._nodes or all(each > oldest for each in self._have):
+            return None
+        # all nodes have it, or one of them has passed over it
+        return self._settle(oldest, oldest if self._have[oldest] == self._nodes else self._complete)
 
     def was_complete(self, place: int, key: SnapshotKey) -> Settled | None:
         """Note that another coordinator has told the node at that place so. Return what all nodes are to be told.
@@ -81,35 +75,26 @@ class CompleteSnapshots:
         is_missed = self._settled is not None and any(key <= self._settled.key for key in waiting)
         return self._settled if is_missed else None
 
-    def restored(self, place: int, restored: Restored | None, chosen: Restore | None) -> bool:
-        """Note that the node at that place has restored what was ``chosen``. Return True if now all have.
+    def had_restored(self, place: int) -> None:
+        """Note that the node at that place has told another coordinator so, which then may have said it of all."""
+        self._restored.add(place)
+        self.is_read = True
 
-        ``restored`` None: so it had told another coordinator, which then may have said so.
-        """
-        if chosen is None or place in self._restored:
-            return False
-        if restored is None:
-            self._restored.add(place)
-            self.is_read = True
-            return False
-        if (restored.cycle, restored.key) != (self._cycle, chosen.key):
+    def restored(self, place: int, restored: Restored) -> bool:
+        """Note what ranks of the node at that place do with the chosen snapshot. Return True if now all have it."""
+        if (restored.cycle, restored.key) != (self._cycle, self._chosen) or place in self._restored:
             return False
         if restored.without is not None:
-            text = lines.mixed(restored.without, chosen.key.iteration)
-            cause = Cause(kind=CauseKind.CRASH, text=text, rank=restored.without)
-            self._mixed = self._mixed or (place, Report(self._cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
+            self._without = self._without or (place, restored.without)
             return False
         self.is_read = True
         if restored.is_whole:
             self._restored.add(place)
         return len(self._restored) == self._nodes
 
-    def take_mixed(self) -> tuple[int, Report] | None:
-        """Return, once, a node's place and the report that ends the cycle: some ranks have restored, others haven't.
-
-        They train from different iterations.
-        """
-        mixed = self._mixed if self.is_read else None
+    def take_mixed(self) -> tuple[int, int] | None:
+        """Return, once, place and rank of one that trains without the snapshot that others have restored."""
+        mixed = self._without if self.is_read else None
         if mixed is not None:
-            self._mixed = None
+            self._without = None
         return mixed

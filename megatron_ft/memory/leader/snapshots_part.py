@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
-from megatron_ft.job.rules.messages import Verdict
+from megatron_ft.job.rules.messages import Report, Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.base.codec import PartState
-from megatron_ft.link.facts.launcher import CauseKind
+from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.rules import lines
 from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, choose_files, next_restore
 from megatron_ft.memory.rules.snapshots import (
+    EARLIER_LIFE,
     CopyTo,
     KeeperPort,
     Kept,
@@ -63,7 +64,7 @@ class SnapshotsAtLeader(LeaderPart):
         for key in status.saved:
             answers += self._told(cycle, self._snapshots.saved(place, key))
         if status.restored:
-            self._snapshots.restored(place, None, cycle.decision.attachments.get(Restore))
+            self._snapshots.had_restored(place)
         if status.port:
             answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
         cycle.has_snapshot = self._snapshots.has_complete
@@ -80,10 +81,14 @@ class SnapshotsAtLeader(LeaderPart):
             cycle.has_snapshot = self._snapshots.has_complete
             return answers
         restore = cycle.decision.attachments.get(Restore)
-        have_all = self._snapshots.restored(place, message, restore)
+        if restore is None:
+            return []
+        have_all = self._snapshots.restored(place, message)
         if (mixed := self._snapshots.take_mixed()) is not None:
-            cycle.changed(*mixed)
-        return [Line(lines.restored(restore, message.newer_than))] if have_all and restore is not None else []
+            at, rank = mixed
+            cause = Cause(kind=CauseKind.CRASH, text=lines.mixed(rank, restore.key.iteration), rank=rank)
+            cycle.changed(at, Report(cycle.decision.cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
+        return [Line(lines.restored(restore, message.newer_than))] if have_all else []
 
     def _told(self, cycle: JobCycle, settled: Settled | None) -> list[ToNodes]:
         return [] if settled is None or cycle.outcome is not None else [ToNodes(settled)]
@@ -113,19 +118,14 @@ class SnapshotsAtLeader(LeaderPart):
         holders = [_holder(node) for node in (*chosen, *spares)]
         kept = [each.kept for each in holders]
         files = next(filter(None, (each.files for each in kept)), None)
-        if self._cycle is None:
-            restore, self._without = choose_files(kept[: len(chosen)], files)
-        else:
+        if self._cycle is not None:
             last = self._end_of(self._cycle)
-            newest = choose(holders, len(chosen), last)
-            if (
-                newest[0] is None
-                and files is not None
-                and last.restored is not None
-                and last.restored.files == files.name
-            ):
-                newest = choose_files(kept[: len(chosen)], files)
-            restore, self._without = next_restore(newest, last)
+        else:
+            last = CycleEnd(EARLIER_LIFE, None if files is None else files.restore)
+        newest = choose(holders, len(chosen), last)
+        if newest[0] is None and files is not None and last.restored is not None and last.restored.files == files.name:
+            newest = choose_files(kept[: len(chosen)], files)
+        restore, self._without = next_restore(newest, last)
         return [] if restore is None else [restore]
 
     def _end_of(self, cycle: JobCycle) -> CycleEnd:

@@ -8,15 +8,15 @@ import functools
 import mmap
 import operator
 import os
-import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
 from megatron_ft.memory.base.segment import CHUNK_BYTES
+from megatron_ft.memory.base.threads import each_of
 from megatron_ft.memory.rules.segment_layout import ITEM_BYTES, encode_rows
 
 _SMALL = 64 << 10
@@ -29,7 +29,6 @@ _THREADS = 8
 LOCKED_BYTES = 1 << 30
 """Most page-locked memory of a rank, in two halves: one is filled by the device while the other one is copied."""
 
-_T = TypeVar("_T")
 _libc = ctypes.CDLL(None, use_errno=True)
 _word, _address = ctypes.c_size_t, ctypes.c_void_p
 _libc.mmap.argtypes = (_address, _word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
@@ -201,37 +200,12 @@ def pieces(to: int, source: int, nbytes: int) -> list[tuple[int, int, int]]:
 
 def move(moves: Sequence[tuple[int, int, int]]) -> None:
     """Copy memory: to, from, number of bytes."""
-    each_of(moves, lambda each: ctypes.memmove(*each))
+    each_of(moves, lambda each: ctypes.memmove(*each), threads())
 
 
-def each_of(items: Sequence[_T], work: Callable[[_T], object]) -> None:
-    """Call ``work`` with each item, in as many threads as this rank has processors: one doesn't fill the bandwidth."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    left = iter(items)  # of a list, which gives each item to one thread
-    failed: list[BaseException] = []
-    helpers: list[threading.Thread] = []
-
-    def work_on() -> None:
-        try:
-            for item in left:
-                if failed:
-                    return
-                work(item)
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
-            failed.append(error)
-
-    for _ in range(min(_THREADS, len(os.sched_getaffinity(0)) // ranks, len(items)) - 1):
-        thread = threading.Thread(target=work_on, name="ft_copy", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread is to be had, or Python ends: this one does the rest
-            break
-        helpers.append(thread)
-    work_on()
-    for thread in helpers:
-        thread.join()
-    if failed:
-        raise failed[0]
+def threads() -> int:
+    """Return the number of threads that copy: as many as this rank has processors; one doesn't fill the bandwidth."""
+    return min(_THREADS, len(os.sched_getaffinity(0)) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def _receive(sources: Sequence[tuple[Any, int, int]], into: Mapping) -> None:

@@ -18,8 +18,9 @@ from megatron_ft.link.log import ERROR, RANK
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan
+from megatron_ft.memory.base.threads import each_of
 from megatron_ft.memory.rank import state_tree
-from megatron_ft.memory.rank.copying import each_of, is_plain, memory_at, name_of_dtype, plain, why_unfit
+from megatron_ft.memory.rank.copying import is_plain, memory_at, name_of_dtype, plain, threads, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import is_tensor
 from megatron_ft.memory.rules.segment_layout import Layout, Path, TensorEntry, name_of
@@ -132,7 +133,7 @@ def fill_from(
         state_tree.put(state, tree, put_tensor)
         if names is None and len(tensors) != len(layout.tensors):
             raise LayoutError("the layout lists other tensors than its state has")
-        each_of([*tensors], lambda at: _fill(fd, layout, at, tensors[at], digest))
+        each_of([*tensors], lambda at: _fill(fd, layout, at, tensors[at], digest), threads())
     finally:
         os.close(fd)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from megatron_ft.link.base.wording import counted
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, CopySource, Kept, Restore, SavedFiles, SnapshotKey
+from megatron_ft.memory.rules.snapshots import CopySource, Kept, Restore, SavedFiles, SnapshotKey
 
 MOST_SOURCES = 64
 """Nodes from which segments are copied; the decision names them."""
@@ -65,7 +65,7 @@ def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
         return None, "no keeper says that it has a snapshot" if last.had_snapshot else ""
     without = [place for place, each in enumerate(kept[:nodes]) if not each.local_ranks]
     if without:
-        return None, f"node {without[0]} has no snapshot"
+        return None, f"node {without[0]} keeps no memory checkpoints"
     restored = None if last.restored is None else last.restored.key
     world = sum(each.local_ranks for each in kept[:nodes])
     keys = {found.key for each in kept for found in each.snapshots}
@@ -77,15 +77,11 @@ def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
     return None, reason
 
 
-def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> Chosen:
+def choose_files(kept: Sequence[Kept], files: SavedFiles) -> Chosen:
     """Return the snapshot that an earlier life has left in files, if all nodes of the next cycle can restore it.
 
-    Args:
-        kept: by place in the next cycle.
-        files: None if there are none, or if the job has left them behind.
+    ``kept``: by place in the next cycle.
     """
-    if files is None:
-        return None, ""
     without = [place for place, each in enumerate(kept) if not each.reads_files]
     if without:
         return None, f"node {without[0]} was started without --ft-memory-checkpoint-dir"
@@ -93,7 +89,7 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles | None) -> Chosen:
     if files.world != world:
         of = f"of {counted(files.world, 'rank')}, not {world}"
         return None, f"the snapshot of iteration {files.iteration} in files is {of}"
-    return Restore(SnapshotKey(EARLIER_LIFE, 0, files.iteration), files=files.name, age_s=files.age_s), ""
+    return files.restore, ""
 
 
 def _sources(holders: Sequence[Holder], nodes: int, key: SnapshotKey, world: int) -> tuple[tuple[CopySource, ...], str]:
@@ -115,12 +111,10 @@ def _sources(holders: Sequence[Holder], nodes: int, key: SnapshotKey, world: int
     if not left and len(found) <= MOST_SOURCES:
         return tuple(found), ""
     rank = min(left or places)
-    worlds = [one.world for one in holders[places[rank]].kept.snapshots if one.key == key]
-    if not worlds:
-        return (), f"node {places[rank]} has no snapshot of iteration {key.iteration}"
-    if world not in worlds:
-        return (), f"the snapshot of iteration {key.iteration} is of {counted(worlds[0], 'rank')}, not {world}"
-    return (), f"node {places[rank]} has no snapshot of rank {rank}"
+    worlds = {one.world for one in holders[places[rank]].kept.snapshots if one.key == key}
+    if worlds and world not in worlds:
+        return (), f"the snapshot of iteration {key.iteration} is of {counted(min(worlds), 'rank')}, not {world}"
+    return (), f"node {places[rank]} has no snapshot of rank {rank} of iteration {key.iteration}"
 
 
 def next_restore(chosen: Chosen, last: CycleEnd) -> Chosen:

@@ -53,6 +53,10 @@ class SavedFiles(Message, frozen=True):
     world: WorldSize
     age_s: Seconds = 0.0
 
+    @property
+    def restore(self) -> Restore:
+        return Restore(SnapshotKey(EARLIER_LIFE, 0, self.iteration), files=self.name, age_s=self.age_s)
+
 
 class KeptSnapshot(Message, frozen=True):
     """Verified segments of one snapshot on one node. ``ranks``: global ranks; ``world``: number of ranks of the job."""
@@ -66,7 +70,7 @@ class Kept(PartState, frozen=True):
     """Everything that a node's keeper can restore, copies of other nodes' snapshots included. Without a keeper: empty.
 
     Args:
-        local_ranks: ranks that the node runs, from its launcher; 0 if it has no snapshot, and can get none.
+        local_ranks: number of ranks that the node runs; 0 if it keeps no memory checkpoints (any more).
         files: what the node has found in the job's directory for snapshots; one node looks.
         reads_files: the node can read that directory.
         port: where the keeper serves those of other nodes; 0: nowhere.

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.memory.base.keeper_messages import Offer, OpenDoor, Prepare
+from megatron_ft.memory.base.keeper_messages import Offer, Prepare
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import CopyKeeping
-from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
+from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
 
 OWN, FOREIGN, WORLD = 0, 1, 2
@@ -26,29 +25,19 @@ class Keeping:
     """A keeper of rank 0 whose copies another node takes at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.segments = Segments()
         self.sent: list[tuple[SnapshotKey, SnapshotKey | None]] = []
         self.why = ""
         monkeypatch.setattr(copies, "send", self._send)
         self.reactor = Reactor()
-        listener = tcp.listen("127.0.0.1", 0)
-        self.copies = CopyKeeping(
-            self.segments,
-            self.reactor,
-            drop=lambda held: self.segments.pop(held.number),
-            take=self._take,
-            say=lambda subject, text: None,
-        )
-        self.copies.begin(Prepare(3, (OWN,), WORLD))
-        self.copies.obey(OpenDoor(key="00" * 32, bytes_per_s=0), (listener.detach(),))
-        self.copies.obey(CopyTo(3, "node-b:1"), ())
+        self.segments = Segments(self.reactor, lambda *_: None)
+        self.copies = CopyKeeping(self.segments, self.reactor, lambda subject, text: None)
+        self.cycle = Cycle(Prepare(3, (OWN,), WORLD, copies_key="00" * 32))
+        self.copies.begin(self.cycle)
+        self.copies.copy_to(CopyTo(3, "node-b:1"))
 
     def _send(self, address: str, offer: Offer, *_: object) -> str:
         self.sent.append((offer.key, offer.complete))
         return self.why
-
-    def _take(self, held: HeldSegment, fd: int, why: str) -> None:
-        held.state = SegmentState.VERIFIED
 
     def verified(self, iteration: int) -> None:
         held = self.segments.add(OWN, os.open(os.devnull, os.O_RDONLY), 8, SegmentState.VERIFIED)
@@ -56,22 +45,23 @@ class Keeping:
 
     def told(self, newest: int, complete: int | None = None) -> SnapshotKey | None:
         """What the launcher may be told of, once a copy that this begins has come."""
-        key = None if complete is None else of(complete)
-        given = of(newest), key, key
-        self.copies.may_be_told(*given)
+        if complete is not None:
+            self.cycle.complete = self.cycle.settled = of(complete)
+        self.copies.may_be_told(of(newest))
         if self.copies._copying is not None:
             assert self.reactor.run_until(lambda: self.copies._copying is None, time.monotonic() + 10)
-        return self.copies.may_be_told(*given)
+        return self.copies.may_be_told(of(newest))
 
     def offered(self, iteration: int, complete: int | None) -> None:
         offer = Offer(of(iteration), (FOREIGN,), WORLD, None if complete is None else of(complete))
         (held,) = self.copies.admit(offer)
         assert isinstance(held, HeldSegment)
-        self.copies.take(held, os.open(os.devnull, os.O_RDONLY), "")
+        self.copies.take(held, os.open(os.devnull, os.O_RDONLY))
+        held.is_with_launcher, held.state = False, SegmentState.VERIFIED
 
     @property
     def kept(self) -> list[int]:
-        return sorted(each.key.iteration for each in self.segments.of(FOREIGN) if each.key is not None)
+        return sorted(each.key.iteration for each in self.segments.of(FOREIGN, SegmentState.VERIFIED) if each.key)
 
 
 @pytest.fixture

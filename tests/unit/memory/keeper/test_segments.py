@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.keeper.segments import HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, SnapshotKey
 
@@ -18,7 +19,7 @@ OLD, CHOSEN, LATER = SnapshotKey(0, 0, 5), SnapshotKey(0, 0, 6), SnapshotKey(0, 
 
 
 def test_stock_is_what_is_verified() -> None:
-    segments = Segments()
+    segments = Segments(Reactor(), lambda *_: None)
     add(segments, 1, CHOSEN)
     add(segments, 0, CHOSEN)
     add(segments, 0, LATER)
@@ -28,7 +29,7 @@ def test_stock_is_what_is_verified() -> None:
 
 
 def test_cycle_keeps_only_what_it_restores() -> None:
-    segments = Segments()
+    segments = Segments(Reactor(), lambda *_: None)
     kept = [
         add(segments, 0, CHOSEN),
         add(segments, 0, CHOSEN, SegmentState.SEALED),  # adopted from an earlier keeper
@@ -48,7 +49,7 @@ def test_cycle_keeps_only_what_it_restores() -> None:
 
 
 def test_complete_snapshot_is_verified_first_and_then_the_newest() -> None:
-    segments = Segments()
+    segments = Segments(Reactor(), lambda *_: None)
     for key in (OLD, CHOSEN, LATER, CHOSEN):
         add(segments, 0, key, SegmentState.SEALED)
     order = []

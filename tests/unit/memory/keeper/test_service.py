@@ -16,32 +16,28 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from megatron_ft.link import tcp
 from megatron_ft.link.wire import Channel, Received, accept_peer, close_fds, connect, listen
-from megatron_ft.memory.base import segment
+from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
     KEEPER_TO_RANK,
     CommitSegment,
     DropSegment,
     Fetch,
-    FilesWritten,
     Granted,
     KeeperHello,
     KeeperSays,
     NotKept,
-    OpenDoor,
     Prepare,
     SealedSegment,
     Stock,
     TakeStock,
-    WriteFiles,
 )
 from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.keeper import copies, service
 from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rules.retention import BeginSegment, NodeMemory
-from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, Kept, KeptSnapshot, Saved, Settled, SnapshotKey
+from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, KeeperPort, Kept, KeptSnapshot, Saved, SnapshotKey
 from tests.support.extras import skip_module_without
 
 skip_module_without("xxhash")
@@ -266,15 +262,15 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     served.launcher.hear(Saved)
     served.may_verify.clear()
     fds.append(written(served, rank, 2))
-    served.order(TakeStock(1, 0.05))
+    served.order(TakeStock(0.05))
     first = KeptSnapshot(SnapshotKey(0, 0, 1), 1, (0,))
-    assert served.launcher.hear(Stock)[0] == Stock(1, Kept((first,)))
+    assert served.launcher.hear(Stock)[0] == Stock(Kept((first,)))
     both = Kept((first, KeptSnapshot(SnapshotKey(0, 0, 2), 1, (0,))))
     served.may_verify.set()
     served.launcher.hear(Saved)
-    assert served.launcher.hear(Stock)[0] == Stock(1, both)  # once all is verified
-    served.order(TakeStock(2))
-    assert served.launcher.hear(Stock)[0] == Stock(2, both)
+    assert served.launcher.hear(Stock)[0] == Stock(both)  # once all is verified
+    served.order(TakeStock())
+    assert served.launcher.hear(Stock)[0] == Stock(both)
     close_fds(fds)
 
 
@@ -298,19 +294,10 @@ def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
     rank.hear(Granted)
 
 
-def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_path: Path) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank = served.rank(0)
-    close_fds([written(served, rank, 7)])
-    rank.hear(Granted)
-    served.launcher.hear(Saved)
-    directory, name = str(tmp_path / "files"), set_name(7, 1, "this life")
-    served.order(WriteFiles(directory, name, SnapshotKey(0, 0, 7), BOUND_S))
-    done, _ = served.launcher.hear(FilesWritten)
-    assert (done.why, done.nbytes > 0) == ("", True)
-    earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
-    served.order(Prepare(1, (0,), 1, earlier, files=f"{directory}/{name}"))
-    served.launcher.hear(DropSegment)
+def test_rank_restores_the_file_of_an_earlier_life(served: Served, tmp_path: Path) -> None:
+    earlier, name, fd = SnapshotKey(EARLIER_LIFE, 0, 7), set_name(7, 1, "this life"), sealed(7)
+    segment_files.write(str(tmp_path), name, {0: fd}, lambda: None)
+    served.order(Prepare(1, (0,), 1, earlier, files=f"{tmp_path}/{name}"))
     rank = served.rank(0, cycle=1)
     rank.channel.send(Fetch(earlier))
     hold, fds = served.launcher.hear(SealedSegment)
@@ -319,7 +306,7 @@ def test_files_of_one_life_are_what_the_next_one_restores(served: Served, tmp_pa
     state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
     fill_from(os.dup(segments[0]), PLACE, earlier, state)
     assert bytes(state["a"].tolist()) == bytes([7]) * 100
-    close_fds([*fds, *segments])
+    close_fds([fd, *fds, *segments])
 
 
 def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: Served, tmp_path: Path) -> None:
@@ -331,21 +318,6 @@ def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: S
     said = f"{path}: rank 0 can't be restored: No such file or directory"
     assert served.launcher.hear(KeeperSays)[0].text == said
     assert "has no verified segment" in rank.hear(NotKept)[0].why
-
-
-def test_state_that_does_not_change_is_said_once_in_a_cycle(served: Served) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank = served.rank(0)
-    for iteration in (1, 2, 3):
-        close_fds([written(served, rank, iteration, b"the same")])
-        if iteration == 2:
-            said = "no tensor of rank 0's memory checkpoint has changed between iterations 1 and 2"
-            assert served.launcher.hear(KeeperSays)[0].text == said
-        rank.hear(Granted)
-        served.launcher.hear(Saved)
-        served.order(Settled(SnapshotKey(0, 0, iteration), SnapshotKey(0, 0, iteration)))
-        if iteration > 1:
-            served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
 
 
 def test_ranks_that_keep_different_iterations_are_named_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,20 +347,19 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     served.order(Prepare(0, (0,), 1))
     served.launcher.hear(DropSegment)
     assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.launcher.hear(KeeperSays)[0].text
-    served.order(TakeStock(1))
-    assert served.launcher.hear(Stock)[0] == Stock(1, Kept())
+    served.order(TakeStock())
+    assert served.launcher.hear(Stock)[0] == Stock(Kept())
     os.close(fd)
 
 
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
-    listener = tcp.listen("127.0.0.1", 0)
     served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 1)), (fd,))
-    served.order(OpenDoor(key=KEY.hex(), bytes_per_s=0), (listener.fileno(),))
-    served.order(Prepare(0, (1,), 2))
-    address = f"127.0.0.1:{listener.getsockname()[1]}"
-    fetched, why = copies.fetch(address, KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
+    served.order(Prepare(0, (1,), 2, copies_key=KEY.hex()))
+    port = served.launcher.hear(KeeperPort)[0].port
+    fetched, why = copies.fetch(f"127.0.0.1:{port}", KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
     assert why == ""
     assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
-    listener.close()
+    served.order(TakeStock())
+    assert served.launcher.hear(Stock)[0].kept.port == port
     close_fds([fd, fetched])

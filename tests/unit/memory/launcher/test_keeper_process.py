@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import socket
 import threading
@@ -17,18 +16,15 @@ import pytest
 
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secret import memory_pickle_key
+from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.link.wire import Channel, close_fds, connect
 from megatron_ft.memory.base.keeper_messages import (
     LAUNCHER_TO_KEEPER,
     DropSegment,
-    FilesWritten,
-    OpenDoor,
     Prepare,
     SealedSegment,
     Stock,
     TakeStock,
-    WriteFiles,
 )
 from megatron_ft.memory.launcher import keeper_process as module
 from megatron_ft.memory.launcher.keeper_process import Keeper
@@ -52,7 +48,7 @@ class Processes:
         monkeypatch.setattr(Keeper, "_spawn_connected", self._start)
         monkeypatch.setattr(module, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
         say = self.lines.append
-        files = SnapshotFiles(os.path.dirname(path), timeout_s=BOUND_S, ranks=1, say=say, announce=say)
+        files = SnapshotFiles(os.path.dirname(path), reactor, timeout_s=BOUND_S, ranks=1, say=say, say_everywhere=say)
         self.keeper = Keeper(reactor, path, xxhash="", files=files, secret=SECRET, say=say, on_event=self.events.append)
         self.keeper.listen()
         self.keeper.prepare(0, (0,), 1, None)
@@ -138,10 +134,10 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_
     processes.keeper.tell(Settled(KEY, KEY))
     processes.die()
     reactor.run_once(BOUND_S)
-    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Settled(KEY, KEY), TakeStock(1)]
-    assert prepare == Prepare(0, (0,), 1, pickle_key=memory_pickle_key(SECRET))
+    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Settled(KEY, KEY), TakeStock()]
+    assert prepare == Prepare(0, (0,), 1, None, memory_pickle_key(SECRET), memory_copies_key(SECRET))
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(1, kept))
+    processes.ends[-1].send(Stock(kept))
     reactor.run_until(lambda: bool(processes.events))
     assert processes.events == [StockTaken(kept)]
     os.close(reader)
@@ -157,25 +153,31 @@ def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Proce
 def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:
     told: list[Kept] = []
     processes.keeper.take_stock(told.append)
-    processes.ends[-1].send(Stock(1, Kept()))
+    processes.ends[-1].send(Stock(Kept()))
     late = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(1, late))
+    processes.ends[-1].send(Stock(late))
     reactor.run_until(lambda: bool(processes.events))
     assert (told, processes.events) == ([Kept()], [StockTaken(late)])
 
 
-def test_end_of_life_waits_until_the_files_are_written_even_by_another_keeper(
-    processes: Processes, reactor: Reactor
+def test_launcher_writes_the_files_itself_though_its_keeper_has_died(
+    processes: Processes, reactor: Reactor, tmp_path: Path
 ) -> None:
-    def dies_and_its_successor_answers() -> None:
-        processes.die()
-        reactor.call_later(0.01, lambda: processes.ends[-1].send(FilesWritten(5, 0.1)))
-
+    fd = os.memfd_create("segment")
+    os.write(fd, b"content")
+    processes.ends[-1].send(SealedSegment(0, 0, KEY), (fd,))
+    processes.ends[-1].send(SealedSegment(1, 0, SnapshotKey(0, 0, 8)), (fd,))
+    reactor.run_until(lambda: len(processes.keeper._held) == 2)
     processes.keeper.tell(Settled(KEY, KEY))
-    reactor.call_later(0.01, dies_and_its_successor_answers)
+    processes.die()
     processes.keeper.write_files("a life", asked_s=None, persistent=None, is_hurried=lambda: False)
-    assert WriteFiles in [type(each) for each in processes.heard()]
-    assert re.search(r"wrote iteration 7 to .* \(5e-06 MB of this node, 0.1 s\)", processes.lines[-1])
+    (path,) = tmp_path.glob("iteration-7-of-1-*/rank-0")
+    assert path.read_bytes() == b"content"
+    processes.keeper.prepare(1, (0, 1), 2, None)
+    processes.keeper.tell(Settled(KEY, KEY))
+    processes.keeper.write_files("a life", asked_s=None, persistent=None, is_hurried=lambda: False)
+    assert processes.lines[-1].endswith(": there is no segment of rank 1")
+    os.close(fd)
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(
@@ -193,37 +195,21 @@ def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_l
     assert processes.lines[-1].startswith("the keeper of memory checkpoints did not say what it has again and again")
 
 
-def test_silent_keeper_that_hangs_in_the_kernel_is_replaced_at_once_and_reaped_when_it_ends(
+def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
     processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STOCK_S", 0.01)
-    reader, hung = hold(processes, reactor, 3), processes.keeper._pidfd
+    reader = hold(processes, reactor, 3)
     with monkeypatch.context() as patched:
         patched.setattr(module, "send_signal", lambda pidfd, number: None)  # it takes no SIGKILL
         processes.keeper.take_stock(lambda kept: None)
         reactor.run_until(lambda: len(processes.ends) == 2, time.monotonic() + BOUND_S)
     assert [type(each) for each in processes.heard()] == [SealedSegment, Prepare, TakeStock]
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(2, kept))
+    processes.ends[-1].send(Stock(kept))
     reactor.run_until(lambda: bool(processes.events))
     assert processes.events == [StockTaken(kept)]
-    assert processes.keeper.pids() == {1, 2}
-    os.eventfd_write(hung, 1)
-    reactor.run_once(BOUND_S)
     assert processes.keeper.pids() == {2}
-    os.close(reader)
-
-
-def test_keeper_learns_how_keepers_know_each_other_before_it_learns_what_to_fetch(
-    processes: Processes, reactor: Reactor
-) -> None:
-    processes.heard()
-    processes.keeper.prepare(1, (0,), 2, None)
-    assert [type(each) for each in processes.heard()] == [OpenDoor, Prepare]
-    reader = hold(processes, reactor, 3)
-    processes.die()
-    reactor.run_once(BOUND_S)
-    assert [type(each) for each in processes.heard()] == [SealedSegment, OpenDoor, Prepare, TakeStock]
     os.close(reader)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.memory.base.keeper_messages import FilesWritten, WriteFiles
+from megatron_ft.link.reactor import Reactor
 from megatron_ft.memory.base.segment_files import set_name
+from megatron_ft.memory.launcher import snapshot_files
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, SavedFiles, SnapshotKey
 
@@ -21,16 +24,24 @@ NAME = set_name(7, 4, "an earlier life")
 class Directory:
     """A directory, and the lines that are printed about it."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, timeout_s: float = 25.0) -> None:
         self.said: list[str] = []
-        self.announced: list[str] = []
-        given = None if path is None else str(path)
-        self.files = SnapshotFiles(given, timeout_s=25.0, ranks=2, say=self.said.append, announce=self.announced.append)
+        self.path = None if path is None else str(path)
+        say = self.said.append
+        self.files = SnapshotFiles(self.path, Reactor(), timeout_s=timeout_s, ranks=2, say=say, say_everywhere=say)
 
-    def order(
-        self, key: SnapshotKey = KEY, asked_s: float | None = None, persistent: int | None = None
-    ) -> WriteFiles | None:
-        return self.files.order(key, 4, "a life", asked_s=asked_s, persistent=persistent)
+    def write(
+        self,
+        key: SnapshotKey = KEY,
+        asked_s: float | None = None,
+        persistent: int | None = None,
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> list[str]:
+        """The names of what is written for two ranks of four."""
+        with open(os.devnull) as content:
+            given = {0: content.fileno(), 1: content.fileno()}
+            self.files.write(key, 4, given, "a life", asked_s=asked_s, persistent=persistent, is_hurried=is_hurried)
+        return sorted(str(each.relative_to(self.path or "")) for each in Path(self.path or "/none").rglob("rank-*"))
 
 
 def left(path: Path, ranks: int, name: str = NAME) -> None:
@@ -81,27 +92,47 @@ def test_files_of_an_earlier_version_are_not_used_with_a_line_and_stay_until_a_n
     assert directory.files.found.files is None
     where = f"the memory checkpoint of iteration 7 in {tmp_path}"
     assert f"{where} was written by an earlier version of megatron_ft: it isn't used" in directory.said
-    for iteration, names in ((3, [NAME]), (7, [NAME]), (8, [])):
+    for iteration, count in ((3, 2), (7, 2), (8, 1), (9, 0)):
         directory.files.superseded(SnapshotKey(0, 0, iteration))
         assert directory.files._thread.wait(20.0)
-        assert os.listdir(tmp_path) == names
+        assert len(os.listdir(tmp_path)) == count
 
 
-def test_last_complete_snapshot_is_written_in_the_time_that_is_left(tmp_path: Path) -> None:
+def test_last_complete_snapshot_is_written(tmp_path: Path) -> None:
     directory, name = Directory(tmp_path), set_name(9, 4, "a life")
-    hurried, order = directory.order(asked_s=time.monotonic() - 20.0), directory.order()
-    assert order == WriteFiles(str(tmp_path), name, KEY, 25.0)
-    assert hurried is not None
-    assert hurried.within_s == pytest.approx(5.0, abs=1.0)
-    directory.files.written(order, FilesWritten(10**9, 0.5))
-    assert directory.announced == [f"wrote iteration 9 to {tmp_path}/{name} (1 GB of this node, 0.5 s)"]
+    assert directory.write() == [f"{name}/rank-0", f"{name}/rank-1"]
+    assert directory.said[0].startswith(f"wrote iteration 9 to {tmp_path}/{name} (0 GB of this node, 0.")
 
 
 @pytest.mark.parametrize(
-    ("key", "persistent", "is_written"),
-    [(KEY, 8, True), (KEY, 9, False), (SnapshotKey(EARLIER_LIFE, 0, 9), None, False)],
+    ("ago_s", "is_hurried", "why"),
+    [(26.0, False, "there was no more time"), (1.0, True, "a second signal asked to stop")],
+)
+def test_snapshot_that_is_not_written_in_time_leaves_nothing(
+    tmp_path: Path, ago_s: float, is_hurried: bool, why: str
+) -> None:
+    directory = Directory(tmp_path)
+    assert directory.write(asked_s=time.monotonic() - ago_s, is_hurried=lambda: is_hurried) == []
+    assert directory.said == [f"iteration 9 in memory isn't written to {tmp_path}/{set_name(9, 4, 'a life')}: {why}"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_disk_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(snapshot_files, "_REMOVE_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda _: answers.wait(60.0))
+    directory, began_s = Directory(tmp_path, timeout_s=0.1), time.monotonic()
+    directory.write()
+    assert time.monotonic() - began_s < 10.0
+    assert directory.said[0].endswith(": there was no more time")
+    answers.set()
+
+
+@pytest.mark.parametrize(
+    ("key", "persistent", "files"),
+    [(KEY, 8, 2), (KEY, 9, 0), (SnapshotKey(EARLIER_LIFE, 0, 9), None, 0)],
 )
 def test_what_is_on_disk_already_is_not_written(
-    tmp_path: Path, key: SnapshotKey, persistent: int | None, is_written: bool
+    tmp_path: Path, key: SnapshotKey, persistent: int | None, files: int
 ) -> None:
-    assert (Directory(tmp_path).order(key, persistent=persistent) is not None) == is_written
+    assert len(Directory(tmp_path).write(key, persistent=persistent)) == files

@@ -48,20 +48,8 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.hear(StockTaken(kept), events.RanksEnded(), verdict(node=0))
 
 
-def test_node_whose_cycle_ended_before_its_ranks_were_known_is_ready_with_the_number_of_ranks_it_had_before() -> None:
-    """Otherwise the next cycle would seem to need no segments, and restore a snapshot of another number of ranks."""
-    driven = Driven(max_nodes=2)
-    failed(driven, STOCK)
-    begun = held(1, nodes=2)
-    driven.hear(begun, m.End(1, Outcome.MEMBERSHIP, restarts=True, lost=False), events.NotStarted(None))
-    driven.wait(60.0)
-    driven.hear(StockTaken(STOCK), events.RanksEnded(), replace(verdict(node=1), cycle=1))
-    assert driven.agent.cycle.cycle == 1
-    assert driven.done[-1] == m.Ready(Parts(replace(STOCK, local_ranks=2)))
-
-
 def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
-    driven = Driven(max_nodes=2)
+    driven = Driven(max_nodes=2, found=Kept(local_ranks=2))
     failed(driven, Kept())
     assert driven.hear(StockTaken(STOCK)) == [m.StatusChanged(Parts(replace(STOCK, local_ranks=2)))]
     restoring(driven, None)

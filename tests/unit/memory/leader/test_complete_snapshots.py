@@ -106,18 +106,17 @@ def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes
 
 
 def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinator_that_takes_over() -> None:
-    chosen, snapshots, said = Restore(key(5)), CompleteSnapshots(1, 2), Restored(1, key(5))
-    assert not snapshots.restored(0, said, chosen)
-    assert not snapshots.restored(0, said, chosen)
-    assert not snapshots.restored(1, Restored(1, key(4)), chosen)
-    assert not snapshots.restored(1, said, None)
-    assert snapshots.restored(1, said, chosen)
-    assert not snapshots.restored(1, said, chosen)
-    told_another, first_told_another = CompleteSnapshots(1, 2), CompleteSnapshots(1, 2)
-    assert not told_another.restored(0, None, chosen)
-    assert not told_another.restored(1, None, chosen)
-    assert not first_told_another.restored(0, None, chosen)
-    assert first_told_another.restored(1, said, chosen)
+    snapshots, said = CompleteSnapshots(1, 2, key(5)), Restored(1, key(5))
+    assert not snapshots.restored(0, said)
+    assert not snapshots.restored(0, said)
+    assert not snapshots.restored(1, Restored(1, key(4)))
+    assert snapshots.restored(1, said)
+    assert not snapshots.restored(1, said)
+    first_told_another = CompleteSnapshots(1, 2, key(5))
+    first_told_another.had_restored(0)
+    assert first_told_another.restored(1, said)
+    first_told_another.had_restored(1)
+    assert not first_told_another.restored(1, said)
 
 
 def fails_and_meets(

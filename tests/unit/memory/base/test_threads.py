@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 
-from megatron_ft.memory.rank.copying import each_of
+from megatron_ft.memory.base.threads import each_of
 
 BOUND_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
 @pytest.mark.parametrize("most", [0, 1])
@@ -32,13 +25,12 @@ def test_calling_thread_does_what_is_left_if_no_further_thread_can_be_started(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        each_of([*range(10)], done.append)
+        each_of([*range(10)], done.append, 4)
     assert sorted(done) == [*range(10)]
     assert not any(each.is_alive() for each in started)
 
 
-def test_failure_of_a_thread_is_raised_in_the_calling_one_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+def test_failure_of_a_thread_is_raised_in_the_calling_one_and_ends_the_others() -> None:
     both_began, helpers, done = threading.Barrier(2), list[threading.Thread](), list[int]()
 
     def work(item: int) -> None:
@@ -52,5 +44,5 @@ def test_failure_of_a_thread_is_raised_in_the_calling_one_and_ends_the_others(mo
         done.append(item)
 
     with pytest.raises(ValueError, match="an item"):
-        each_of([*range(10)], work)
+        each_of([*range(10)], work, 2)
     assert len(done) == 1
