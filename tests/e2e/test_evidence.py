@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.diagnosis.evidence import evidence_text
-from megatron_ft.diagnosis.exceptions import CrashOutput, is_peer_loss, last_words
+from megatron_ft.diagnosis.exceptions import is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
 from megatron_ft.link.board import Board, create_memory
@@ -376,25 +376,7 @@ failing()
     assert note.raised_s > 0
 
 
-LOGGED = {
-    "by the main thread": "except ValueError: sys.excepthook(*sys.exc_info())",
-    "after its frames have ended": "except ValueError as error: kept = error\nsys.excepthook(type(kept), kept, None)",
-    "by a function": "except ValueError: log()",
-    "by another thread": "except ValueError as error: kept = error; in_thread()",
-    "by threading's hook": "except ValueError: threading.Thread(target=failing).start(); time.sleep(0.5)",
-}
-
-
-ENDS = ("os._exit(7)", "sys.exit(7)", "os.kill(os.getpid(), 9)", "raise KeyError('mine')")
-
-
-@pytest.mark.parametrize(
-    ("how", "ends"), [*((how, ENDS[-1]) for how in LOGGED), *(("by the main thread", end) for end in ENDS[:-1])]
-)
-def test_exception_that_is_only_logged_by_the_excepthook_is_no_end(subjects: Subjects, how: str, ends: str) -> None:
-    body = f"""
-begin()
-threading.excepthook = lambda a: sys.excepthook(a.exc_type, a.exc_value, a.exc_traceback)
+FAILING = """
 def failing():
     raise ValueError("logged")
 def log():
@@ -403,11 +385,24 @@ def in_thread():
     thread = threading.Thread(target=lambda: sys.excepthook(type(kept), kept, kept.__traceback__))
     thread.start()
     thread.join()
+threading.excepthook = lambda a: sys.excepthook(a.exc_type, a.exc_value, a.exc_traceback)
 try: failing()
-{LOGGED[how]}
-{ends}
 """
-    subject = subjects.start(body)
+LOGGED = {
+    "by the main thread": "except ValueError: sys.excepthook(*sys.exc_info())",
+    "after its frames have ended": "except ValueError as error: kept = error\nsys.excepthook(type(kept), kept, None)",
+    "by a function": "except ValueError: log()",
+    "by another thread": "except ValueError as error: kept = error; in_thread()",
+    "by threading's hook": "except ValueError: threading.Thread(target=failing).start(); time.sleep(0.5)",
+}
+ENDS = ("os._exit(7)", "sys.exit(7)", "os.kill(os.getpid(), 9)", "raise KeyError('mine')")
+
+
+@pytest.mark.parametrize(
+    ("how", "ends"), [*((how, ENDS[-1]) for how in LOGGED), *(("by the main thread", end) for end in ENDS[:-1])]
+)
+def test_exception_that_is_only_logged_by_the_excepthook_is_no_end(subjects: Subjects, how: str, ends: str) -> None:
+    subject = subjects.start(f"begin()\n{FAILING}{LOGGED[how]}\n{ends}")
     subject.process.wait(10)
     assert last_words(subject.written()).error == ("KeyError: 'mine'" if "mine" in ends else "")
     assert "logged" not in subject.written()
@@ -419,6 +414,11 @@ WRAPPERS = {
     "method": "class Their:\n    def hook(self, *args): ours(*args)\nsys.excepthook = Their().hook",
     "object": "class Their:\n    def __call__(self, *args): ours(*args)\nsys.excepthook = Their()",
     "two": "first = lambda *args: ours(*args)\nsys.excepthook = lambda *args: first(*args)",
+    "one that stays": """sys.excepthook = lambda *args: ours(*args)
+import socket
+for _ in range(2):
+    earlier, reporter, stack_fd = reporter, CrashReporter(), os.dup(stack_fd)
+    reporter.begin(board, stack_fd, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)[1].detach())""",
 }
 
 
@@ -430,6 +430,41 @@ def test_exception_that_ends_the_main_thread_is_written_once_through_a_wrapped_e
     assert subject.process.wait(10) == 1
     assert last_words(subject.written()).error == "ValueError: mine"
     assert subject.written().count("\nValueError: mine\n") == 2  # in one line, and in the traceback
+
+
+AT_EXIT = "import atexit; atexit.register({})"
+LOST = "begin()\ntry: raise RuntimeError('gloo: Timed out waiting 5000ms')\n"
+CRASHES = f"{AT_EXIT.format('os.abort')}\nbegin()\nraise ValueError('mine')"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "error", "fatal"),
+    [
+        (f"{LOST}except RuntimeError as lost: raise ValueError('mine') from lost", 1, "ValueError", "a peer"),
+        (f"{LOST}except RuntimeError as lost: raise ValueError('mine')", 1, "ValueError", "a peer"),
+        (f"{LOST}except RuntimeError as lost: raise ValueError('mine') from None", 1, "ValueError", ""),
+        (
+            f"begin()\n{AT_EXIT.format('lambda: sys.excepthook(ValueError, ValueError(1), None)')}\nsys.exit(3)",
+            3,
+            "",
+            "",
+        ),
+        ("begin()\nctypes.string_at(0)", -signal.SIGSEGV, "", "Fatal Python error: Segmentation fault"),
+        (CRASHES, -signal.SIGABRT, "ValueError", "Fatal Python error: Aborted"),
+        ("import faulthandler; faulthandler.enable(); begin(); ctypes.string_at(0)", -signal.SIGSEGV, "", ""),
+    ],
+)
+def test_the_last_words_of_a_process_are_those_of_its_end(
+    subjects: Subjects, body: str, code: int, error: str, fatal: str
+) -> None:
+    """Lost peers are a cause; what is logged at the exit is no end; a script's own faulthandler stays its own."""
+    subject = subjects.start(body)
+    assert subject.process.wait(10) == code
+    words = last_words(subject.written())
+    assert words.error.split(": mine")[0] == error
+    assert is_peer_loss(words.error) == (fatal == "a peer")
+    assert words.fatal_error.startswith(fatal) if "Fatal" in fatal else not words.fatal_error
+    assert words.exited == (code > 0)
 
 
 @pytest.mark.parametrize("closing", [True, False])
@@ -467,50 +502,6 @@ sleeping()
     _, document = subjects.start(body).collect()
     assert document["stacks_by"] == "faulthandler"
     assert "sleeping" in functions(document)
-
-
-@pytest.mark.parametrize("chain", ["from lost", "from None", ""])
-def test_exception_raised_from_a_lost_peer_is_a_consequence(subjects: Subjects, chain: str) -> None:
-    body = f"""
-begin()
-try:
-    raise RuntimeError("gloo: Timed out waiting 5000ms")
-except RuntimeError as lost:
-    raise ValueError("training failed") {chain}
-"""
-    subject = subjects.start(body)
-    assert subject.process.wait(10) == 1
-    error = last_words(subject.written()).error
-    assert error.startswith("ValueError: training failed")
-    assert is_peer_loss(error) == (chain != "from None")
-
-
-def test_exception_logged_while_the_interpreter_exits_is_no_end(subjects: Subjects) -> None:
-    body = "import atexit; atexit.register(lambda: sys.excepthook(ValueError, ValueError('logged'), None))"
-    subject = subjects.start(f"begin()\n{body}\nsys.exit(3)")
-    assert subject.process.wait(10) == 3
-    assert last_words(subject.written()) == CrashOutput(exiting=True, exited=True)
-
-
-def test_fatal_signal_writes_its_error_to_the_dump(subjects: Subjects) -> None:
-    subject = subjects.start("begin()\ndef failing():\n    ctypes.string_at(0)\nfailing()")
-    assert subject.process.wait(10) == -signal.SIGSEGV
-    words = last_words(subject.written())
-    assert words.fatal_error.startswith("Fatal Python error: Segmentation fault")
-
-
-def test_an_exception_is_told_though_its_interpreter_crashes_on_its_way_out(subjects: Subjects) -> None:
-    subject = subjects.start("import atexit; atexit.register(os.abort)\nbegin()\nraise ValueError('mine')")
-    assert subject.process.wait(10) == -signal.SIGABRT
-    words = last_words(subject.written())
-    assert words.error == "ValueError: mine"
-    assert words.fatal_error.startswith("Fatal Python error: Aborted")
-
-
-def test_a_script_s_own_faulthandler_stays_its_own(subjects: Subjects) -> None:
-    subject = subjects.start("import faulthandler; faulthandler.enable(); begin(); ctypes.string_at(0)")
-    assert subject.process.wait(10) == -signal.SIGSEGV
-    assert subject.written() == ""
 
 
 def test_the_files_are_the_owner_s(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.link.messages.fork_server_messages import Failed, Orders
-from megatron_ft.run_ahead.forking_spawner import ServerProcess
 from tests.support.launching import ROOT, Launched, Launcher, clean_environment, wait_until
 
 TWO = ("--nproc-per-node", "2")
@@ -242,18 +240,6 @@ def test_devices_are_counted_without_the_cuda_driver_while_imports_are_shared(
     assert launched.wait().out == "driver asked in a server False\n(True, 2) True False\n"
 
 
-def test_import_that_kills_the_fork_server_does_not_delay_the_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    """In C, where nobody sees it come. The ranks of each cycle do it, too, and don't wait for a better server."""
-    script = tmp_path / "script.py"
-    (tmp_path / "dies.py").write_text("import ctypes\nctypes.string_at(0)")
-    script.write_text("import dies")
-    launched = launcher.start([str(script)], "--max-restarts=1", "--ft-max-no-progress-cycles=0")
-    finished = launched.wait()
-    assert finished.code == 1
-    assert len(launched.events("rank_exited")) == 2
-    assert "the fork server exited (SIGSEGV); ranks are not affected; starting a new one" in finished.lines
-
-
 EDITED = """
 import os, sys
 from part import VALUE, SETTINGS, DATA
@@ -349,21 +335,6 @@ def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path:
     command = [sys.executable, "-m", "tests.support.early_interrupt", str(script)]
     finished = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
     assert finished.stdout == f"ended with {-signal.SIGINT}\n"
-
-
-def test_a_server_says_that_it_was_asked_for_something_else(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import time\n\n")
-    command = [sys.executable, "-u", str(script)]
-    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
-    server = ServerProcess(Orders(command, environment))
-    try:
-        wait_until(lambda: bool(server.read()) and server.is_ready, 30)
-        server.channel.send({"type": "spawn"})
-        wait_until(lambda: bool(server.read()) and not server.is_ready, 30)
-        assert server.last == Failed("ProtocolError: spawn: Object missing required field `env`")
-    finally:
-        server.end(set)
 
 
 def test_server_that_waits_hears_no_signal_and_servers_that_keep_dying_are_given_up(launcher: Launcher) -> None:

@@ -203,41 +203,6 @@ say('alive')
         assert process.wait(20) == 0
 
 
-WRAPPED = """
-client.init_workload_monitoring()
-ours = sys.excepthook
-def theirs(*args):
-    ours(*args)
-sys.excepthook = theirs
-for _ in range(2):
-    client.shutdown_workload_monitoring()
-    client.init_workload_monitoring()
-stacks = client._crash_reporter.stack.number
-"""
-
-
-def test_an_excepthook_that_somebody_has_wrapped_ends_and_tells_once(tmp_path: Path) -> None:
-    script = f"""
-{WRAPPED}
-import atexit, io
-sys.stderr = io.StringIO()
-def tell():
-    told = os.pread(stacks, 65536, 0).count(b'\\nValueError: the real error\\n')
-    say(sys.stderr.getvalue().count('the real error'), told)
-    say(os.pread(stacks, 65536, 0).count(b'of a child'))
-pid = os.fork()
-if pid == 0:
-    raise ValueError('of a child')
-os.waitpid(pid, 0)
-atexit.register(tell)
-raise ValueError('the real error')
-"""
-    with monitor(tmp_path / "s"), rank(tmp_path / "s", script) as process:
-        expect(process, "1 2")  # once, in one line and in the traceback
-        expect(process, "0")
-        assert process.wait(20) == 1
-
-
 def test_forked_children_are_disarmed(tmp_path: Path) -> None:
     script = """
 client.init_workload_monitoring()

@@ -30,15 +30,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
 ]
 
-KINDS = ["sections", "heartbeats"]
 
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("limits", "reason"),
+    ("kind", "limits", "reason"),
     [
-        ({"max_steps": 12}, "max_steps=12"),
-        ({"max_steps": -1, "max_epochs": 1, "limit_train_batches": 12}, "max_epochs=1"),
+        ("sections", {"max_steps": 12}, "max_steps=12"),
+        ("heartbeats", {"max_steps": -1, "max_epochs": 1, "limit_train_batches": 12}, "max_epochs=1"),
     ],
 )
 def test_flag_names_the_limit_that_was_reached(fits: FitBench, kind: str, limits: dict[str, Any], reason: str) -> None:
@@ -59,8 +56,9 @@ def test_flag_is_not_written_without_autoresume(fits: FitBench) -> None:
     assert not fits.flag.exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("between", ["nothing", "validate", "same trainer"])
+@pytest.mark.parametrize(
+    ("kind", "between"), [("sections", "nothing"), ("heartbeats", "validate"), ("sections", "same trainer")]
+)
 def test_second_fit_removes_the_flag_of_the_first_and_writes_its_own(fits: FitBench, kind: str, between: str) -> None:
     seen: list[bool] = []
     first = fits.fit(getattr(fits, kind)(), max_steps=3)

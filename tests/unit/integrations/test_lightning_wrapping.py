@@ -21,12 +21,10 @@ class Owner:
     def __init__(self) -> None:
         self.inside: Any = None
 
-    def work(self, number: int, *, fail: bool = False) -> int:
+    def work(self, number: int) -> int:
         """Doubles a number, and calls ``inside`` before."""
         if self.inside is not None:
             self.inside()
-        if fail:
-            raise ArithmeticError(number)
         return 2 * number
 
 
@@ -38,15 +36,6 @@ def client() -> FakeClient:
 @pytest.fixture
 def sections(client: FakeClient) -> Sections:
     return Sections(client)
-
-
-def test_a_wrapped_method_runs_in_its_section(client: FakeClient, sections: Sections) -> None:
-    owner, calls = Owner(), []
-    sections.wrap(owner, "work", "step", after=lambda: calls.append(list(client.open)))
-    owner.inside = lambda: calls.append(list(client.open))
-    assert owner.work(4) == 8
-    assert calls == [["step"], []]
-    assert client.sections() == [("start", "step"), ("end", "step")]
 
 
 def test_undo_puts_everything_back(sections: Sections) -> None:
