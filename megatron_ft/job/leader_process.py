@@ -19,7 +19,7 @@ from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.messages import EtcdSettings, JobDefinition, LeaderStart, LeaseHeld
 from megatron_ft.link.base.codec import decode, encode
-from megatron_ft.link.base.signal_rules import signal_name
+from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.linux.process_setup import isolated_command
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
@@ -144,7 +144,7 @@ class LeaderProcess:
         if not code and self._etcd[0] is not None:
             self._ended()
         elif code or not self._has_ended:
-            self._died(f"exited ({f'code {code}' if code >= 0 else signal_name(-code)})")
+            self._died(f"exited ({exit_words(code)})")
 
     def _died(self, how: str) -> None:
         now_s = time.monotonic()

@@ -75,6 +75,6 @@ def test_monitor_that_sends_nonsense_is_replaced_once(
     assert len(fake.processes) == 2
     # what can't even be read as messages takes with it what came in the same moment
     assert [text for text in said if text in ("one", "two", "three")] == ["one", "three"][sent is NONSENSE[0] :]
-    assert fake.processes[0].returncode is not None
+    run_until(reactor, lambda: fake.processes[0].returncode is not None)
     assert len([text for text in said if text.endswith("; replacing it")]) == 1, said
     place.end(0.0)

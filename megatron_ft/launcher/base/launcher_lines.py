@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from megatron_ft.link.base.signal_rules import signal_name
 from megatron_ft.link.base.wording import counted, printable
 from megatron_ft.link.linux.processes import ProcessStat
 from megatron_ft.link.log import INFO, LAUNCHER, WARNING
@@ -84,8 +83,3 @@ def rendezvous_failed(error: BaseException) -> str:
     return f"the rendezvous failed: {causes[0].removesuffix(' See inner exception for details.')}" + (
         f" ({causes[-1].partition(' Exception raised from')[0]})" if len(causes) > 1 else ""
     )
-
-
-def exit_code(code: int) -> str:
-    """Format an exit code in the form of ``subprocess``."""
-    return f"code {code}" if code >= 0 else signal_name(-code)

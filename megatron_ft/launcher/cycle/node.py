@@ -26,7 +26,7 @@ from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
 from megatron_ft.launcher.rules.events import Event, LauncherExit
 from megatron_ft.launcher.schedulers import schedulers
-from megatron_ft.link import process_tree
+from megatron_ft.link import helper_process, process_tree
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.mailbox import Inbox
 from megatron_ft.link.facts.all_kinds import Record
@@ -111,9 +111,10 @@ class LauncherNode:
         """Ranks of the running cycle, or of the last one, by local rank; more may be added while they start."""
         self._make_keeper(ranks, announce)
         self.health = self._make_health_check()
-        for each in (self.telemetry, self.forking, self.monitors, self.keeper, self.health):
+        for each in (self.telemetry, self.forking, self.health):
             if each is not None:
                 self.children.add(each.pids)
+        self.children.add(lambda: helper_process.unreaped)
         self.children.add(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
         listeners: list[MonitorSlot | ControlSocket | Keeper] = [*self.monitors.slots, self.control, self.keeper]
         for listener in listeners:

@@ -16,6 +16,7 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
 from megatron_ft.launcher.processes.worker import Termination, Worker, find_setpriv
 from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
+from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
 from megatron_ft.link.linux.process_setup import restore_file_limit_of
@@ -103,7 +104,7 @@ class HealthCheck:
         if code is None:
             return checked(f"took longer than {self._timeout_s:g} s", None)
         if code < 0:
-            return checked(f"was killed by {launcher_lines.exit_code(code)}", code)
+            return checked(f"was killed by {exit_words(code)}", code)
         return checked(f"exited with code {code}" if code else "", code)
 
     def close(self) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import signal
 import socket
-import subprocess
 import time
-from collections import deque
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.rules import events
 from megatron_ft.learning.messages import Arm
 from megatron_ft.link.base import layout
@@ -25,7 +22,8 @@ from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import MonitorReplaced, Paused, Resumed
 from megatron_ft.link.facts.monitor import Attached
 from megatron_ft.link.facts.shared import RankHung, Warning_
-from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
+from megatron_ft.link.helper_process import HelperProcess
+from megatron_ft.link.linux.processes import is_gone
 from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
 from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import (
@@ -42,8 +40,8 @@ from megatron_ft.link.messages.monitor_messages import (
     Suspect,
 )
 from megatron_ft.link.process_tree import replace_if_stopped
-from megatron_ft.link.reactor import Priority, Reactor
-from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.wire import close_fds, listen
 from megatron_ft.monitor import process as monitor_process
 from megatron_ft.records.event_log import EventLog
 
@@ -54,7 +52,7 @@ _OVERDUE_NS = 5_000_000_000
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 _STOP_WAIT_S = 2.0
-_KILLED_S = 0.5
+_SEND_S = 0.1
 _MAX_LAST_WORDS_BYTES = 1 << 20
 
 
@@ -80,12 +78,9 @@ class MonitorSlot:
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._channel: Channel | None = None
+        self._process: HelperProcess | None = None
         self._attached: monitor_process.AttachedRank | None = None
         self._board: Board | None = None
-        self._started_at = 0.0
         self._short_lives = 0
         self._seen_overdue = False
         self._pause: Pause | None = None
@@ -109,26 +104,20 @@ class MonitorSlot:
         """
         if self._listener is None:
             self._listener = listen(self.socket_path)
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = monitor_process.spawn(
-                listen_fd=self._listener.fileno(),
-                socket_path=self.socket_path,
-                local_rank=self.local_rank,
-                options=self._options,
-                launcher_fd=theirs.fileno(),
-                attached=None if self._attached is None or is_gone(self._attached.pidfd) else self._attached,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._started_at = time.monotonic()
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._channel = Channel(ours)
-        self._reactor.watch(self._channel.fileno(), self.read)
-        self._reactor.watch(self._pidfd, self._replace, Priority.DEATH)
+        spawn = functools.partial(
+            monitor_process.spawn,
+            listen_fd=self._listener.fileno(),
+            socket_path=self.socket_path,
+            local_rank=self.local_rank,
+            options=self._options,
+            attached=None if self._attached is None or is_gone(self._attached.pidfd) else self._attached,
+        )
+        self._process = HelperProcess(
+            *(self._reactor, lambda fd: spawn(launcher_fd=fd)),
+            parse=REPORTS.parse,
+            take=self._take,
+            ended=self._replace,
+        )
         for standing in (self._guard, self._pause):
             if standing is not None:
                 self._order(standing)  # read before it checks a rank
@@ -165,9 +154,8 @@ class MonitorSlot:
 
     def read(self) -> None:
         """Read the monitor's messages."""
-        complaint = self._take_all()
-        if complaint is not None:
-            self._replace(complaint)
+        if self._process is not None:
+            self._process.read()
 
     def replace_if_stopped(self) -> None:
         """Replace a monitor that was stopped (SIGSTOP): it would detect no hang."""
@@ -220,20 +208,15 @@ class MonitorSlot:
 
     def ask_to_stop(self) -> None:
         """Tell the monitor that the job is over."""
-        if self._channel is not None:
-            fd = self._channel.fileno()
-            self._order(Stop())
-            self._is_ending = True
-            self._reactor.unwatch(fd)
+        self._is_ending = True
+        self._order(Stop())
 
     def end(self, deadline: float) -> None:
         """Wait for its end until the deadline (time.monotonic), then kill it; release everything."""
         if self._process is not None:
-            if not wait_gone(self._pidfd, max(0.0, deadline - time.monotonic())):
-                send_signal(self._pidfd, signal.SIGKILL)
-                wait_gone(self._pidfd, _STOP_WAIT_S)
-            self._take_all()
-            self._let_go()
+            self._process.wait(deadline)
+            self._process.dismiss()
+            self._process.wait(time.monotonic() + _STOP_WAIT_S)
         self._forget_rank()
         if self._listener is not None:
             self._listener.close()
@@ -245,45 +228,22 @@ class MonitorSlot:
             self._order(self._arm)
 
     def _order(self, order: Order) -> None:
-        if self._channel is None:
-            return
-        fd = self._channel.fileno()
-        try:
-            self._channel.send(order, timeout_s=0.1)
-        except ChannelClosedError:
-            self._reactor.unwatch(fd)  # the process is ending: its pidfd reports that
-            self._channel = None
+        if self._process is not None:
+            self._process.send(order, timeout_s=_SEND_S)
 
-    def _let_go(self) -> None:
-        """Reap the process and close its descriptors."""
-        assert self._process is not None
-        if self._pidfd >= 0:
-            self._reactor.unwatch(self._pidfd)
-            # a process that waits for a file server may not even end by SIGKILL: it is reaped when it does
-            if wait_gone(self._pidfd, _KILLED_S):
-                self._process.wait()
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if self._channel is not None:
-            self._reactor.unwatch(self._channel.fileno())
-            self._channel.close()
-            self._channel = None
-
-    def _replace(self, reason: str = "") -> None:
-        """End the process, if it hasn't ended itself, and start another one."""
+    def _replace(self, reason: str) -> None:
+        """Start another process in place of this one, which is killed."""
         process = self._process
-        assert process is not None
-        self._take_all()
-        send_signal(self._pidfd, signal.SIGKILL)
-        self._let_go()
-        reason = reason or f"exited ({launcher_lines.exit_code(process.returncode)})"
-        lived_s = time.monotonic() - self._started_at
+        if process is None or self._is_ending:
+            return
+        self._process = None
+        process.dismiss()
+        lived_s = time.monotonic() - process.started_s
         # a process that fails at once must not be restarted a thousand times a second
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
         self._say_replaced(reason, pause_s)
         self._log.write(MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=process.pid))
-        self._process = None
         if pause_s:
             self._reactor.call_later(pause_s, self._spawn_again)
         else:
@@ -310,40 +270,10 @@ class MonitorSlot:
         else:
             self._say(f"the monitor of {whose} {reason}; replacing it")
 
-    def _take_all(self) -> str | None:
-        """Read the monitor's messages. Return a complaint if it must be replaced."""
-        channel = self._channel
-        if channel is None:
-            return None
-        fd, received = channel.fileno(), deque[Received]()
-        try:
-            received.extend(channel.receive())
-            while received:
-                self._take(received.popleft())
-            return None
-        except ChannelClosedError:
-            complaint = None  # the process is ending: its pidfd reports that
-        except ProtocolError as error:
-            complaint = f"sent a message that the launcher can't read: {error}"
-        for _, fds in received:
-            close_fds(fds)
-        if channel is not self._channel:
-            return None  # the report just handled led to an order, which found it closed
-        self._reactor.unwatch(fd)
-        channel.close()
-        self._channel = None
-        return complaint
-
-    def _take(self, item: Received) -> None:
-        message, fds = item
-        try:
-            report = REPORTS.parse(message)
-            if isinstance(report, Attached):
-                self._attach(report, fds)
-        except ProtocolError:
-            close_fds(fds)
-            raise
-        if not isinstance(report, Attached):
+    def _take(self, report: Report, fds: tuple[int, ...]) -> None:
+        if isinstance(report, Attached):
+            self._attach(report, fds)
+        else:
             close_fds(fds)
         if isinstance(report, Warning_):
             self._say(report.text)
@@ -354,6 +284,7 @@ class MonitorSlot:
 
     def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
         if len(fds) != _ATTACHED_FDS:
+            close_fds(fds)
             raise ProtocolError(f"attached comes with {_ATTACHED_FDS} descriptors, not {len(fds)}")
         self._forget_rank()
         board, wake, pidfd, stack, ask = fds
@@ -430,10 +361,6 @@ class Monitors:
 
     def __getitem__(self, local_rank: int) -> MonitorSlot:
         return self.slots[local_rank]
-
-    def pids(self) -> set[int]:
-        """Return the PIDs of running monitors."""
-        return {slot.pid for slot in self.slots if slot.pid is not None}
 
     def pause_or_resume(self, order: PauseDetection | ResumeDetection, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, for process ``by``. Return True if that changes anything.

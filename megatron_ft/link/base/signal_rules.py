@@ -18,6 +18,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def exit_words(code: int) -> str:
+    """Format an exit code in the form of ``subprocess``."""
+    return f"code {code}" if code >= 0 else signal_name(-code)
+
+
 class Asked(Enum):
     """Meaning of one signal."""
 

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.link.base.rank_variables import KEEPER_SOCKET_VARIABLE, RESTORE_VARIABLE
 from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import RestoreFailed
+from megatron_ft.link.helper_process import HelperProcess
 from megatron_ft.link.linux.process_setup import isolated_command
-from megatron_ft.link.linux.processes import is_gone, send_signal, wait_gone
-from megatron_ft.link.reactor import THREAD_PREFIX, Priority, Reactor, Timer
+from megatron_ft.link.reactor import THREAD_PREFIX, Reactor, Timer
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
-from megatron_ft.link.wire import Channel, ChannelClosedError, Received, close_fds, listen
+from megatron_ft.link.wire import close_fds, listen
 from megatron_ft.memory.base import keeper_messages as m
 from megatron_ft.memory.launcher.snapshot_files import SnapshotFiles
 from megatron_ft.memory.launcher.snapshots_on_node import FromKeeper
@@ -49,7 +46,7 @@ _ANSWER_S = 3.0
 """Part of the time for the stock in which the keeper stops verifying and answers."""
 _SILENT = "did not say what it has"
 _SEND_S = 1.0
-_KILLED_S = 0.5
+_STOP_WAIT_S = 2.0
 
 
 class Keeper:
@@ -81,10 +78,7 @@ class Keeper:
         self._say = say
         self._on_event = on_event
         self._listener: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._channel: Channel | None = None
-        self._channel_fd = -1
+        self._process: HelperProcess | None = None
         self._held: dict[int, tuple[m.SealedSegment, int]] = {}
         """Each sealed segment with its descriptor, by number."""
         self._orders: dict[type, m.LauncherToKeeper] = {}
@@ -99,11 +93,7 @@ class Keeper:
         order = self._orders.get(m.Prepare)
         return order if isinstance(order, m.Prepare) else None
 
-    # -- for the run directory and the list of children -------------------------------------------------------
-
-    def pids(self) -> set[int]:
-        """Return the process id of the keeper."""
-        return set() if self._process is None else {self._process.pid}
+    # -- for the run directory --------------------------------------------------------------------------------
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -192,7 +182,8 @@ class Keeper:
         """End the keeper and let go of all memory."""
         self._answer(Kept())
         if self._process is not None:
-            self._end()
+            self._process.dismiss()
+            self._process.wait(time.monotonic() + _STOP_WAIT_S)
         self._let_go_of_socket()
         close_fds(self._take_all())
 
@@ -204,74 +195,39 @@ class Keeper:
         self._reactor.unwatch(self._listener.fileno())
         self._started_s = time.monotonic()
         try:
-            ours = self._spawn_connected()
+            self._process = HelperProcess(
+                *(self._reactor, self._spawn),
+                parse=m.KEEPER_TO_LAUNCHER.parse,
+                take=self._take,
+                ended=self._replace,
+            )
         except OSError as error:
-            self._process = None
-            self._ended(f"can't be started ({error.strerror})")
+            self._replace(f"can't be started ({error.strerror})")
             return
-        self._channel, self._channel_fd = Channel(ours), ours.fileno()
-        self._reactor.watch(self._channel_fd, self._read)
-        self._reactor.watch(self._pidfd, self._died, Priority.DEATH)
         for sealed, fd in list(self._held.values()):
             self._order(sealed, (fd,))
         for order in list(self._orders.values()):
             self._order(order)
 
-    def _spawn_connected(self) -> socket.socket:
-        """Start the process; returns the launcher's end of the connection with it."""
+    def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
         assert self._listener is not None
         assert self._xxhash is not None
-        ours, theirs = socket.socketpair()
-        fds = {"--socket-fd": self._listener.fileno(), "--launcher-fd": theirs.fileno()}
+        fds = {"--socket-fd": self._listener.fileno(), "--launcher-fd": launcher_fd}
         words = {**fds, "--parent": os.getpid(), "--xxhash": self._xxhash}
-        try:
-            self._process = subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
-                [
-                    *isolated_command("megatron_ft.memory.keeper"),
-                    *(str(word) for pair in words.items() for word in pair),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=list(fds.values()),
-                env={key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")},
-                start_new_session=True,
-            )
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return ours
+        return subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
+            [*isolated_command("megatron_ft.memory.keeper"), *(str(word) for pair in words.items() for word in pair)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=list(fds.values()),
+            env={key: value for key, value in os.environ.items() if not key.startswith("FT_SECRET")},
+            start_new_session=True,
+        )
 
-    def _kill(self) -> None:
-        """Kill the process; another one is started when it has ended."""
-        self._reactor.unwatch(self._channel_fd)
-        if self._channel is not None:
-            self._channel.close()
-        self._channel, self._channel_fd = None, -1
-        send_signal(self._pidfd, signal.SIGKILL)
-
-    def _died(self) -> None:
-        self._read()
-        self._replace()
-
-    def _replace(self, fault: str = "") -> None:
-        code = self._end()
-        self._ended(fault or f"exited ({launcher_lines.exit_code(code)})")
-
-    def _end(self) -> int:
-        """Kill the process. Return its exit code. It may never end, if the kernel hangs: another one can be started."""
-        assert self._process is not None
-        self._kill()
-        self._reactor.unwatch(self._pidfd)
-        code = self._process.wait() if wait_gone(self._pidfd, _KILLED_S) else -signal.SIGKILL
-        os.close(self._pidfd)
-        self._pidfd, self._process = -1, None
-        return code
-
-    def _ended(self, how: str) -> None:
-        """Start another process, unless several in a row were of no use."""
+    def _replace(self, how: str) -> None:
+        """Start another process in place of this one, unless several in a row were of no use."""
+        before, self._process = self._process, None
+        if before is not None:
+            before.dismiss()
         is_bad = how == _SILENT or time.monotonic() - self._started_s < _QUICK_S
         self._bad = self._bad + 1 if is_bad else 1
         if self._bad < _MOST_BAD:
@@ -310,28 +266,8 @@ class Keeper:
         """``repeats``: a keeper that replaces this one gets it, too."""
         if repeats:
             self._orders[type(order)] = order
-        if self._channel is None:
-            return
-        try:
-            self._channel.send(order, fds, timeout_s=_SEND_S)
-        except ChannelClosedError:  # the process is ending, which its pidfd reports, or it takes no messages
-            self._kill()
-
-    def _read(self) -> None:
-        channel = self._channel
-        if channel is None:
-            return
-        received = deque[Received]()
-        try:
-            received.extend(channel.receive())
-            while received:
-                message, fds = received.popleft()
-                self._take(m.KEEPER_TO_LAUNCHER.parse(message), fds)
-        except (ChannelClosedError, ProtocolError):
-            for _, unread in received:
-                close_fds(unread)
-            if self._channel is channel:
-                self._kill()  # a keeper that can't be understood is replaced
+        if self._process is not None:
+            self._process.send(order, fds, timeout_s=_SEND_S)
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
@@ -344,7 +280,8 @@ class Keeper:
             case m.DropSegment(number):
                 gone = [self._held.pop(number)[-1]] if number in self._held else []
                 # without a keeper the launcher is the last one that has it
-                (_close_in_background if is_gone(self._pidfd) else close_fds)(gone)
+                is_last = self._process is None or not self._process.is_alive
+                (_close_in_background if is_last else close_fds)(gone)
                 self._order(message)
             case m.Stock(kept):
                 if self._asked is None:  # of a keeper that has replaced another one, or a second answer

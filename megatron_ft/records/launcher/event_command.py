@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
+from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.linux.process_setup import restore_file_limit_of
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
@@ -104,7 +104,7 @@ class EventCommand:
         if code is not None and code > 0:
             self._complain(f"exited with code {code}")
         elif code is not None and code < 0 and code != -signal.SIGKILL:
-            self._complain(f"was killed by {launcher_lines.exit_code(code)}")
+            self._complain(f"was killed by {exit_words(code)}")
         self._start_next()
 
     def _signal(self) -> None:

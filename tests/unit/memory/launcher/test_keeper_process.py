@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.link import helper_process
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
@@ -41,12 +42,14 @@ class Processes:
     """Stand-ins for the processes of keepers: each is a connection, and an event in place of a pidfd."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reactor: Reactor, path: str) -> None:
+        self.pidfds: list[int] = []
         self.ends: list[Channel] = []
         """The keepers' ends, in their order."""
         self.lines: list[str] = []
         self.events: list[FromKeeper] = []
-        monkeypatch.setattr(Keeper, "_spawn_connected", self._start)
-        monkeypatch.setattr(module, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
+        monkeypatch.setattr(Keeper, "_spawn", self._start)
+        monkeypatch.setattr(os, "pidfd_open", lambda _pid: self.pidfds[-1])
+        monkeypatch.setattr(helper_process, "send_signal", lambda pidfd, number: os.eventfd_write(pidfd, 1))
         say = self.lines.append
         files = SnapshotFiles(os.path.dirname(path), reactor, timeout_s=BOUND_S, ranks=1, say=say, say_everywhere=say)
         self.keeper = Keeper(reactor, path, xxhash="", files=files, secret=SECRET, say=say, on_event=self.events.append)
@@ -55,17 +58,14 @@ class Processes:
         connect(path, BOUND_S).close()
         reactor.run_until(lambda: bool(self.ends), None)
 
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        self.ends.append(Channel(theirs))
-        process: Any = SimpleNamespace(pid=len(self.ends), wait=lambda: -9)
-        self.keeper._process = process
-        self.keeper._pidfd = os.eventfd(0, os.EFD_CLOEXEC)
-        return ours
+    def _start(self, launcher_fd: int) -> Any:
+        self.ends.append(Channel(socket.socket(fileno=os.dup(launcher_fd))))
+        self.pidfds.append(os.eventfd(0, os.EFD_CLOEXEC))
+        return SimpleNamespace(pid=-len(self.ends), wait=lambda: -9)
 
     def die(self) -> None:
         self.ends[-1].close()
-        os.eventfd_write(self.keeper._pidfd, 1)
+        os.eventfd_write(self.pidfds[-1], 1)
 
     def heard(self) -> list[Any]:
         """What the last keeper has been told since the last call."""
@@ -201,7 +201,7 @@ def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
     monkeypatch.setattr(module, "STOCK_S", 0.01)
     reader = hold(processes, reactor, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "send_signal", lambda pidfd, number: None)  # it takes no SIGKILL
+        patched.setattr(helper_process, "send_signal", lambda pidfd, number: None)  # it takes no SIGKILL
         processes.keeper.take_stock(lambda kept: None)
         reactor.run_until(lambda: len(processes.ends) == 2, time.monotonic() + BOUND_S)
     assert [type(each) for each in processes.heard()] == [SealedSegment, Prepare, TakeStock]
@@ -209,7 +209,10 @@ def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
     processes.ends[-1].send(Stock(kept))
     reactor.run_until(lambda: bool(processes.events))
     assert processes.events == [StockTaken(kept)]
-    assert processes.keeper.pids() == {2}
+    assert helper_process.unreaped >= {-1, -2}
+    os.eventfd_write(processes.pidfds[0], 1)
+    reactor.run_once(BOUND_S)
+    assert helper_process.unreaped & {-1, -2} == {-2}
     os.close(reader)
 
 
