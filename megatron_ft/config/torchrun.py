@@ -75,7 +75,7 @@ TORCHRUN_OPTIONS = {
             is_flag=True,
         ),
         TorchrunOption("max-restarts"),
-        TorchrunOption("monitor-interval"),
+        TorchrunOption("monitor-interval", "No effect: the launcher hears of the end of a rank at once."),
         TorchrunOption("start-method"),
         TorchrunOption("event-log-handler"),
         TorchrunOption("role"),

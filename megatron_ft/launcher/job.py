@@ -28,7 +28,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
-from megatron_ft.launcher.cycle.node import LauncherNode
+from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.conclusion import stopped
@@ -181,7 +181,12 @@ class _JobLife:
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided
         if end.is_resumable and decided is not None:
-            node.write_files(decided.decision.founding)
+            node.keeper.write_files(
+                decided.decision.founding,
+                asked_s=node.signals.asked_s,
+                persistent=checkpointed(self._line.options.checkpoint_iteration_file),
+                is_hurried=node.signals.is_in_a_hurry,
+            )
         if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
                 node.say(advice(self._line.where.scheduler, name, reason))

@@ -132,7 +132,7 @@ class FaultTolerantAgent(TorchAgent):
                     case events.TerminateRanks():
                         self._terminate(work)
                     case None:
-                        self._serve()
+                        self._launcher.reactor.run_once(None)
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
             self._launcher.inbox.close()
@@ -145,13 +145,6 @@ class FaultTolerantAgent(TorchAgent):
         finally:
             self._file_calls.finish(LAST_WRITE_S)
         return self._result(over)
-
-    def _serve(self) -> None:
-        """Wait for an event."""
-        is_running = self._machine.phase is AgentPhase.RUNNING
-        if is_running:
-            self.check_none_is_stuck()
-        self._launcher.reactor.run_once(float(self._launcher.line.namespace.monitor_interval) if is_running else None)
 
     def _result(self, over: events.LauncherExit) -> RunResult:
         ranks = self._machine.cycle.ranks
@@ -183,7 +176,7 @@ class FaultTolerantAgent(TorchAgent):
         if not self._mailbox.post(asked):
             return
         alarm_ns = self._machine.alarm_ns
-        if alarm_ns != self._alarm_ns:
+        if alarm_ns != self._alarm_ns:  # a cancelled timer stays with the reactor until its time
             self._alarm_ns = alarm_ns
             if self._timer is not None:
                 self._timer.cancel()
@@ -288,13 +281,11 @@ class FaultTolerantAgent(TorchAgent):
         """Run the health check, beside ranks if there are any; it is given up once there is something else to do."""
         health, phase = self._launcher.health, self._machine.phase
         assert health is not None
-        is_beside = phase is AgentPhase.RUNNING
 
         def check() -> None:
             self._check(self._work is None and self._machine.phase is phase)
-            if is_beside:
-                self.check_none_is_stuck()
 
+        is_beside = phase is AgentPhase.RUNNING
         cycle = self._machine.cycle.cycle if is_beside else self._coordination.next_cycle
         environment = {
             "FT_CYCLE": str(cycle),

@@ -228,15 +228,6 @@ class LauncherNode:
         except OSError as error:
             raise FaultToleranceError(f"the rank monitors can't be started: {error}") from error
 
-    def write_files(self, life: str) -> None:
-        """Write the last snapshot to files, as `Keeper.write_files` does."""
-        self.keeper.write_files(
-            life,
-            asked_s=self.signals.asked_s,
-            persistent=checkpointed(self.line.options.checkpoint_iteration_file),
-            is_hurried=self.signals.is_in_a_hurry,
-        )
-
     def close(self) -> None:
         """Stop the monitors and remove what was made; what is left is reported, and changes no exit code."""
         steps: list[Callable[[], object]] = [

@@ -173,16 +173,6 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         """Set the state that torch reports of the ranks when the job has ended."""
         self._worker_group.state = state
 
-    def check_none_is_stuck(self) -> None:
-        """Apply torch's TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, off unless the user sets it.
-
-        Raises:
-            FaultToleranceError: a rank was stuck in the kernel for that long.
-        """
-        timeout = getattr(self, "_uninterruptible_state_timeout", 0)
-        if timeout > 0 and self._check_uninterruptible_state_timeout(self._worker_group, timeout) is not None:
-            raise FaultToleranceError(f"a rank was stuck in the kernel for {timeout:g} s: this node gives up")
-
     # -- torch's own --------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "default") -> RunResult:
