@@ -9,13 +9,14 @@ still at work, a rank that merely doesn't exit is terminated and treated as fini
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration
-from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration, hang_cause
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.launcher.rules.events import SignalRanks, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
@@ -28,7 +29,7 @@ from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.base.times import earliest
 from megatron_ft.link.facts.monitor import Attached, Detached
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import Observation, RankReport
+from megatron_ft.link.messages.monitor_messages import Collect, RankReport
 
 _PAUSED_NS = 200_000_000
 _NO_HOOKS_S = 120.0
@@ -66,11 +67,8 @@ class Deadlines(LauncherPart):
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._cycle = cycle
         self._waits: dict[int, _Wait] = {}
-        self._evidence: EvidenceOnNode | None = None
-        self._to_end: set[int] = set()
-        """Ranks to terminate once all evidence has come that was asked for."""
         self._escalations: dict[int, Escalation] = {}
-        """Escalations of ranks that are being ended."""
+        """Escalations of ranks that are being ended, or will be once evidence on them has come."""
         self._hooks_due_ns: int | None = None
 
     def started(self, turn: Turn) -> None:
@@ -88,10 +86,6 @@ class Deadlines(LauncherPart):
             self._waits.pop(local_rank, None)  # it has begun its monitoring, maybe for the second time
         elif isinstance(report, Detached) and local_rank not in self._waits:  # a replacement monitor repeats this
             self._wait("exit", local_rank, report.at_ns or turn.now_ns, timeout_s, turn)
-        elif isinstance(report, Observation) and self._evidence is not None and local_rank in self._evidence.asked:
-            self._evidence.noted(local_rank, report)
-            if report.note.frame:
-                cycle.locate(cycle.ranks[local_rank], f"in {report.note.frame}")
 
     def continued(self, now_ns: int) -> None:
         """Exclude a stop of the whole node.
@@ -107,8 +101,7 @@ class Deadlines(LauncherPart):
     def alarm_ns(self) -> int | None:
         times = [wait.due_ns for wait in self._waits.values()]
         times += [round(each.due_s * 1e9) for each in self._escalations.values() if each.due_s is not None]
-        evidence_ns = self._evidence.until_ns if self._evidence is not None and self._to_end else None
-        return earliest(*times, evidence_ns, self._hooks_due_ns)
+        return earliest(*times, self._hooks_due_ns)
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Find the ranks that are late, and terminate them. ``is_stopping``: no rank need start any more."""
@@ -117,12 +110,11 @@ class Deadlines(LauncherPart):
             self._escalations.pop(local_rank, None)
         for wait in [wait for wait in self._waits.values() if wait.due_ns <= turn.now_ns]:
             self._check(wait, turn, is_stopping=is_stopping)
-        if self._to_end and (self._evidence is None or self._evidence.is_complete(turn.now_ns, is_sent=False)):
-            self._end(self._to_end & self._cycle.running, turn)
-            self._to_end.clear()
-            self._evidence = None
-        for local_rank in list(self._escalations):
-            self._advance(local_rank, turn)
+        for local_rank, escalation in self._escalations.items():
+            number = escalation.advance(turn.now_s, partial(turn.seen.run_delays_ns.__getitem__, local_rank))
+            if number is not None:
+                # pending for the main thread when SIGCONT lets it go on
+                turn.do(SignalRanks((local_rank,), number))
         if self._hooks_due_ns is not None and turn.now_ns >= self._hooks_due_ns:
             self._hooks_due_ns = None
             self._say_unwatched(turn)
@@ -211,14 +203,7 @@ class Deadlines(LauncherPart):
         else:
             cycle.found_hung(verdict, turn, by_monitor=False)
             self._suspect_late_ones(verdict, wait, turn)
-        self._ask(local_rank, turn)
-        self._to_end.add(local_rank)
-
-    def _ask(self, local_rank: int, turn: Turn, *, passive: bool = False) -> None:
-        """Have evidence collected on a rank, once, if it has a monitor."""
-        self._evidence = self._evidence or EvidenceOnNode(self._cycle, turn.now_ns, passive=False)
-        if local_rank in self._cycle.watched - self._evidence.asked:
-            self._evidence.ask([local_rank], turn, passive=passive)
+        self._end(local_rank, turn, evidence=True)
 
     def _suspect_late_ones(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
         """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
@@ -229,23 +214,25 @@ class Deadlines(LauncherPart):
         suspects = [late.local_rank, *others]
         stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
         self._cycle.suspect(verdict, stopped if len(stopped) == 1 else suspects)
-        for local_rank in others:
-            self._ask(local_rank, turn, passive=self._options.min_healthy)  # a rank that may go on gets no signal
+        # a rank that may go on gets no signal
+        self._collect(others, turn, passive=self._options.min_healthy)
 
     def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on."""
-        self._cycle.locate(verdict.rank, where)
         self._cycle.found_hung(verdict, turn, by_monitor=False)
-        self._end({verdict.local_rank}, turn)
+        self._cycle.blame(self._cycle.found or hang_cause(verdict, where))
+        self._end(verdict.local_rank, turn)
 
-    def _end(self, local_ranks: set[int], turn: Turn) -> None:
-        """Terminate the ranks as their monitors would: only the processes themselves, with SIGKILL after a grace."""
-        for local_rank in sorted(local_ranks):
-            self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=turn.now_s)
-            self._advance(local_rank, turn)
+    def _end(self, local_rank: int, turn: Turn, *, evidence: bool = False) -> None:
+        """Terminate a rank as its monitor would: only the process itself, with SIGKILL after a grace. ``evidence`` is
+        collected first, if it has a monitor."""
+        is_collected = evidence and self._collect([local_rank], turn)
+        due_s = turn.now_s + (EVIDENCE_S if is_collected else 0.0)
+        self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=due_s)
 
-    def _advance(self, local_rank: int, turn: Turn) -> None:
-        number = self._escalations[local_rank].advance(turn.now_s, lambda: turn.seen.run_delays_ns[local_rank])
-        if number is not None:
-            # pending for the main thread when SIGCONT lets it go on
-            turn.do(SignalRanks((local_rank,), number))
+    def _collect(self, local_ranks: Collection[int], turn: Turn, *, passive: bool = False) -> bool:
+        """Have evidence collected on ranks that have a monitor. Return False if none has."""
+        asked = self._cycle.watched.intersection(local_ranks)
+        until_ns = turn.now_ns + round(EVIDENCE_S * 1e9)
+        turn.order(asked, Collect(self._cycle.cycle, until_ns, passive=passive))
+        return bool(asked)

@@ -7,11 +7,14 @@ rank when the cycle is ended, or when its own bound is over, so that missing evi
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER, describe_hang_and_iteration
+from megatron_ft.diagnosis.exceptions import collective_raised_in
 from megatron_ft.diagnosis.exits import is_secondary_failure, one_line
 from megatron_ft.diagnosis.hang_diagnosis import blamed
-from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
-from megatron_ft.diagnosis.launcher.evidence_on_node import EvidenceOnNode
+from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
+from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
@@ -21,10 +24,14 @@ from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.times import earliest
 from megatron_ft.link.facts.launcher import Cause, CauseKind, Finding, HangReported, RankExited
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import Observation, RankReport, Release
+from megatron_ft.link.messages.monitor_messages import Collect, Observation, RankReport, Release
 
 _LOOK_NS = 700_000_000
 """Time between two observations of a rank."""
+_LAST_NOTES_NS = 150_000_000
+"""Send snapshots this long before the deadline, to leave time for delivery."""
+_PART_CHARS = 80_000
+"""Characters of snapshots in one message, which has room for 1 MiB; one character may take 12 bytes."""
 
 
 class HangsOnNode(LauncherPart):
@@ -63,9 +70,8 @@ class HangsOnNode(LauncherPart):
         elif not event.passive:
             self._begin(turn, from_ns=turn.now_ns)
         elif self._review is None and self._cycle.is_started:
-            self._review = EvidenceOnNode(self._cycle, turn.now_ns, passive=True)
             again_ns = turn.now_ns + _LOOK_NS if event.looks else None
-            self._review.ask(self._cycle.observed, turn, again_ns=again_ns)
+            self._review = EvidenceOnNode(self._cycle, turn, from_ns=turn.now_ns, passive=True, again_ns=again_ns)
 
     def _report(self, review: Reviewed, turn: Turn) -> None:
         """Report a hang that ends no rank."""
@@ -93,7 +99,7 @@ class HangsOnNode(LauncherPart):
         if not self._cycle.has(local_rank, report.cycle):
             return
         if isinstance(report, Observation):
-            if self._review is not None and local_rank in self._review.asked:
+            if self._review is not None:
                 self._review.noted(local_rank, report)
             if self._is_over:
                 turn.do(Release(self._cycle.cycle))
@@ -142,8 +148,7 @@ class HangsOnNode(LauncherPart):
             # a job isn't given up for timeouts of our own making
             reached = self._cycle.reached(turn.seen) if self._verdict.is_certain else None
             turn.do(Hang(self._cycle.cycle, self._verdict, reached))
-        self._evidence = EvidenceOnNode(self._cycle, from_ns, passive=decides)
-        self._evidence.ask(self._cycle.observed, turn, known=known)
+        self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=decides, known=known)
 
     @property
     def is_deciding(self) -> bool:
@@ -182,3 +187,90 @@ class HangsOnNode(LauncherPart):
         is_known = self._cycle.found is not None  # then it is logged already
         if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH) and not is_known:
             turn.do(Write(Finding(cycle=self._cycle.cycle, rank=cause.rank, text=cause.detail)))
+
+
+class EvidenceOnNode:
+    """Evidence on ranks of one cycle, asked for from ``from_ns`` on. ``passive``: no rank gets a signal for it."""
+
+    def __init__(
+        self,
+        cycle: NodeCycle,
+        turn: Turn,
+        *,
+        from_ns: int,
+        passive: bool,
+        known: int | None = None,
+        again_ns: int | None = None,
+    ) -> None:
+        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected already."""
+        self._cycle = cycle
+        self._passive = passive
+        until_ns = from_ns + round(EVIDENCE_S * 1e9)
+        self.due_ns = until_ns - _LAST_NOTES_NS
+        """Time by which the snapshots have to be sent."""
+        self._asked = cycle.observed
+        self.notes: dict[int, RankSnapshot] = {}
+        """Snapshots by local rank."""
+        turn.order(self._asked - {known}, Collect(cycle.cycle, until_ns, passive=passive, again_ns=again_ns))
+
+    def noted(self, local_rank: int, report: Observation) -> None:
+        """Keep a monitor's snapshot of its rank. The first one counts: since then the rank may have been stopped."""
+        note = self._cycle.own_note(local_rank, report.note)
+        before = self.notes.get(local_rank, note)
+        found_hung, progress = before.found_hung or note.found_hung, before.progress or note.progress
+        self.notes[local_rank] = replace(before, found_hung=found_hung, progress=progress)
+
+    def is_complete(self, now_ns: int) -> bool:
+        return now_ns >= self.due_ns or self._asked & self._cycle.observed <= self.notes.keys()
+
+    def of_all(self, turn: Turn) -> list[RankSnapshot]:
+        """Return the snapshots of all ranks that were started."""
+        return [self.notes.get(each) or self._unseen(each, turn) for each in sorted(self._cycle.started)]
+
+    def tell(self, turn: Turn) -> None:
+        """Send the snapshots to the coordinator, in as many messages as needed. One snapshot always fits."""
+        parts: list[tuple[RankSnapshot, ...]] = [()]
+        room = _PART_CHARS
+        for note in self.of_all(turn):
+            room -= (size := len(repr(note)))
+            if room < 0 and parts[-1]:
+                parts.append(())
+                room = _PART_CHARS - size
+            parts[-1] += (note,)
+        last = parts[-1]
+        turn.do(*(RankSnapshots(self._cycle.cycle, part, self._passive, more=part is not last) for part in parts))
+
+    def _unseen(self, local_rank: int, turn: Turn) -> RankSnapshot:
+        """Return the known facts of a rank without evidence from its monitor."""
+        cycle, board = self._cycle, turn.seen.boards[local_rank]
+        ended, verdict = cycle.exits.get(local_rank), cycle.overdue.get(local_rank)
+        end = ended or cycle.end_of_its_exception(local_rank, turn.seen)
+        if verdict is not None and end is not None and end.raised_at_ns > verdict.at_ns:
+            end = None  # it raised because it was being ended
+        raised_ns = turn.now_ns if end is None or not end.raised_at_ns else end.raised_at_ns
+        note = RankSnapshot(
+            rank=cycle.ranks[local_rank],
+            local_rank=local_rank,
+            pid=cycle.started[local_rank].pid or 0,
+            iteration=None if board is None else board.iteration,
+            closing=board is not None and board.closing,
+            gone=ended is not None,
+            exitcode=None if ended is None else ended.exitcode,
+            raised="" if end is None else end.error or "",
+            raised_s=(turn.now_ns - raised_ns) / 1e9,
+            frame="" if end is None else end.where,
+            waits_in=collective_raised_in(turn.seen.words[local_rank].exception) if end and end.error else "",
+        )
+        if verdict is None:
+            return note
+        return replace(  # as the monitor found the rank: that it has ended since is the monitor's doing
+            note,
+            iteration=verdict.iteration if note.iteration is None else note.iteration,
+            section=verdict.section,
+            open_s=verdict.elapsed_s,
+            timeout_s=verdict.timeout_s,
+            found_hung=True,
+            state="T" if verdict.stopped else "",
+            gone=False,
+            exitcode=None,
+        )

@@ -77,10 +77,8 @@ class NodeCycle:
         self._parts = parts
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
-        self._places: dict[int, str] = {}
-        """Places, in words, of ranks that the launcher itself found hung, by global rank."""
-        self._hang_notes: dict[int, RankSnapshot] = {}
-        """Evidence on ranks found hung."""
+        self._notes: dict[int, RankSnapshot] = {}
+        """Evidence on ranks of a cycle that may hang."""
         self.signalled: dict[int, set[int]] = defaultdict(set)
         """Signals sent by monitors."""
         self._finished_late: set[int] = set()
@@ -144,8 +142,8 @@ class NodeCycle:
                     self._attached.setdefault(local_rank, report)
         elif isinstance(report, FirstStep):
             self._first_steps[local_rank] = report.began_ns or 0, report.at_ns
-        elif isinstance(report, Observation) and local_rank in self.hung:
-            self._hang_notes.setdefault(local_rank, self.own_note(local_rank, report.note))
+        elif isinstance(report, Observation) and (local_rank in self.hung or self.suspects is not None):
+            self._notes.setdefault(local_rank, self.own_note(local_rank, report.note))
 
     def verdict(
         self, local_rank: int, kind: str, turn: Turn, *, elapsed_s: float = 0.0, timeout_s: float = 0.0, **more: Any
@@ -200,10 +198,6 @@ class NodeCycle:
     def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
         """Note the first hang found by the launcher itself, of which one of these ranks is the cause."""
         self.suspects = self.suspects or (verdict, local_ranks)
-
-    def locate(self, rank: int, where: str) -> None:
-        """Note the place, in words, of a (global) rank that the launcher itself found hung."""
-        self._places[rank] = where
 
     # -- what is due -------------------------------------------------------------------------------------------
 
@@ -297,7 +291,7 @@ class NodeCycle:
 
     def failures(self) -> list[str]:
         """Return the exits of failed ranks in words, first that of a rank that others waited for."""
-        notes = [note for note in self._hang_notes.values() if note.local_rank in self.hung]
+        notes = [note for note in self._notes.values() if note.local_rank in self.hung]
         elapsed_s = max((note.open_s for note in notes), default=0.0)
         first = find(notes, elapsed_s=elapsed_s, are_all=len(notes) == len(self.ranks)).rank if notes else None
         return [self._failure(end) for end in sorted(self.failed, key=lambda end: end.rank != first)]
@@ -306,8 +300,8 @@ class NodeCycle:
         found = next((each for each in [*self.overdue.values(), *self._verdicts] if each.rank == end.rank), None)
         if found is None or (end.exitcode and not end.by_us):
             return describe_exit(end)
-        note = self._hang_notes.get(end.local_rank)
-        where = self._places.get(end.rank, "") if note is None else place(note)
+        note = self._notes.get(end.local_rank)
+        where = "" if note is None else place(note)
         return f"{describe_hang(found)}, {where}" if where else describe_hang(found)
 
     def only_exits_are_missing(self, seen: Readings) -> bool:
@@ -384,17 +378,20 @@ class NodeCycle:
         cause = find_cause(list(self.exits.values()), [] if raised else self._verdicts, raised=raised)
         if self.suspects is not None and not raised and (cause is None or cause.rank == self.suspects[0].rank):
             verdict, local_ranks = self.suspects
-            ranks = sorted(self.ranks[local_rank] for local_rank in local_ranks)
-            return hang_of_one(verdict, {rank: self._places.get(rank, "") for rank in ranks})
+            return hang_of_one(verdict, {self.ranks[each]: self._frame(each) for each in sorted(local_ranks)})
         if cause is None:
             return Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
-        if cause.kind is CauseKind.HANG and cause.rank in self._places:
-            return replace(cause, detail=self._places[cause.rank])
-        found = next((each for each in self.overdue.values() if each.rank == cause.rank), None)
-        if cause.kind is CauseKind.HANG and found is not None and self.world_size > 1 and not found.stopped:
+        if cause.kind is not CauseKind.HANG:
+            return cause
+        found = next(each for each in self._verdicts if each.rank == cause.rank)
+        if found.local_rank in self.overdue and self.world_size > 1 and not found.stopped:
             # without evidence on all ranks it may only have waited for another
             return undetermined_hang(found, detail="root cause undetermined")
-        return cause
+        return replace(cause, detail=self._frame(found.local_rank))
+
+    def _frame(self, local_rank: int) -> str:
+        note = self._notes.get(local_rank)
+        return f"in {note.frame}" if note is not None and note.frame else ""
 
     def own_failure(self, seen: Readings) -> Cause | None:
         """Return the failure of a rank of this node that failed by itself, not only because it had lost another.

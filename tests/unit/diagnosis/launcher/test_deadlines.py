@@ -84,9 +84,10 @@ def test_a_rank_is_looked_at_before_it_is_ended() -> None:
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
     assert driven.orders(Collect) == [events.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
-    driven.wait(1.99)  # its monitor has two seconds
-    assert driven.all_of(events.SignalRanks) == []
+    driven.wait(1.9)  # its monitor has two seconds
     driven.hear(observed(0, 0, RankSnapshot(rank=0, frame="train.py:3 save")))
+    assert driven.all_of(events.SignalRanks) == []
+    driven.wait(0.1)
     assert driven.all_of(events.SignalRanks) == [events.SignalRanks((0,), signal.SIGKILL)]
     assert driven.record.cause().detail == "in train.py:3 save"
 
