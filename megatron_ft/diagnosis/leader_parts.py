@@ -1,4 +1,4 @@
-"""Hangs, and slow ranks, at the leader of a job: two parts of it. Pure."""
+"""Hangs at the leader of a job: a part of it. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.cycle_cause import hang_cause, undetermined_hang
 from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
-from megatron_ft.diagnosis.slow_ranks import SlowRanks
-from megatron_ft.diagnosis.waits import Lags, Waits
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
@@ -138,31 +136,3 @@ class HangsAtLeader(LeaderPart):
             cause = undetermined_hang(first, detail="root cause undetermined")
         report = Report(self._cycle.decision.cycle, NodeState.UNHEALTHY, cause)
         self._cycle.seats[diagnosis.asker].change(report)
-
-
-class SlowRanksAtLeader(LeaderPart):
-    """The launcher that prints the lines of the job is told which ranks hold the others back."""
-
-    HEARS = Waits
-    SAYS = Lags
-    QUIET = (Waits,)
-
-    def __init__(self) -> None:
-        self._cycle: JobCycle
-        self._found = SlowRanks(-1, 0)
-
-    @property
-    def due_s(self) -> float | None:
-        return self._found.alarm_s
-
-    def begin(self, cycle: JobCycle) -> Answers:
-        self._cycle, self._found = cycle, SlowRanks(cycle.decision.cycle, cycle.decision.world)
-        return ()
-
-    def hear(self, node: Node, place: int, message: Waits, now_s: float) -> Answers:
-        self._found.heard(node.name, message, now_s)
-        return ()
-
-    def tick(self, now_s: float) -> Answers:
-        lags = None if self._cycle.outcome is not None else self._found.take(now_s)
-        return [] if lags is None else [ToNodes(lags, to_printer=True)]
