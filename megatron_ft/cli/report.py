@@ -1,4 +1,4 @@
-"""`megatron-ft report`: tables, and on request a page, a trace and JSON, of the runs in a log directory.
+"""`megatron-ft report`: tables, and on request a page or JSON, of the runs in a log directory.
 
 Nothing heavy is imported before the command runs: `megatron-ft pause` goes through this module, too.
 """
@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.cli.base.terminal import track
@@ -37,14 +36,14 @@ the rest went. It is a dash where no iterations were recorded.
 The margin is how many times the longest observed interval fits into its timeout. A section that never ended because
 its rank hung, was ended or died isn't an observed interval.
 
-Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the page and the
-trace show the last one. --run chooses another, for all of them. --suggest-timeouts takes all of them together."""
+Of several runs in a directory, each has its tables (and is an element of the JSON), oldest first; the page
+shows the last one. --run chooses another, for all of them. --suggest-timeouts takes all of them together."""
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
-        help="what happened, cycle by cycle; a page and a trace",
+        help="what happened, cycle by cycle, as tables or a page",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,7 +55,6 @@ def add_command(commands: Any) -> None:
         help="the directory that ft_launcher names as 'logs:'; of several nodes with one each, all of them",
     )
     parser.add_argument("--html", metavar="FILE", help="write one page with everything; it loads nothing")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, instead of tables")
     parser.add_argument(
         "--suggest-timeouts", action="store_true", help="print only timeouts from the observed intervals, as YAML"
@@ -68,7 +66,7 @@ def add_command(commands: Any) -> None:
 def _report(args: argparse.Namespace) -> int:
     from megatron_ft.cli.analysis.analysis import analyze
     from megatron_ft.cli.analysis.interval_lengths import suggestion
-    from megatron_ft.cli.logs.runs import runs_in
+    from megatron_ft.cli.logs.runs import log_directory, runs_in
 
     runs = runs_in(args.log_dirs, shows_progress=True)
     if not runs:
@@ -86,7 +84,15 @@ def _report(args: argparse.Namespace) -> int:
         lines, has_timeouts = suggestion(together)
         print("\n".join(lines))
         return 0 if has_timeouts else _NOTHING_FOUND
-    written = _write(args, analyses[-1])  # before anything is printed: `| head` ends this process
+    written = ""
+    for path in track([args.html] if args.html is not None else [], "drawing", 1):
+        from megatron_ft.cli.render.html_page import write_page
+
+        try:  # before anything is printed: `| head` ends this process
+            left_out = write_page(analyses[-1], [log_directory(each) for each in args.log_dirs], path)
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+        written = f"wrote {path}{left_out}"
     if args.json:
         print(json.dumps([summary_document(each) for each in analyses], indent=2))
     else:
@@ -94,30 +100,9 @@ def _report(args: argparse.Namespace) -> int:
 
         for each in analyses:
             print_report(each)
-    for line in written:
-        print(line, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
+    if written:
+        print(written, file=sys.stderr if args.json else sys.stdout)  # stdout must hold nothing but JSON
     return 0
-
-
-def _write(args: argparse.Namespace, analysis: Analysis) -> list[str]:
-    """Write the files that are asked for. Return a line for each."""
-    from megatron_ft.cli.logs.runs import log_directory
-    from megatron_ft.cli.render.html_page import write_page
-    from megatron_ft.cli.render.trace import write_trace
-
-    directories = [log_directory(each) for each in args.log_dirs]
-    wanted: list[tuple[str | None, Callable[[str], str | None]]] = [
-        (args.html, lambda path: write_page(analysis, directories, path)),
-        (args.trace, lambda path: write_trace(analysis, path)),
-    ]
-    written = []
-    chosen = [(path, write) for path, write in wanted if path is not None]
-    for path, write in track(chosen, "drawing", len(chosen)):
-        try:
-            written.append(f"wrote {path}{write(path) or ''}")
-        except OSError as error:
-            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-    return written
 
 
 def summary_document(analysis: Analysis) -> dict[str, Any]:

@@ -17,6 +17,7 @@ REMOVED: dict[str, str] = {
     "chain": "give every job the same --ft-log-dir, and sbatch --dependency=afternotok:JOBID (docs/slurm.md)",
     "port": "for Prometheus use --ft-metrics-port or --ft-metrics-textfile of ft_launcher",
     "png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
+    "trace": "megatron-ft report --html FILE draws the same timeline, to zoom into",
 }
 """Replacement by the option's name as a key of YAML."""
 

@@ -1,20 +1,19 @@
-"""The trace, the JSON and the command line that writes them."""
+"""`megatron-ft report`: what is printed and written; nothing in a text from a log is obeyed."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megatron_ft.cli import main
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.cli.logs.runs import split_runs
-from megatron_ft.cli.render import trace
+from megatron_ft.cli.render import report_tables
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
-from tests.unit.cli.analysis.test_report_cycles import Logs, started
+from tests.unit.cli.analysis.test_report_cycles import Logs, ended, started
 from tests.unit.cli.analysis.test_report_timeline import only
 
 HANG = Fault(cycle=0, rank=2, iteration=33)
@@ -25,55 +24,6 @@ NASTY = ("setup", "</script><b>$x_1$", "[red]save[/red]", "<img src=http://evil/
 def hung(tmp_path: Path) -> Path:
     write_job(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
     return tmp_path
-
-
-def trace_of(directory: Path) -> dict[str, Any]:
-    path = directory / "out.trace"
-    trace.write_trace(only(directory), str(path))
-    document = json.loads(path.read_text())
-    assert isinstance(document, dict)
-    return document
-
-
-def test_the_trace_is_what_perfetto_reads(hung: Path) -> None:
-    document = trace_of(hung)
-    events = document["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "i"}
-    for event in events:
-        assert isinstance(event["name"], str)
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        if event["ph"] != "M":
-            assert event["ts"] >= 0
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-        if event["ph"] == "i":
-            assert event["s"] in ("g", "p", "t")
-    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {"cycles", *(f"rank {rank} (node-0)" for rank in range(4))}
-    count = Counter(event["name"] for event in events if event.get("cat") == "section")
-    assert count["step"] == 4 * (3 + 1)  # of a minute with few steps, and those that never ended
-    assert count["checkpointing"] == 4 * 3
-    minutes = [event["args"]["step"] for event in events if event["name"] == "minute" and "step" in event["args"]]
-    assert sum(int(told.split(" ")[0]) for told in minutes) == 4 * (60 + 13)
-    assert {event["name"] for event in events if event.get("cat") == "cycle"} == {"cycle 0", "cycle 1"}
-    (verdict,) = [event for event in events if event.get("cat") == "verdict"]
-    assert (verdict["pid"], verdict["ts"] > 1e6) == (2, True)
-
-
-def test_spans_of_a_rank_lie_in_each_other_in_the_trace(hung: Path) -> None:
-    """A viewer draws spans that overlap without one being inside the other as nonsense."""
-    document = trace_of(hung)
-    for rank in range(4):
-        mine = [e for e in document["traceEvents"] if e.get("cat") == "section" and e["pid"] == rank]
-        spans = sorted((e["ts"], -e["dur"]) for e in mine)
-        ends: list[float] = []
-        for begin, minus_length in spans:
-            end = begin - minus_length
-            while ends and ends[-1] <= begin + 0.2:
-                ends.pop()
-            assert not ends or end <= ends[-1] + 0.2
-            ends.append(end)
 
 
 def test_terminal_report_shows_goodput_and_section_intervals(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +45,7 @@ def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["report", str(hung), "--json", "--trace", str(tmp_path / "t")]) == 0
+    assert main.main(["report", str(hung), "--json", "--html", str(tmp_path / "t")]) == 0
     captured = capsys.readouterr()
     (run,) = json.loads(captured.out)
     assert f"wrote {tmp_path / 't'}" in captured.err
@@ -114,23 +64,22 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     again = Logs(tmp_path, run_id="again", wall_offset=1_800_000_000 * 10**9)
     again.write("launcher", (1.0, "cycle_started", started(0, 0)))
     assert len(split_runs(read_directory(hung))) == 2
-    picture = str(tmp_path / "out.trace")
-    assert main.main(["report", str(hung), "--trace", picture]) == 0
-    assert json.loads(Path(picture).read_text())["otherData"]["run"] == "again"
+    page = tmp_path / "out.html"
+    assert main.main(["report", str(hung), "--html", str(page)]) == 0
+    assert "job again: " in page.read_text()
     capsys.readouterr()
-    assert main.main(["report", str(hung), "--trace", picture, "--run", "1", "--json"]) == 0
-    assert json.loads(Path(picture).read_text())["otherData"]["run"] == "generated"
+    assert main.main(["report", str(hung), "--html", str(page), "--run", "1", "--json"]) == 0
+    assert "job generated: " in page.read_text()
     (run,) = json.loads(capsys.readouterr().out)
     assert run["run_id"] == "generated"
     assert main.main(["report", str(hung), "--run", "3"]) == 2
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--html", "--trace"])
 def test_a_file_that_cannot_be_written_is_one_line(
-    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["report", str(hung), option, str(tmp_path / "no" / "such")]) == 2
+    assert main.main(["report", str(hung), "--html", str(tmp_path / "no" / "such")]) == 2
     err = capsys.readouterr().err
     assert "such can't be written: No such file or directory" in err
     assert err.count("\n") == 1
@@ -147,13 +96,37 @@ def test_outputs_are_written_for_logs_that_are_cut_off_anywhere(
         path.write_bytes(data)
     with_header = [data for data in kept.values() if b"\n" in data]
     assert with_header  # else there would be nothing to report
-    for option in ("--html", "--trace"):
-        file = tmp_path / f"out{option}"
-        assert main.main(["report", str(hung), option, str(file)]) == 0
-        assert file.stat().st_size > 1000
-    capsys.readouterr()
-    assert main.main(["report", str(hung), "--json"]) == 0
+    page = tmp_path / "out.html"
+    assert main.main(["report", str(hung), "--html", str(page), "--json"]) == 0
+    assert page.read_text().endswith("</html>")
     (run,) = json.loads(capsys.readouterr().out)
     # the rest of a line that was cut off, and nothing else
     assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
     assert len(run["cycles"]) == (1 if share < 0.6 else 2)
+
+
+def printed(directory: Path) -> str:
+    analysis = only(directory)
+    out = io.StringIO()
+    report_tables.print_report(analysis, out)
+    return out.getvalue()
+
+
+def test_a_terminal_gets_no_order_from_a_log(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    end = ended(0, "crash", 0, "a\x1b[2Jb\rc\x07d\u202ee\nsecond\x9bline", None)
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (2.0, "cycle_ended", end))
+    text = printed(tmp_path)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert r"a\x1b[2Jb c\x07d\u202ee " in text
+    assert r" second\x9bline " in text
+
+
+def test_a_name_of_a_section_is_no_order(tmp_path: Path) -> None:
+    names = ("setup", "step", "[/red]", "\x1b[31mred")
+    fault = Fault(cycle=0, rank=0, iteration=25)
+    write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(fault,), sections=names))
+    text = printed(tmp_path)
+    assert "\x1b" not in text
+    assert "│ [/red] " in text
+    assert r"│ \x1b[31mred " in text
