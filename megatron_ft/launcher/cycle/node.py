@@ -287,7 +287,7 @@ class LauncherNode:
     def _each_second(self) -> None:
         self.orphan_watch.check()
         self.run_dir.mend()
-        self.telemetry.look(self.status)
+        self.telemetry.look(self.status.readings)
         if self._orphans.are_awaited:
             self._reap_orphans()
 

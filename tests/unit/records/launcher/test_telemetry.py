@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import http.client
+from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.link.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.facts.timed import Timed
-from megatron_ft.records.launcher.metrics_output import MetricsOutput
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.records.launcher.telemetry import Telemetry
 from megatron_ft.records.rules.accounting import account
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
 
 
-class Node:
-    """A node that trains."""
+def readings(*, is_last: bool = False) -> GaugeValues:
+    """Return those of a node that trains."""
+    told = account([Timed(1, 0, "", CRASH)] if is_last else [])
+    return GaugeValues(accounting=told, iteration=7, nodes={"a": NodeActivity.TRAINING})
 
-    def readings(self, *, is_last: bool = False) -> GaugeValues:
-        told = account([Timed(1, 0, "", CRASH)] if is_last else [])
-        return GaugeValues(accounting=told, iteration=7, nodes={"a": NodeActivity.TRAINING})
+
+def telemetry(said: list[str], **options: str) -> Telemetry:
+    with closing(Reactor()) as reactor:
+        return Telemetry(
+            LauncherOptions(**options), run_id="job", node="a", reactor=reactor, setpriv=(), say=said.append
+        )
 
 
 def minute_of(lengths_s: list[float]) -> Minute:
@@ -38,23 +43,25 @@ def minute_of(lengths_s: list[float]) -> Minute:
 
 
 def test_file_holds_the_metrics_at_the_end_and_says_that_the_node_has_ended(tmp_path: Path) -> None:
+    said: list[str] = []
     path = tmp_path / "job.prom"
-    output = MetricsOutput(LauncherOptions(metrics_textfile=str(path)), node="a", say=pytest.fail)
-    output.hear(CycleStarted(cycle=0, group_rank=0))
-    output.look(Node())
+    output = telemetry(said, metrics_textfile=str(path))
+    output.hear(CycleStarted(cycle=0, group_rank=0), is_spokesman=True)
+    output.look(readings)
     output.close()
     shown = path.read_text().splitlines()
     assert 'megatron_ft_restarts_total{cause="membership"} 1.0' in shown
     assert 'megatron_ft_node_state{node="a",state="ended"} 1.0' in shown
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
+    assert said == []
 
 
 def test_served_metrics_are_those_of_the_last_look() -> None:
     said: list[str] = []
-    output = MetricsOutput(LauncherOptions(metrics_port="127.0.0.1:0"), node="a", say=said.append)
-    output.hear(CycleStarted(cycle=0, group_rank=0))
-    output.hear(minute_of([0.3, 0.3]))
-    output.look(Node())
+    output = telemetry(said, metrics_port="127.0.0.1:0")
+    output.hear(CycleStarted(cycle=0, group_rank=0), is_spokesman=True)
+    output.hear(minute_of([0.3, 0.3]), is_spokesman=True)
+    output.look(readings)
     port = int(said[0].removeprefix("metrics: http://127.0.0.1:").removesuffix("/metrics"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("GET", "/metrics")
