@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from megatron_ft.config.files.options import settings, summary
+from megatron_ft.config.files.options import as_record, summary
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import OfMember
@@ -70,7 +70,7 @@ def run(
     say = launcher_lines.make_printer(has_others=line.max_nodes > 1)
     announce = sayer_for_all(line, place, say)
     say_start(line, place, log_dir, say=say, announce=announce)
-    log.write(records.Config(values=settings(line.options), command=tuple(command)))
+    log.write(as_record(line.options, command))
     lives = read_lives(log_dir)
     before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
     meeting = records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.me.rank)

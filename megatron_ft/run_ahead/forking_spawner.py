@@ -15,7 +15,7 @@ from megatron_ft.errors import ProtocolError
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.rank_variables import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.link.base.signal_rules import signal_name
-from megatron_ft.link.facts.launcher import ForkFailed, ForkServer, FreshInterpreters
+from megatron_ft.link.facts.launcher import ForkServer
 from megatron_ft.link.linux.process_setup import restore_file_limit_of
 from megatron_ft.link.linux.processes import send_signal, wait_gone
 from megatron_ft.link.messages import fork_server_messages as messages
@@ -206,7 +206,7 @@ class ForkingSpawner:
                 requests.append((variables, [go_read, *streams]))
             answer = server.fork_ranks(requests)
             if isinstance(answer, messages.Failed):
-                self.log.write(ForkFailed(pids=(server.pid,), reason=answer.reason))
+                self.log.write(ForkServer(state="fork failed", pid=server.pid, reason=answer.reason))
                 self._replace(server)
             if isinstance(answer, FilesChanged):
                 self.say(f"{answer.path} changed: importing anew")
@@ -302,7 +302,7 @@ class ForkingSpawner:
     def _give_up(self, reason: str) -> None:
         self.close()
         self._say_once(f"fork server off ({reason}): every rank starts its own Python", self.say)
-        self.log.write(FreshInterpreters(reason=reason))
+        self.log.write(ForkServer(state="given up", reason=reason))
 
     def _say_once(self, line: str, say: Callable[[str], None], rest: str = "") -> None:
         if line not in self._said:

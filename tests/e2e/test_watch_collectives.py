@@ -50,7 +50,7 @@ def test_stalled_collective_is_only_reported_by_default(launcher: Launcher) -> N
     told = [line for line in finished.lines if "collective" in line and "configuration" not in line]
     assert "rank 2 in unhooked.py:" in told[0]
     assert told[0].endswith("(reported only, no rank is terminated)")
-    record, *_ = launched.events("no_collective")  # on a slow machine the end takes long enough to be told of, too
+    record, *_ = launched.events("hang_reported")  # on a slow machine the end takes long enough to be told of, too
     assert (record["rank"], record["ends"]) == (2, False)
     # nobody has sent the ranks a signal for it
     written = [json.loads(path.read_text()) for path in (launched.log_dir / "evidence").glob("*/*.json")]

@@ -67,7 +67,7 @@ def read(faults: Sequence[Fault], logs: Path) -> list[Named]:
     Raises:
         KeyError: of one it says nothing.
     """
-    records = {each["cycle"]: each for each in launcher_records(logs) if each["ev"] == "no_collective"}
+    records = {each["cycle"]: each for each in launcher_records(logs) if each["ev"] == "hang_reported"}
     return [
         Named(fault=fault, text=records[cycle]["text"], rank=records[cycle]["rank"])
         for cycle, fault in enumerate(faults)

@@ -11,6 +11,7 @@ from megatron_ft.cli.base.terminal import track
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import Message, Moment, Raw, decode, name_of
 from megatron_ft.link.facts.all_kinds import RECORDS, Record
+from megatron_ft.link.facts.launcher import HangReported
 from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.facts.shared import LogOpened
 
@@ -99,6 +100,8 @@ def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
         try:
             head = decode(_LineHead, line)
             raw = Raw(head.ev, line)
+            if head.ev == "no_collective":  # of version 0.1.0
+                raw = Raw(name_of(HangReported), line.replace(b"{", b'{"section":"collectives",', 1))
             entries.append(Entry(head.t, raw if head.ev == MINUTE else RECORDS.read(raw)))
         except ProtocolError:
             passed_over += bool(line.strip())

@@ -17,7 +17,7 @@ from megatron_ft.config.reference import IGNORED, describe, is_said
 from megatron_ft.config.removed import removed
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.errors import ConfigError, near
-from megatron_ft.link.facts.launcher import Setting
+from megatron_ft.link.facts.launcher import Config
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -173,9 +173,14 @@ def _effective(config: FaultToleranceConfig) -> list[tuple[Option, Any, str]]:
     return [(each, config.plain(each.field), config.sources.get(each.field, "default")) for each in listed]
 
 
-def settings(config: FaultToleranceConfig) -> dict[str, Setting]:
-    """Return every value and its source for an event log."""
-    return {each.field: Setting(value=value, source=source) for each, value, source in _effective(config)}
+def as_record(config: FaultToleranceConfig, command: Sequence[str]) -> Config:
+    """Return the record of every value and its source; ``command``: that of a rank."""
+    told = _effective(config)
+    return Config(
+        values={each.field: value for each, value, _ in told},
+        sources={each.field: source for each, _, source in told},
+        command=tuple(command),
+    )
 
 
 def rows(config: FaultToleranceConfig) -> list[tuple[str, str, str]]:

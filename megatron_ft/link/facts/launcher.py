@@ -31,26 +31,17 @@ from megatron_ft.memory.rules.snapshots import SnapshotKey
 # -- the job ----------------------------------------------------------------------------------------------------
 
 
-class Setting(Fact, frozen=True, kw_only=True):
-    """The value of one option.
-
-    Args:
-        source: "default", "command line", or the place in a file.
-    """
-
-    value: Any = None
-    source: str = ""
-
-
 class Config(Fact, frozen=True, kw_only=True):
     """The options of the launcher.
 
     Args:
-        values: values by option.
+        values: value of each option.
+        sources: where each comes from: "default", "command line", or the place in a file.
         command: command of a rank.
     """
 
-    values: Mapping[str, Setting] = {}
+    values: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}
     command: tuple[str, ...] = ()
 
 
@@ -438,14 +429,15 @@ class RankExited(Fact, frozen=True, kw_only=True):
 
 
 class HangReported(Fact, frozen=True, kw_only=True):
-    """An interval was longer than its timeout, and the ranks of all nodes were examined; none is ended.
+    """An interval was longer than its timeout, and the ranks of all nodes were examined. One launcher writes it.
 
     Args:
-        rank: rank that keeps the others waiting; null if unknown.
-        section: overdue section, or the ``kind`` of its ``verdict``.
+        rank: rank that keeps the others waiting; null if unknown, or no rank waits.
+        section: overdue section, or the ``kind`` of its ``verdict``: "collectives" if none has completed on any rank.
         iteration: iteration completed by the rank that was found first.
         elapsed_s: duration when the ranks were examined.
         text: the rank, its place, and what the others do, in words.
+        ends: the cycle is ended for it (--ft-watch-collectives end); else no rank is ended.
     """
 
     cycle: Cycle
@@ -454,6 +446,7 @@ class HangReported(Fact, frozen=True, kw_only=True):
     iteration: Int | None = None
     elapsed_s: Seconds
     text: str = ""
+    ends: bool = False
 
 
 class MonitorReplaced(Fact, frozen=True, kw_only=True):
@@ -476,11 +469,12 @@ class ForkServer(Fact, frozen=True, kw_only=True):
     """The process that imports what ranks share, and forks them.
 
     Args:
-        state: "started", "ready", "acts", "ended", or "not started".
+        state: "started", "ready", "acts", "ended", "not started", "fork failed": this time ranks are fresh
+            interpreters, or "given up": they are from now on.
         where: line up to which imports are shared, or of the import that acts.
         what: module that acts, and its act.
         took_s: time for the imports.
-        reason: import that acts, or why the server was ended.
+        reason: import that acts, or why the server was ended, can't fork, or was given up.
     """
 
     state: str = ""
@@ -490,23 +484,6 @@ class ForkServer(Fact, frozen=True, kw_only=True):
     took_s: Seconds | None = None
     exit_code: Int | None = None
     reason: str | None = None
-
-
-class ForkFailed(Fact, frozen=True, kw_only=True):
-    """Ranks couldn't be forked: this time they are fresh interpreters.
-
-    Args:
-        pids: processes of the fork server.
-    """
-
-    pids: tuple[Pid, ...] = ()
-    reason: str = ""
-
-
-class FreshInterpreters(Fact, frozen=True, kw_only=True):
-    """Ranks are no longer forked."""
-
-    reason: str = ""
 
 
 # -- those that hang, or may: what their monitors can't know alone ----------------------------------------------
@@ -547,24 +524,6 @@ class MoreTime(Fact, frozen=True, kw_only=True):
     progress: str = ""
 
 
-class NoCollective(Fact, frozen=True, kw_only=True):
-    """No collective has completed on any rank for long, in a job whose script calls no hooks. One launcher writes it.
-
-    Args:
-        rank: rank that keeps the others waiting; null if unknown, or no rank waits.
-        elapsed_s: duration when the ranks were examined.
-        text: the rank, its place, and what the others do, in words.
-        ends: the cycle is ended for it (--ft-watch-collectives end).
-    """
-
-    cycle: Cycle
-    rank: Rank | None = None
-    elapsed_s: Seconds
-    timeout_s: Seconds
-    text: str = ""
-    ends: bool = False
-
-
 class SlowRank(Fact, frozen=True, kw_only=True):
     """A rank holds the others back, which wait for it in collectives. The launcher that speaks for the job writes it.
 
@@ -600,7 +559,6 @@ Record = (
     | CycleEnded
     | NodeLost
     | Finding
-    | NoCollective
     | SlowRank
     | TrainingAgain
     | SnapshotRestored
@@ -613,6 +571,4 @@ Record = (
     | WorkloadControl
     | MonitorReplaced
     | ForkServer
-    | ForkFailed
-    | FreshInterpreters
 )

@@ -38,14 +38,13 @@ from megatron_ft.link.facts.launcher import (
     CycleStarted,
     HangReported,
     Meeting,
-    NoCollective,
     Paused,
     RankExited,
     Resumed,
     SnapshotRestored,
     TrainingAgain,
 )
-from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.facts.reported_hang import ReportedHang
 from megatron_ft.link.facts.shared import RankHung
@@ -53,9 +52,7 @@ from megatron_ft.link.facts.timed import Timed
 
 Span = tuple[int, int]
 """Beginning and end, ns."""
-_OfRanks = Attached | FirstIteration | FirstStep | Minute | RankGone | RankExited
-COLLECTIVES = "collectives"
-"""Name of the overdue interval in a job whose script calls no hooks."""
+_OfRanks = Attached | FirstIteration | Minute | RankGone | RankExited
 
 
 class TimeClass(enum.Enum):
@@ -244,7 +241,6 @@ class _Overdue:
     section: str
     iteration: int | None
     since_ns: int
-    told_ns: int
     text: str
 
 
@@ -294,7 +290,7 @@ class _Cycle:
         record = event.record
         before_ns, self.newest_ns = self.newest_ns, max(self.newest_ns, event.at_ns)
         match record:
-            case Attached() | FirstIteration() | FirstStep() | Minute() | RankGone() | RankExited():
+            case Attached() | FirstIteration() | Minute() | RankGone() | RankExited():
                 self._take_progress(event, record, before_ns)
             case CycleStarted():
                 self.ranks |= {each.rank for each in record.ranks}
@@ -308,8 +304,11 @@ class _Cycle:
                 )
             case RankHung():
                 self._take_verdict(event, record)
-            case HangReported() | NoCollective(ends=False):
-                self._take_report(event, record)
+            case HangReported(ends=False):  # it says more than the verdict that led to it
+                key = record.section, record.iteration
+                known = self.overdue.get(key)
+                since_ns = event.at_ns - round(record.elapsed_s * 1e9) if known is None else known.since_ns
+                self.overdue[key] = _Overdue(record.rank, *key, since_ns, record.text)
             case SnapshotRestored():
                 self.restored = self.restored or record
                 if record.seconds is not None:
@@ -333,8 +332,6 @@ class _Cycle:
                 self.first = record.iteration if self.first is None else min(self.first, record.iteration)
                 self._reach(record.iteration)
                 self.anchors.setdefault(record.iteration, at_ns)
-            case FirstStep() if record.began_ns is not None:
-                self.begun.setdefault(record.rank, event.wall_ns(record.began_ns))
             case Minute():
                 self._take_minute(event, record)
             case RankGone():
@@ -359,19 +356,9 @@ class _Cycle:
             text = (
                 f"rank {verdict.rank} was overdue after {verdict.elapsed_s:.1f} s (timeout {verdict.timeout_s:.1f} s)"
             )
-            known = _Overdue(verdict.rank, verdict.timed, verdict.iteration, since_ns, at_ns, text)
+            known = _Overdue(verdict.rank, *key, since_ns, text)
             self.overdue[key] = known
         known.since_ns = min(known.since_ns, since_ns)
-
-    def _take_report(self, event: Timed[Record | None], report: HangReported | NoCollective) -> None:
-        """Take the result of a review, which says more than the verdict that led to it."""
-        timed, iteration = COLLECTIVES, None
-        if isinstance(report, HangReported):
-            timed, iteration = report.section, report.iteration
-        since_ns = event.at_ns - round(report.elapsed_s * 1e9)
-        known = self.overdue.get((timed, iteration))
-        since_ns, told_ns = (since_ns, event.at_ns) if known is None else (known.since_ns, known.told_ns)
-        self.overdue[timed, iteration] = _Overdue(report.rank, timed, iteration, since_ns, told_ns, report.text)
 
     def _take_minute(self, event: Timed[Record | None], record: Minute) -> None:
         """Take the iterations and saves of one rank, the lowest known."""

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.waits import RankLag
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import PHASES, CauseKind, CycleStarted, NodeLost
 from megatron_ft.link.facts.minutes import BOUNDS_S, HEARTBEAT, OUT_OF_SECTION
 from megatron_ft.link.facts.monitor import Minute
-from megatron_ft.records.rules.accounting import COLLECTIVES, Accounting
+from megatron_ft.records.rules.accounting import Accounting
 
 SHOWN_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """Upper bounds of the buckets of a histogram but the last, which has none; all are among `BOUNDS_S`."""

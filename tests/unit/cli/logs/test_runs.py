@@ -154,3 +154,11 @@ def test_a_damaged_minute_is_counted_once_however_often_the_records_are_read(tmp
     run = run_of(tmp_path)
     assert [len([*run.stream()]) for _ in range(2)] == [len(run.records) + 1] * 2
     assert run.passed_over == 1
+
+
+def test_record_of_0_1_0_on_silent_collectives_is_a_reported_hang(tmp_path: Path) -> None:
+    silent = {"cycle": 0, "rank": 1, "elapsed_s": 5.0, "timeout_s": 4.0, "text": "rank 1 in a.py:1 f"}
+    told_of = [(10.0, "no_collective", silent), (20.0, "no_collective", {**silent, "cycle": 1, "ends": True})]
+    Logs(tmp_path).write("launcher", TRAINS, *told_of)
+    (hang,) = run_of(tmp_path).accounting.hangs
+    assert (hang.section, hang.rank, hang.cycle, hang.after_s) == ("collectives", 1, 0, 5.0)

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.config.config import FIELDS, OPTIONS
-from megatron_ft.config.files.options import add_ft_options, group_help, read_ft_options, settings, summary, with_hint
+from megatron_ft.config.files.options import add_ft_options, as_record, group_help, read_ft_options, summary, with_hint
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.config.launcher_options import END, OFF, REPORT
 from megatron_ft.config.reference import IGNORED
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.codec import encode
-from megatron_ft.link.facts.launcher import Config
 
 TEXTS = {
     "rank_section_timeouts": "setup:600,step:null",
@@ -122,10 +121,11 @@ def test_command_line_wins_over_file_and_file_over_defaults(tmp_path: Path) -> N
     assert summary(options) == (
         f"configuration: safety_factor=3 (command line), log_level=DEBUG ({path}:4); else defaults"
     )
-    logged = json.loads(encode(Config(values=settings(options))))["values"]
-    assert logged["log_level"] == {"value": "DEBUG", "source": f"{path}:4"}
-    assert logged["rank_heartbeat_timeout"] == {"value": 2700.0, "source": "default"}
-    assert set(OPTIONS) - set(logged) == {"cfg_path", "ignore_missing_cfg", "dry_run"}
+    logged = json.loads(encode(as_record(options, ["train.py"])))
+    values, sources = logged["values"], logged["sources"]
+    assert (values["log_level"], sources["log_level"]) == ("DEBUG", f"{path}:4")
+    assert (values["rank_heartbeat_timeout"], sources["rank_heartbeat_timeout"]) == (2700.0, "default")
+    assert set(OPTIONS) - set(values) == set(OPTIONS) - set(sources) == {"cfg_path", "ignore_missing_cfg", "dry_run"}
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,7 @@ def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> 
         "configuration: startup_timeout=30 (command line), exit_timeout=1.5 (command line), "
         "observe_only=yes (command line), forward_signals=SIGUSR1,SIGUSR2 (command line); else defaults"
     )
-    logged = json.loads(encode(Config(values=settings(options))))["values"]
-    assert logged["forward_signals"] == {"value": "SIGUSR1,SIGUSR2", "source": "command line"}
+    assert as_record(options, []).values["forward_signals"] == "SIGUSR1,SIGUSR2"
     assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
 
 

@@ -57,7 +57,7 @@ def test_silence_of_all_ranks_is_asked_about_when_its_time_is_over_and_once() ->
         "no collective has completed on any rank for 40 s: rank 10 in train.py:3 f "
         "(reported only, no rank is terminated)"
     )
-    assert driven.written[-1] == "no_collective"
+    assert driven.written[-1] == "hang_reported"
 
 
 def test_progress_after_a_silence_is_told_and_the_next_silence_again() -> None:
@@ -188,7 +188,7 @@ def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     driven.wait(TIMEOUT_S + 1.0)
     driven.hear(msgspec.structs.replace(REVIEW, asker=1))
     assert ended(driven) == []
-    assert "no_collective" not in driven.written
+    assert "hang_reported" not in driven.written
     driven.hear(REVIEW)
     (hang,) = ended(driven)
     assert (hang.verdict.rank, hang.verdict.kind) == (10, "collectives")

@@ -27,7 +27,7 @@ SAMPLES: tuple[Any, ...] = (
     shared.RankHung(rank=1, cycle=2, kind="section", at_ns=9, since_ns=3, elapsed_s=1, timeout_s=0.5, section="step"),
     launcher.CycleStarted(cycle=0, ranks=(RankStarted(rank=3, pid=7), RankStarted(rank=4))),
     launcher.CycleEnded(cycle=3, cause=Cause(rank=1, kind=CauseKind.HANG)),
-    launcher.Config(values={"nnodes": launcher.Setting(value=[1], source="default")}, command=("a", "b")),
+    launcher.Config(values={"nnodes": [1]}, sources={"nnodes": "default"}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
     monitor.Minute(cycle=1, at_ns=60, ranks=(RankMinute(0, 0.0, 60.0),)),
     monitor.LauncherGone(),
