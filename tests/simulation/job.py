@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.config.config import ConfigValues
+from megatron_ft.config.launcher_options import ANY_FAILED, MIN_HEALTHY
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import actions, etcd_keys
@@ -193,11 +194,13 @@ class Launcher(Process):
         self.member = Member(identity, now_s=host.clock_s(), chance=random.Random(job.world.chance.random()))
         options = Options(
             max_nodes=plan.rules.max_nodes,
-            min_healthy=plan.rules.min_healthy,
+            given=ConfigValues(
+                restart_policy=MIN_HEALTHY if plan.rules.min_healthy else ANY_FAILED, watch_collectives="off"
+            ),
             max_restarts=plan.rules.max_restarts,
             checks_health=True,
         )
-        self.agent = Agent(options, launcher_parts(options, ConfigValues(), Pauses(), Kept()))
+        self.agent = Agent(options, launcher_parts(options, Pauses(), Kept()))
         self._agent_ns = self.agent.alarm_ns
         """When the agent is to be told the time; only an event changes that."""
         if plan.in_etcd:

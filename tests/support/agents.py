@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -120,9 +121,11 @@ class Driven:
 
     def __init__(self, found: Kept = Kept(), **options: object) -> None:  # noqa: B008 - frozen
         self.pauses = Pauses()
-        learning = options.pop("learning", ConfigValues())
-        given = Options(**options)  # type: ignore[arg-type]
-        self.parts = launcher_parts(given, learning, self.pauses, found)  # type: ignore[arg-type]
+        learning = cast("ConfigValues", options.pop("learning", ConfigValues()))
+        own = {each.name: options.pop(each.name) for each in fields(Options) if each.name in options}
+        values = ConfigValues.from_dict({"watch_collectives": "off", **learning.to_dict(), **options})
+        given = Options(given=values, **own)  # type: ignore[arg-type]
+        self.parts = launcher_parts(given, self.pauses, found)
         self.agent = Agent(given, self.parts)
         self.now_ns = START_NS
         self.done: list[events.Effect] = []

@@ -9,6 +9,7 @@ count as silence. Pure.
 
 from __future__ import annotations
 
+from megatron_ft.config.launcher_options import END, OFF
 from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.hang_messages import Hang, Reviewed
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
@@ -54,11 +55,11 @@ class CollectiveWatch(LauncherPart):
         self._begin_anew(turn.now_ns)
 
     def started(self, turn: Turn) -> None:
-        timeout_s = self._options.collectives_timeout_s
+        timeout_s = self._options.given.watch_collectives.timeout_s
         self._set_timeout(None if timeout_s is None else round(timeout_s * 1e9))
         self._begin_anew(turn.now_ns)
         self._looked_ns = turn.now_ns
-        self._due_ns = turn.now_ns + self._every_ns if self._options.watches_collectives else None
+        self._due_ns = turn.now_ns + self._every_ns if self._options.given.watch_collectives.how != OFF else None
 
     def continued(self, now_ns: int) -> None:
         self._begin_anew(now_ns)  # no time before a stop of the whole node counts
@@ -73,7 +74,7 @@ class CollectiveWatch(LauncherPart):
         options, cycle, is_asker = self._options, self._cycle, event.asker == self._cycle.place
         if event.reports or event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
-        ends = options.ends_for_collectives and event.is_waited and not options.observe_only
+        ends = options.given.watch_collectives.how == END and event.is_waited and not options.given.observe_only
         self._is_told, self._is_asked = True, False
         follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
         turn.say_for_all(
@@ -141,7 +142,7 @@ class CollectiveWatch(LauncherPart):
         if not judged or is_leaving:  # no monitored rank has a process group, or one has destroyed its group
             self._begin_anew(turn.now_ns)
             return
-        if self._options.collectives_timeout_s is None:
+        if self._options.given.watch_collectives.timeout_s is None:
             groups_ns = [found.group_timeout_ns for found in judged.values() if found.group_timeout_ns is not None]
             self._set_timeout(round(_SHARE_OF_GROUP * min(groups_ns)) if groups_ns else None)
         newest_ns = max(found.moved_ns for found in judged.values())

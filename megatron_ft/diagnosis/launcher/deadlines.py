@@ -8,7 +8,6 @@ still at work, a rank that merely doesn't exit is terminated and treated as fini
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -72,14 +71,14 @@ class Deadlines(LauncherPart):
         self._hooks_due_ns: int | None = None
 
     def started(self, turn: Turn) -> None:
-        timeout_s = self._options.startup_timeout_s
+        timeout_s = self._options.given.startup_timeout
         if timeout_s is None and any(self._configured.values()):
             self._hooks_due_ns = turn.now_ns + round((self._configured.get(SETUP) or _NO_HOOKS_S) * 1e9)
         for local_rank in self._cycle.started.keys() - self._cycle.hooked if timeout_s is not None else ():
             self._wait("startup", local_rank, self._cycle.started[local_rank].at_ns, timeout_s, turn)
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
-        cycle, timeout_s = self._cycle, self._options.exit_timeout_s
+        cycle, timeout_s = self._cycle, self._options.given.exit_timeout
         if not (cycle.is_started and cycle.has(local_rank, report.cycle)):
             return
         if isinstance(report, Attached) and not report.watch_only:
@@ -188,7 +187,7 @@ class Deadlines(LauncherPart):
             pid=cycle.started[local_rank].pid,
             iteration=None if board is None else board.iteration,
             state="T" if turn.seen.stopped[local_rank] else None,
-            observed_only=self._options.observe_only,
+            observed_only=self._options.given.observe_only,
         )
         turn.do(Write(replace(verdict, text=describe_hang(verdict))))
         if verdict.observed_only:
@@ -228,7 +227,7 @@ class Deadlines(LauncherPart):
         collected first, if it has a monitor."""
         is_collected = evidence and self._collect([local_rank], turn)
         due_s = turn.now_s + (EVIDENCE_S if is_collected else 0.0)
-        self._escalations[local_rank] = Escalation(signal.Signals(self._options.hang_signal), due_s=due_s)
+        self._escalations[local_rank] = Escalation(self._options.given.rank_termination_signal, due_s=due_s)
 
     def _collect(self, local_ranks: Collection[int], turn: Turn, *, passive: bool = False) -> bool:
         """Have evidence collected on ranks that have a monitor. Return False if none has."""

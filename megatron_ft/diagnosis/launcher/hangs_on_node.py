@@ -76,7 +76,7 @@ class HangsOnNode(LauncherPart):
     def _report(self, review: Reviewed, turn: Turn) -> None:
         """Report a hang that ends no rank."""
         follows = "; set timeouts or --ft-learn on to restart"
-        if self._options.observe_only:
+        if self._options.given.observe_only:
             follows = ": not killed (observe-only)"
         turn.say_for_all(f"would be a hang: {review.text}{follows}")
         told = HangReported(
@@ -128,7 +128,7 @@ class HangsOnNode(LauncherPart):
 
     def exited(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
-        is_left_alone = self._options.min_healthy or self._options.observe_only
+        is_left_alone = self._options.min_healthy or self._options.given.observe_only
         if self._evidence is not None or self._is_over or is_left_alone or not is_secondary_failure(end):
             return
         if self._cycle.own_failure(turn.seen) is not None:

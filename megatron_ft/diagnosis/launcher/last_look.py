@@ -104,7 +104,7 @@ class LastLook(LauncherPart):
                 turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
             else:
                 turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
-                if progress and is_enforced and not self._options.observe_only:
+                if progress and is_enforced and not self._options.given.observe_only:
                     turn.say(
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"

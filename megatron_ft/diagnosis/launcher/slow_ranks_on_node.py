@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
 from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
@@ -32,7 +33,7 @@ class SlowRanksOnNode(LauncherPart):
 
     def started(self, turn: Turn) -> None:
         self._every_ns = round(window_s(self._cycle.nodes) / 2 * 1e9)
-        if self._options.watches_collectives and self._cycle.world_size > 1:
+        if self._options.given.watch_collectives.how != OFF and self._cycle.world_size > 1:
             self._due_ns = turn.now_ns + self._every_ns
 
     def ending(self, turn: Turn) -> None:

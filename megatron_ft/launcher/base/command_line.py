@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.config.launcher_options import OFF, RESTART_GRACE_S
+from megatron_ft.config.launcher_options import OFF
 from megatron_ft.launcher.base.rank_environment import rank_environment
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 
@@ -36,15 +36,6 @@ class CommandLine:
     began_s: float = 0.0
     """When this launcher was started, by `time.monotonic`. Its process may be older: a shell that became it, or the
     caller of `main`."""
-
-    @property
-    def restart_grace(self) -> float:
-        """Seconds from SIGTERM to SIGKILL for ranks that are restarted because one of them has failed.
-
-        Unless the user has said how long, it is short: without that rank nothing can be saved together any more, and
-        each second of it is one of the job's.
-        """
-        return self.options.workers_stop_timeout if self.options.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
     def rank_environment(self) -> dict[str, str]:
         """Return the common environment of this node's ranks."""

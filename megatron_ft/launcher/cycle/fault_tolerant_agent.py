@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import LogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from megatron_ft.config.launcher_options import END, MIN_HEALTHY, OFF
+from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
@@ -96,11 +95,8 @@ class FaultTolerantAgent(TorchAgent):
         self._error_files: dict[int, str] = {}
         self._stderrs: dict[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
-        given, options = (
-            launcher.line.options,
-            machine_options(launcher.line, checks_health=launcher.health is not None),
-        )
-        parts = launcher_parts(options, given, launcher.monitors.paused, launcher.files.found)
+        options = machine_options(launcher.line, checks_health=launcher.health is not None)
+        parts = launcher_parts(options, launcher.monitors.paused, launcher.files.found)
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
         """Reads and writes the file of learned timeouts: a stuck file server must not stop the launcher."""
@@ -484,26 +480,13 @@ def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
 
 
 def machine_options(line: CommandLine, *, checks_health: bool) -> Options:
-    """The part of the command line that the launcher's machine decides by: options of the same name, and others."""
-    given = line.options
-    same = {each.name: getattr(given, each.name) for each in fields(Options) if hasattr(given, each.name)}
+    """Return what the launcher's machine decides by."""
     return Options(
-        **same,
+        given=line.options,
         max_nodes=line.max_nodes,
-        min_healthy=given.restart_policy == MIN_HEALTHY,
         max_restarts=line.namespace.max_restarts,
-        term_timeout_s=given.term_timeout,
-        stop_timeout_s=given.workers_stop_timeout,
-        restart_grace_s=line.restart_grace,
-        startup_timeout_s=given.startup_timeout,
-        exit_timeout_s=given.exit_timeout,
-        hang_signal=given.rank_termination_signal,
         ranks_are_python=line.ranks_are_python,
         checks_health=checks_health,
-        health_interval_s=given.node_health_check_interval if checks_health else None,
-        watches_collectives=given.watch_collectives.how != OFF,
-        collectives_timeout_s=given.watch_collectives.timeout_s,
-        ends_for_collectives=given.watch_collectives.how == END,
         says_all=line.says_all,
         shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
     )

@@ -42,7 +42,7 @@ class JobStatus:
     """Answers status requests; all facts are collected on request."""
 
     def __init__(self, line: CommandLine, *, log_dir: str | None, monitors: Monitors) -> None:
-        self._agent = Agent(Options(max_restarts=line.namespace.max_restarts))
+        self._agent = Agent(Options(given=line.options, max_restarts=line.namespace.max_restarts))
         self._line = line
         self._log_dir = log_dir
         self._monitors = monitors

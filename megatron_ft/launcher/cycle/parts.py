@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from megatron_ft.config.config import ConfigValues
 from megatron_ft.diagnosis.launcher.collective_watch import CollectiveWatch
 from megatron_ft.diagnosis.launcher.deadlines import Deadlines
 from megatron_ft.diagnosis.launcher.hangs_on_node import HangsOnNode
@@ -16,9 +15,9 @@ from megatron_ft.memory.launcher.snapshots_on_node import SnapshotsOnNode
 from megatron_ft.memory.rules.snapshots import Kept
 
 
-def launcher_parts(options: Options, given: ConfigValues, pauses: Pauses, found: Kept) -> list[LauncherPart]:
-    """Return the parts. ``given``: what the user has set; ``found``: snapshots that this node can restore at first."""
-    learns = LauncherLearning(given)
+def launcher_parts(options: Options, pauses: Pauses, found: Kept) -> list[LauncherPart]:
+    """Return the parts. ``found``: snapshots that this node can restore at first."""
+    learns = LauncherLearning(options.given)
     deadlines = Deadlines(options, learns.configured, pauses)
     hangs = HangsOnNode(options, learns)
     return [

@@ -309,7 +309,7 @@ class Agent:
         name, turn = event.number.name, self._turn
         if not self._leaving.signals:
             ranks = len(self.cycle.running) if self.phase is AgentPhase.RUNNING else 0
-            turn.say(cycle_lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self._options.term_timeout_s))
+            turn.say(cycle_lines.asked_to_stop(name=name, ranks=ranks, timeout_s=self._options.given.term_timeout))
             turn.write(StopRequested(signal=name, ranks=ranks))
         self._leaving.asked(event)
         if self.phase is AgentPhase.ENDING and self._ending is not None:
@@ -364,7 +364,8 @@ class Agent:
             self._move(PhaseEvent.UNFIT)
 
     def _plan_check(self) -> None:
-        interval_s, now_ns = self._options.health_interval_s, self._turn.now_ns
+        options, now_ns = self._options, self._turn.now_ns
+        interval_s = options.given.node_health_check_interval if options.checks_health else None
         self._next_check_ns = None if interval_s is None else now_ns + round(interval_s * 1e9)
 
     def _go_on(self) -> None:

@@ -113,7 +113,7 @@ class RankShutdown:
         cycle, options = self._cycle, self._options
         request = cycle.shutdown_request or cycle.exclude_request
         if self._by_signals:
-            return cycle.running, options.term_timeout_s
+            return cycle.running, options.given.term_timeout
         if self._outcome is Outcome.FAILED and not (self._end and self._end.by_themselves and not cycle.hung):
             # hung ranks get only the signal that the user chose for hangs, from their monitors
             dues = [grace.due_s - turn.now_s for grace in cycle.hung.values()]
@@ -121,11 +121,11 @@ class RankShutdown:
         if self._outcome in (Outcome.FAILED, Outcome.SUCCEEDED):
             # all are ending of their own accord, and one may still write down that the checkpoint is complete; or ranks
             # left where others failed are about to finish, like those of other nodes
-            return cycle.running, options.stop_timeout_s
+            return cycle.running, options.given.workers_stop_timeout
         if self._outcome is not Outcome.MEMBERSHIP and request is not None:
             # the requesting rank may have output on its way out: a traceback, a message
             asking = {lr for lr, started in cycle.started.items() if started.pid == request.pid}
-            return asking or cycle.running, options.stop_timeout_s
+            return asking or cycle.running, options.given.workers_stop_timeout
         return set(), 0.0
 
     def stop_asked(self, numbers: Sequence[signal.Signals], turn: Turn) -> None:
@@ -150,7 +150,7 @@ class RankShutdown:
         """Return the termination order, once ``is_over``."""
         options = self._options
         is_quick = self._outcome is Outcome.FAILED and self._end is not None and self._end.restarts
-        grace_s = options.restart_grace_s if is_quick else options.stop_timeout_s
+        grace_s = options.restart_grace if is_quick else options.given.workers_stop_timeout
         if self._by_signals:
             # a wrapper may have died of the signal at once; its children have the same time
             left_s = None if options.ranks_are_python else max(0.0, (self.alarm_ns - now_ns) / 1e9)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from megatron_ft.config.config import ConfigValues
+from megatron_ft.config.launcher_options import MIN_HEALTHY, RESTART_GRACE_S
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Dismiss, Report, Tell
@@ -27,38 +29,37 @@ LATE_NS = 500_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The user's options. Times are seconds; a timeout of None is none.
+    """What the machine decides by.
 
     Args:
-        hang_signal: what a rank that is found hung gets first.
+        given: the user's options; a new one of these needs no field here.
         ranks_are_python: a rank's first process is the script itself, not some command that may wrap it.
         checks_health: there is a command that says whether the node is fit.
-        health_interval_s: seconds from one check beside ranks to the next one; None: there are none.
-        watches_collectives: report ranks that complete no collective for ``collectives_timeout_s``, where no enforced
-            timeout applies to them. None: half of the timeout of their process group.
-        ends_for_collectives: also end the cycle if ranks wait in a collective.
         says_all: this launcher prints lines about the whole job even if another one does.
         shares_output: the output of all launchers of the job goes to one place.
     """
 
+    given: ConfigValues
     max_nodes: int = 1
-    min_healthy: bool = False
     max_restarts: int = 0
-    term_timeout_s: float = 1800.0
-    stop_timeout_s: float = 5.0
-    restart_grace_s: float = 0.1
-    startup_timeout_s: float | None = None
-    exit_timeout_s: float | None = None
-    hang_signal: int = 9
-    observe_only: bool = False
     ranks_are_python: bool = True
     checks_health: bool = False
-    health_interval_s: float | None = None
-    watches_collectives: bool = False
-    collectives_timeout_s: float | None = None
-    ends_for_collectives: bool = False
     says_all: bool = False
     shares_output: bool = False
+
+    @property
+    def min_healthy(self) -> bool:
+        """True if failed ranks of a node don't end the cycle as long as enough nodes are healthy."""
+        return self.given.restart_policy == MIN_HEALTHY
+
+    @property
+    def restart_grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL for ranks that are restarted because one of them has failed.
+
+        Unless the user has said how long, it is short: without that rank nothing can be saved together any more, and
+        each second of it is one of the job's.
+        """
+        return self.given.workers_stop_timeout if self.given.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
 
 class JobLinePrinter:

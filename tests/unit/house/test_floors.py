@@ -55,7 +55,9 @@ FLOORS = {
     ),
     # pure; their parts at the leader know its rules, those on a launcher its machine
     "diagnosis": Floor(inside=(*_VALUES, "job/rules"), pure=True),
-    "diagnosis/launcher": Floor(inside=(*_VALUES, "diagnosis", "learning", "launcher/rules", "job/rules"), pure=True),
+    "diagnosis/launcher": Floor(
+        inside=(*_VALUES, "config", "diagnosis", "learning", "launcher/rules", "job/rules"), pure=True
+    ),
     "learning": Floor(inside=(*_VALUES, "config", "job/rules", "launcher/rules", "monitor/rules"), pure=True),
     "learning/state_file": Floor(inside=("errors", "link", "link/base", "learning")),
     "rank": Floor(
@@ -101,7 +103,9 @@ FLOORS = {
     "job/rules": Floor(inside=(*_VALUES, "config", "memory/rules"), pure=True),
     # with the list of a leader's parts
     "job": Floor(inside=(*_VALUES, "link", "diagnosis", "learning", "memory/leader", "job/rules", "launcher/rules")),
-    "launcher/rules": Floor(inside=(*_VALUES, "diagnosis", "learning", "job/rules", "records/rules"), pure=True),
+    "launcher/rules": Floor(
+        inside=(*_VALUES, "config", "diagnosis", "learning", "job/rules", "records/rules"), pure=True
+    ),
     "launcher": Floor(
         inside=(
             *(*_VALUES, "config", "config/files", "diagnosis", "diagnosis/launcher", "job", "job/rules"),

@@ -26,9 +26,6 @@ OPTION = {
     drain_timeout: float = option(7.0, DURATION, "Time to drain.", names=("ft-drain-timeout",))
     observe_only: bool =""",
     },
-    "launcher/rules/turn.py": {
-        "    observe_only: bool = False": "    observe_only: bool = False\n    drain_timeout: float = 0",
-    },
 }
 METRIC = {
     "records/rules/metrics.py": {
@@ -111,7 +108,7 @@ def test_option_of_the_launcher_is_in_the_help_and_reaches_its_machine(patch: Pa
     assert "--ft-drain-timeout" in parser.format_help()
     line = arguments.parse(["--standalone", "--ft-drain-timeout", "9", __file__])
     agent = load("launcher.cycle.fault_tolerant_agent")
-    assert agent.machine_options(line, checks_health=False).drain_timeout == 9.0
+    assert agent.machine_options(line, checks_health=False).given.drain_timeout == 9.0
 
 
 def test_reason_for_the_end_of_a_rank_is_in_the_words_on_it(patch: Patch) -> None:

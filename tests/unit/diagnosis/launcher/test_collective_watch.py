@@ -20,7 +20,7 @@ REVIEW = Reviewed(cycle=0, asker=0, verdict=SILENT, text="rank 10 in train.py:3 
 
 def watching(**options: object) -> Driven:
     """A cycle whose ranks have just been seen to complete a collective each."""
-    driven = Driven(watches_collectives=True, collectives_timeout_s=TIMEOUT_S, **options)
+    driven = Driven(**{"watch_collectives": f"report:{TIMEOUT_S}", **options})
     driven.run()
     for local_rank in range(2):
         driven.hear(attached(local_rank, 0, driven.now_ns, watch_only=True))
@@ -89,7 +89,7 @@ def test_silence_of_ranks_with_hooks_is_asked_about_unless_timeouts_apply_to_all
 
 @pytest.mark.parametrize(("group_s", "after_s"), [(20.0, 10.0), (600.0, 300.0), (None, 300.0)])
 def test_default_time_of_silence_is_half_of_the_process_groups_timeout(group_s: float | None, after_s: float) -> None:
-    driven = Driven(watches_collectives=True)
+    driven = Driven(watch_collectives="report")
     driven.run()
     group_ns = None if group_s is None else round(group_s * 1e9)
     for local_rank in range(2):
@@ -184,7 +184,7 @@ def ended(driven: Driven) -> list[Hang]:
 
 
 def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
-    driven = watching(ends_for_collectives=True)
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}")
     driven.wait(TIMEOUT_S + 1.0)
     driven.hear(msgspec.structs.replace(REVIEW, asker=1))
     assert ended(driven) == []
@@ -203,7 +203,7 @@ def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
 def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(
     change: dict[str, object], options: dict[str, object]
 ) -> None:
-    driven = watching(ends_for_collectives=True, **options)
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", **options)
     driven.wait(TIMEOUT_S + 1.0)
     driven.hear(msgspec.structs.replace(REVIEW, **change))  # type: ignore[arg-type]
     assert ended(driven) == []
@@ -212,12 +212,12 @@ def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(
 
 def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
     for rank, signalled in ((10, [(1,)]), (99, [])):
-        driven = watching(ends_for_collectives=True, min_healthy=True)
+        driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
         driven.wait(TIMEOUT_S + 1.0)
         driven.hear(msgspec.structs.replace(REVIEW, rank=rank))
         assert [each.local_ranks for each in driven.all_of(events.SignalRanks)] == signalled
         assert ended(driven) == []
-    driven = watching(ends_for_collectives=True, min_healthy=True)
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
     driven.hear(REVIEW)
     driven.exits(1, -9, sent=(9,))
     assert driven.record.cause().line == (

@@ -32,7 +32,7 @@ def late(driven: Driven) -> list[tuple[object, object, object]]:
 
 
 def test_rank_that_starts_late_is_terminated_then_killed() -> None:
-    driven = started(2, startup_timeout_s=30.0, hang_signal=signal.SIGTERM)
+    driven = started(2, startup_timeout=30.0, rank_termination_signal=signal.SIGTERM)
     driven.hear(attached(0, 0, driven.now_ns))
     driven.wait(29.9)
     assert late(driven) == []
@@ -49,14 +49,14 @@ def test_rank_that_starts_late_is_terminated_then_killed() -> None:
 
 
 def test_rank_that_has_not_started_is_not_late_once_the_launcher_stops() -> None:
-    driven = started(startup_timeout_s=30.0)
+    driven = started(startup_timeout=30.0)
     driven.stop()
     driven.wait(60.0)
     assert late(driven) == []
 
 
 def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
-    driven = started(2, exit_timeout_s=20.0)
+    driven = started(2, exit_timeout=20.0)
     driven.boards[1] = board(closing=True)
     driven.exits(0)
     driven.hear(detached(1, 0, driven.now_ns))
@@ -68,7 +68,7 @@ def test_a_rank_that_merely_does_not_exit_has_finished_too() -> None:
 
 @pytest.mark.parametrize("stopped", [None, 1])
 def test_startup_timeout_of_several_ranks_accuses_a_stopped_one_only(stopped: int | None) -> None:
-    driven = started(3, startup_timeout_s=30.0)
+    driven = started(3, startup_timeout=30.0)
     driven.hear(attached(2, 0, driven.now_ns))
     driven.stopped.update({} if stopped is None else {stopped: True})
     driven.now_ns += 1
@@ -80,7 +80,7 @@ def test_startup_timeout_of_several_ranks_accuses_a_stopped_one_only(stopped: in
 
 
 def test_a_rank_is_looked_at_before_it_is_ended() -> None:
-    driven = started(exit_timeout_s=20.0)
+    driven = started(exit_timeout=20.0)
     driven.hear(attached(0, 0, driven.now_ns), detached(0, 0, driven.now_ns))
     driven.wait(20.0)
     assert driven.orders(Collect) == [events.OrderMonitor(0, Collect(0, driven.now_ns + 2_000_000_000, False))]
@@ -124,7 +124,7 @@ def be_stopped_in_a_pause(driven: Driven) -> None:
     "spend", [pause, stand_still, be_stopped_between_timers, stand_still_in_a_pause, be_stopped_in_a_pause]
 )
 def test_time_in_which_no_rank_could_run_is_not_that_of_its_start(spend: Callable[[Driven], None]) -> None:
-    driven = started(startup_timeout_s=30.0)
+    driven = started(startup_timeout=30.0)
     spend(driven)
     driven.wait(29.0)
     assert late(driven) == []
@@ -134,7 +134,7 @@ def test_time_in_which_no_rank_could_run_is_not_that_of_its_start(spend: Callabl
 
 @pytest.mark.parametrize("is_heard_first", [True, False])
 def test_a_stand_still_counts_for_no_rank_whose_goodbye_is_heard_only_after_it(is_heard_first: bool) -> None:
-    driven = started(exit_timeout_s=20.0)
+    driven = started(exit_timeout=20.0)
     driven.hear(attached(0, 0, driven.now_ns))
     goodbye = detached(0, 0, driven.now_ns)
     driven.wait(15.0)
@@ -157,7 +157,7 @@ HEARTBEATS = ConfigValues(rank_heartbeat_timeout=5.0)
         ({"learning": SECTIONS}, (0, 1), 20.0, None),
         ({"learning": HEARTBEATS}, (), 120.0, "ranks 0, 10 have"),
         ({}, (), 120.0, None),  # nothing is configured
-        ({"learning": SECTIONS, "startup_timeout_s": 500.0}, (), 500.0, None),  # they are terminated
+        ({"learning": SECTIONS, "startup_timeout": 500.0}, (), 500.0, None),  # they are terminated
     ],
 )
 def test_ranks_with_timeouts_that_call_no_hook_are_named_once(

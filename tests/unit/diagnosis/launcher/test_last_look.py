@@ -60,7 +60,7 @@ def hangs(driven: Driven) -> list[Hang]:
     return [each for each in driven.told if isinstance(each, Hang)]
 
 
-@pytest.mark.parametrize("options", [{}, {"min_healthy": True}])
+@pytest.mark.parametrize("options", [{}, {"restart_policy": "min-healthy"}])
 def test_evidence_of_all_ranks_is_asked_for_before_anything_is_terminated(options: dict[str, object]) -> None:
     driven = running(**options)
     suspect(driven)
@@ -150,7 +150,7 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
 def test_suspects_that_only_wait_go_on_under_min_healthy(
     review: Reviewed, expected: list[events.Effect], learned: bool
 ) -> None:
-    driven = running(min_healthy=True)
+    driven = running(restart_policy="min-healthy")
     for local_rank in (0, 1):
         suspect(driven, local_rank, learned=learned)
     driven.hear(review)
@@ -158,7 +158,7 @@ def test_suspects_that_only_wait_go_on_under_min_healthy(
 
 
 def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None:
-    driven = running(min_healthy=True)
+    driven = running(restart_policy="min-healthy")
     suspect(driven, learned=False)
     driven.hear(reviewed(10))
     assert orders(driven) == [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.SignalRanks((1,), 9)]

@@ -14,7 +14,7 @@ LINE = "rank 10 on node-b holds the others back: it spends 2% of its time in col
 
 
 def running(*, ranks: int = 2, **options: object) -> Driven:
-    driven = Driven(**{"watches_collectives": True, **options})
+    driven = Driven(**{"watch_collectives": "report", **options})
     driven.run(ranks)
     for local_rank in range(ranks):
         driven.hear(attached(local_rank, 0, driven.now_ns, watch_only=True))

@@ -23,8 +23,8 @@ from tests.support.agents import Driven, verdict
 
 @pytest.mark.parametrize("left_out", [SlowRanksOnNode, SnapshotsOnNode, LauncherLearning])
 def test_job_is_restarted_and_finished_without_the_part(left_out: type[LauncherPart]) -> None:
-    driven, options = Driven(), Options(max_restarts=1, watches_collectives=True)
-    parts = launcher_parts(options, ConfigValues(), Pauses(), Kept())
+    driven, options = Driven(), Options(given=ConfigValues(), max_restarts=1)
+    parts = launcher_parts(options, Pauses(), Kept())
     driven.agent = Agent(options, [part for part in parts if not isinstance(part, left_out)])
     driven.run()
     driven.exits(0, 7)

@@ -314,7 +314,7 @@ def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: 
 
 
 def test_node_under_min_healthy_decides_on_a_hang_by_itself() -> None:
-    driven = running(min_healthy=True)
+    driven = running(restart_policy="min-healthy")
     driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
     assert [each.order.passive for each in driven.orders(Collect)] == [True]
     driven.hear(observed(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
@@ -427,7 +427,7 @@ def signals(driven: Driven) -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize("ranks_are_python", [True, False])
 def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_python: bool) -> None:
-    driven = running(ranks_are_python=ranks_are_python, term_timeout_s=60.0)
+    driven = running(ranks_are_python=ranks_are_python, term_timeout=60.0)
     driven.exits(0)
     driven.done.clear()
     assert driven.stop()[-1] == events.SignalRanks([1], signal.SIGTERM, not ranks_are_python)

@@ -155,7 +155,7 @@ def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_sa
     by_monitor: bool, error: str, told: str
 ) -> None:
     """Its monitor, or the launcher's own deadlines: it may have raised before it was watched at all."""
-    driven = Driven(max_nodes=2, startup_timeout_s=None if by_monitor else 1.0)
+    driven = Driven(max_nodes=2, startup_timeout=None if by_monitor else 1.0)
     driven.run(2, nodes=2)
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=driven.now_ns)
     hang = hung(iteration=3)

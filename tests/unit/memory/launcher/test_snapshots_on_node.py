@@ -96,7 +96,7 @@ def test_failure_to_restore_what_was_not_chosen_or_after_a_start_without_it_is_i
 
 @pytest.mark.parametrize("is_min_healthy", [False, True])
 def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_min_healthy: bool) -> None:
-    driven = Driven(max_nodes=2, min_healthy=is_min_healthy)
+    driven = Driven(max_nodes=2, restart_policy="min-healthy" if is_min_healthy else "any-failed")
     restoring(driven, Restore(KEY))
     asked = driven.hear(event := RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
     text = "rank 10 can't restore iteration 7 from memory: its digest differs"
