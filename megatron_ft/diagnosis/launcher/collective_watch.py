@@ -1,10 +1,10 @@
 """Watch of collectives on one node: when to ask for evidence because none has completed, and what follows.
 
 Each rank writes torch's counts of its collectives to its board (`docs/watch-collectives.md`). When none of this node's
-ranks has begun or completed one for the seconds of ``--ft-watch-collectives``, the coordinator is asked to collect evidence on the
-ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is ended. Ranks with an
-enforced timeout in force are left to that. Counts of ranks that have ended their monitoring are out of date and don't
-count as silence. Pure.
+ranks has begun or completed one for the seconds of ``--ft-watch-collectives``, the coordinator is asked to collect
+evidence on the ranks of all nodes, which go on; its answer is reported, and, if the user wants that, the cycle is
+ended. Ranks with an enforced timeout in force are left to that. Counts of ranks that have ended their monitoring are
+out of date and don't count as silence. Pure.
 """
 
 from __future__ import annotations
