@@ -15,7 +15,7 @@ from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S
 from megatron_ft.job.rules.messages import NodePhase
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import choose, choose_segments, rotated_slots, usable
+from megatron_ft.job.rules.places import choose, rotated_slots, usable
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
 from megatron_ft.job.rules.rotation import Rotation, rotated_within
 from megatron_ft.link.base.codec import Parts
@@ -199,11 +199,7 @@ class NextCycle:
 
     def _start_cycle(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> Plan:
         bad, named = self.bad_nodes.bad_among(ready), self.bad_nodes.blamed_instance(cycle)
-        if rules.segment:
-            chosen = choose_segments(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
-            self._next_slots = chosen
-        else:
-            chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, bad=bad, named=named)
+        chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
         rotation = Rotation.NONE if cycle is None or cycle.verdict is None else cycle.verdict.rotation
         if rotation is Rotation.NODES:
             chosen = rotated_within(chosen, rules.segment)

@@ -24,43 +24,50 @@ def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
 
 
 def choose(
-    slots: Sequence[Node], ready: Iterable[Node], max_nodes: int, *, bad: Collection[str] = (), named: str = ""
+    slots: Sequence[Node],
+    ready: Iterable[Node],
+    max_nodes: int,
+    size: int = 0,
+    *,
+    bad: Collection[str] = (),
+    named: str = "",
 ) -> tuple[list[Node], list[Node]]:
-    """Choose the nodes of the next cycle; return them by place, and the slots after that.
+    """Choose the nodes of the next cycle; return them by place, and the slots after that: none before the first cycle.
 
     The first cycle goes by the ranks that were given; else the node that hosts the leader is the first, and the others
-    follow by their names. Later a node that had a place keeps it, or its order among the others; one that comes back
-    gets its own; standby nodes fill gaps. Of ``bad`` nodes (instances) no more take part than are needed; one that has
-    just been ``named`` again is replaced by a standby node that isn't bad, if there is one left.
+    follow by their names. Later a segment keeps its places as long as its domain can fill it: the nodes that are left
+    keep theirs, one that comes back gets its own, and spares of the domain take the others', segments that lack the
+    fewest first. The nodes of segments that can't be filled, and spares, make new segments in the places of lost ones.
+
+    Of ``bad`` nodes (instances) that had no place no more take part than are needed. One that has just been ``named``
+    again is replaced by a spare of its domain that isn't bad, else its segment by a whole one of such spares.
     """
-    nodes = _in_order(ready, is_first=not slots)
-    if not slots:
-        first = sorted(nodes, key=lambda node: node.instance in bad)[:max_nodes]
-        chosen = _in_order(first, is_first=True)
-        return chosen, chosen
-    here = {node.instance for node in nodes}
-    lost: dict[int | str | None, list[int]] = {}
-    """Places of nodes that aren't here, by their ranks, or host names if they had no rank: for those that come back."""
-    for index, slot in reversed([*enumerate(slots)]):
-        if slot.instance not in here:
-            lost.setdefault(slot.name if slot.rank is None else slot.rank, []).append(index)
-    keep = {slot.instance for slot in slots} - ({named} & {*bad})
-
-    def preference(node: Node) -> tuple[bool, ...]:
-        is_back = node.rank in lost or node.name in lost
-        return node.instance not in keep, node.instance in bad, not is_back, node.instance != named
-
-    free = {node.instance: node for node in sorted(nodes, key=preference)[:max_nodes]}
-    filled: list[Node | None] = [free.pop(slot.instance, None) for slot in slots]
-    for node in [*free.values()]:
-        if own := lost.get(node.rank) or lost.get(node.name):
-            filled[own.pop()] = free.pop(node.instance)
-    gaps = [index for index, node in enumerate(filled) if node is None]
-    for index, node in zip(gaps, [*free.values()], strict=False):
-        filled[index] = free.pop(node.instance)
-    chosen = [node for node in filled if node is not None]
-    kept = [slot if node is None else node for slot, node in zip(slots, filled, strict=True)]
-    return [*chosen, *free.values()], [*kept, *free.values()][-2 * max_nodes :]
+    nodes, size = _in_order(ready, is_first=not slots), size or 1  # without segments a node is one by itself
+    most = min(max_nodes, usable(nodes, size)) // size
+    nodes = _wanted(nodes, slots, most, size, bad=bad, named=named)
+    free = {node.instance: node for node in nodes}
+    slots = _with_returned(slots, free)
+    parts = [slots[at : at + size] for at in range(0, len(slots), size)]
+    survivors = [_survivors(part, free) for part in parts]
+    kept = {node.instance for left in survivors for node in left if node is not None}
+    spares = [node for node in nodes if node.instance not in kept]
+    segments: list[Segment | None] = [None] * len(parts)
+    chosen = 0
+    for at, left in sorted(enumerate(survivors), key=lambda each: (each[1].count(None), _count(each[1], bad))):
+        segment = _filled(left, spares) if chosen < most else None
+        for node in segment or ():
+            del free[node.instance]
+        segments[at], chosen = segment, chosen + (segment is not None)
+    new = iter(_new_segments(list(free.values()), size, most - chosen, bad))
+    segments = [next(new, None) if segment is None else segment for segment in segments]
+    further = [node for segment in new for node in segment]
+    # places whose nodes are all lost are kept for those that come back
+    after = [
+        node
+        for segment, part, left in zip(segments, parts, survivors, strict=True)
+        for node in segment or ([] if any(left) else part)
+    ]
+    return [*(node for segment in segments for node in segment or ()), *further], [*after, *further]
 
 
 def rotated_slots(slots: Sequence[Node], chosen: Sequence[Node]) -> list[Node]:
@@ -74,9 +81,6 @@ def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ..
     return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
 
 
-# -- in segments ----------------------------------------------------------------------------------------------
-
-
 def usable(ready: Collection[Node], size: int) -> int:
     """Return the number of these nodes in whole segments of that ``size``; 0: all of them."""
     if not size:
@@ -84,44 +88,17 @@ def usable(ready: Collection[Node], size: int) -> int:
     return sum(count - count % size for count in Counter(node.domain for node in ready).values())
 
 
-def choose_segments(
-    slots: Sequence[Node],
-    ready: Iterable[Node],
-    max_nodes: int,
-    size: int,
-    *,
-    bad: Collection[str] = (),
-    named: str = "",
-) -> list[Node]:
-    """Return the nodes that take part, by place. ``slots``: places of the last cycle; none before the first.
-
-    A segment keeps its places as long as its domain can fill it: those that are left keep theirs, and spares of the
-    domain take the others', segments that lack the fewest first. The nodes of segments that can't be filled, and
-    spares, make new segments in the places of lost ones.
-
-    Of ``bad`` nodes (instances) that had no place no more take part than are needed. One that has just been ``named``
-    again is replaced by a spare of its domain that isn't bad, else its segment by a whole one of such spares.
-    """
-    nodes = _in_order(ready, is_first=not slots)
-    most = min(max_nodes, usable(nodes, size)) // size
-    nodes = _wanted(nodes, slots, most, size, bad=bad, named=named)
-    free = {node.instance: node for node in nodes}
-    segments: list[Segment | None] = [None] * (len(slots) // size)
-    survivors = {at: _survivors(slots[at * size : (at + 1) * size], free) for at in range(len(segments))}
-    kept = {node.instance for left in survivors.values() for node in left if node is not None}
-    spares = [node for node in nodes if node.instance not in kept]
-    for at, left in sorted(survivors.items(), key=lambda each: (each[1].count(None), _count(each[1], bad), each[0])):
-        if sum(segment is not None for segment in segments) < most:
-            segments[at] = _filled(left, spares)
-    for segment in segments:
-        for node in segment or ():
-            del free[node.instance]
-    new = _new_segments(list(free.values()), size, most - sum(segment is not None for segment in segments), bad)
-    for at, segment in enumerate(segments):
-        if segment is None and new:
-            segments[at] = new.pop(0)
-    whole = [segment for segment in segments if segment is not None]
-    return [node for segment in [*whole, *new] for node in segment]
+def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
+    """The slots with new launchers in those of lost ones with the same rank or, if they had none, of the same host."""
+    lost: dict[int | str | None, list[int]] = {}
+    for index, slot in reversed([*enumerate(slots)]):
+        if slot.instance not in here:
+            lost.setdefault(slot.name if slot.rank is None else slot.rank, []).append(index)
+    seated, found = {slot.instance for slot in slots}, [*slots]
+    for node in here.values():
+        if node.instance not in seated and (own := lost.get(node.rank) or lost.get(node.name)):
+            found[own.pop()] = node
+    return found
 
 
 def _wanted(
@@ -165,6 +142,8 @@ def _survivors(slots: Sequence[Node], ready: dict[str, Node]) -> list[Node | Non
 
 def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
     """The segment filled with spares of its domain, which are taken; None if there are too few, or no node is left."""
+    if None not in left:
+        return [node for node in left if node is not None]
     domain = next((node.domain for node in left if node is not None), None)
     fit = [node for node in spares if node.domain == domain]
     if domain is None or len(fit) < left.count(None):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import choose, choose_segments, usable
+from megatron_ft.job.rules.places import choose, usable
 
 
 class Drawn:
@@ -63,12 +63,11 @@ def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
         for _ in range(4):
             words = [node.instance for node in job.ready]
             before = [[slot.instance for slot in slots[at : at + size]] for at in range(0, len(slots), size)]
-            nodes = choose_segments(slots, job.ready, most, size)
+            nodes, slots = choose(slots, job.ready, most, size)
             chosen = [node.instance for node in nodes]
             assert len({*chosen}) == len(chosen) == min(most, usable(job.ready, size)) // size * size, seed
             for at in range(0, len(nodes), size):
                 assert len({node.domain for node in nodes[at : at + size]}) == 1, seed
             after = [chosen[at : at + size] for at in range(0, len(chosen), size)]
             assert all(each in after for each in before if {*each} <= {*words}), seed
-            slots = nodes
             job.come_and_go()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import choose_segments, usable
+from megatron_ft.job.rules.places import choose, usable
 from megatron_ft.job.rules.restart_policy import Reached
 from tests.support.machines import Job
 
@@ -24,13 +24,13 @@ def nodes(text: str) -> list[Node]:
 
 
 def chosen(before: str, ready: str, *, most: int = 4, size: int = 2) -> str:
-    found = choose_segments(nodes(before), nodes(ready), most, size)
+    found, _ = choose(nodes(before), nodes(ready), most, size)
     return " ".join(each.instance for each in found)
 
 
 def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int = 4, size: int = 2) -> str:
     """The same, where some nodes are bad."""
-    found = choose_segments(nodes(before), nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
+    found, _ = choose(nodes(before), nodes(ready), most, size, bad=frozenset(bad.split()), named=named)
     return " ".join(each.instance for each in found)
 
 
@@ -50,7 +50,7 @@ def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) ->
 
 def test_segments_are_ordered_by_the_given_ranks_at_first() -> None:
     ready = [node("a0", 3), node("b1", 0), node("a2", 2), node("b3", 1)]
-    assert [each.instance for each in choose_segments([], ready, 4, 2)] == ["b1", "b3", "a2", "a0"]
+    assert [each.instance for each in choose([], ready, 4, 2)[0]] == ["b1", "b3", "a2", "a0"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> 
     for _ in range(500):
         size, most = chance.choice((1, 2, 3, 4)), chance.randint(4, 20)
         everybody = [node(f"{chance.choice('abcd')}{number}") for number in range(chance.randint(0, 24))]
-        before: list[Node] = []
+        before, slots = list[Node](), list[Node]()
         for _ in range(4):
             ready = [each for each in everybody if chance.random() < 0.8]
-            found = choose_segments(before, ready, most, size)
+            found, slots = choose(slots, ready, most, size)
             assert len(found) == min(most, usable(ready, size)) // size * size
             assert len({each.instance for each in found}) == len(found)
             assert {each.instance for each in found} <= {each.instance for each in ready}
@@ -143,10 +143,10 @@ def test_segments_use_as_few_bad_nodes_as_possible_without_losing_a_segment() ->
     for _ in range(300):
         size, most = chance.choice((1, 2, 3)), chance.randint(2, 9)
         ready = [node(f"{chance.choice('abc')}{number}") for number in range(chance.randint(0, 12))]
-        before = choose_segments([], [each for each in ready if chance.random() < 0.7], most, size)
+        before, _ = choose([], [each for each in ready if chance.random() < 0.7], most, size)
         bad = frozenset(each.instance for each in ready if chance.random() < 0.3)
         named = chance.choice([each.instance for each in before]) if before else ""
-        found = choose_segments(before, ready, most, size, bad=bad, named=named)
+        found, _ = choose(before, ready, most, size, bad=bad, named=named)
         assert len(found) == min(most, usable(ready, size)) // size * size
         seated = {each.instance for each in before} - {named}
         doubtful = [each for each in ready if each.instance in bad - seated]
@@ -193,3 +193,11 @@ def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
         b.fails(reached=Reached(0, iteration))
         job.run(2.0)
     assert [each.member.place for each in (a, b, spare)] == [0, None, 1]
+
+
+def test_node_that_comes_back_gets_its_own_place_in_its_segment_before_a_spare() -> None:
+    before, again = nodes("a0 a1 b2 b3"), node("a9")
+    again.name = before[1].name
+    _, slots = choose(before, nodes("b2 b3"), 4, 2)
+    found, _ = choose(slots, [*nodes("a0 b2 b3 a7"), again], 4, 2)
+    assert [each.instance for each in found] == ["a0", "a9", "b2", "b3"]
