@@ -113,10 +113,6 @@ class Coordination:
     def leader_at(self, address: str, epoch: int, revision: int) -> None:
         self._do(self.member.leader_at(address, epoch, revision, time.monotonic()))
 
-    def no_leader_known(self, problem: str) -> None:
-        """etcd can't be asked."""
-        self._do(self.member.no_leader_known(problem, time.monotonic()))
-
     # -- the connection ---------------------------------------------------------------------------------------
 
     def connect(self, address: str) -> None:

@@ -263,7 +263,7 @@ class Launcher(Process):
         try:
             seen, held = result()
         except EtcdAway as error:
-            self.follow(self.member.no_leader_known(str(error), self.clock()))
+            self.member.no_leader_known(str(error))
         else:
             if self.lock is not None and self.lock.held is not None and self.lock.held.epoch != seen.epoch:
                 self.lock.give_up()

@@ -82,9 +82,8 @@ class Coordinator:
         """Members of the planned decision that haven't answered since they were asked whether they are alive."""
         self._plans = 0
         self._nodes: dict[str, Node] = {}
+        """Launchers that are connected, or may yet come (back), by instance."""
         self._links: dict[int, Node] = {}
-        self._absent: dict[str, Node] = {}
-        """Launchers that aren't connected, and may yet come back."""
         self._known: dict[str, Node] = {}
         """All launchers that were ever here or expected."""
         self._arrivals = 0
@@ -188,14 +187,13 @@ class Coordinator:
         """Let a launcher in: one that has just been away, one that is expected, or a new one."""
         instance, node = hello.instance, self._expected(hello)
         if node is not None:  # its name wasn't known
-            for nodes in (self._nodes, self._absent, self._known):
+            for nodes in (self._nodes, self._known):
                 nodes.pop(node.instance, None)
         else:
             node = self._known.get(instance) or Node(instance, hello.name)
         is_back = instance in self._nodes and node.has_come
         self._arrivals += not is_back
         node.connected(link, hello, node.arrived if is_back else self._arrivals, self._clock.now_s)
-        self._absent.pop(instance, None)
         self._nodes[instance] = self._links[link] = node
         self._known[instance] = node
         self._out.append(Send([link], m.Admitted(self._epoch)))
@@ -331,7 +329,6 @@ class Coordinator:
         assert node.link is not None
         del self._links[node.link]
         node.disconnected(self._clock.now_s, silent=silent, reset=reset)
-        self._absent[node.instance] = node
         self._not_ready(node)
         if not silent and not reset:
             self._unacknowledged.discard(node.instance)  # it has left, if the job is over
@@ -340,7 +337,7 @@ class Coordinator:
         """A launcher has left, or counts as lost."""
         if node.link is not None:
             self._gone(node, silent=False)
-        del self._nodes[node.instance], self._absent[node.instance]
+        del self._nodes[node.instance]
 
     def _not_ready(self, node: Node) -> None:
         """Plan the next decision again if it has a place for this node."""
@@ -355,8 +352,9 @@ class Coordinator:
                 if now_s - node.heard_s >= limit_s:
                     self._drop(node, link, silent=True)
         cycle = self._cycle
-        excused_s = cycle.excused_s(now_s) if self._absent and cycle is not None else limit_s
-        for node in list(self._absent.values()):
+        absent = sorted((node for node in self._nodes.values() if node.link is None), key=lambda node: node.gone_s)
+        excused_s = cycle.excused_s(now_s) if absent and cycle is not None else limit_s
+        for node in absent:
             place = None if cycle is None else cycle.place_of(node)
             within_s = limit_s if place is None else excused_s
             until_s = node.awaited_until_s(limit_s=within_s, slept_s=self._clock.slept_s)
@@ -393,7 +391,7 @@ class Coordinator:
         self._record, self._plan = record, None
         self._clock.mark_unanswered()
         for instance in [node.instance for node in self._known.values() if not node.has_come]:
-            for known in (self._nodes, self._absent, self._known):
+            for known in (self._nodes, self._known):
                 known.pop(instance, None)
         if decision.kind is DecisionKind.END:
             self._job_ended(record.instances, NEW_LEADER_S)
@@ -405,7 +403,7 @@ class Coordinator:
             node = self._nodes.get(instance)
             if node is None:
                 node = Node.expected(instance, name, place, now_s)
-                self._nodes[instance] = self._absent[instance] = self._known[instance] = node
+                self._nodes[instance] = self._known[instance] = node
             node.seat(place)
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
@@ -558,7 +556,7 @@ class Coordinator:
         cycle, rules, now_s = self._cycle, self._rules, self._clock.now_s
         if cycle is None or self.is_over:
             return
-        awaits = any(cycle.place_of(node) is not None for node in self._absent.values())
+        awaits = any(node.link is None and cycle.place_of(node) is not None for node in self._nodes.values())
         ready = sum(node.is_ready for node in self._nodes.values()) if rules.at_once else 0
         room = rules.max_nodes - cycle.decision.world + cycle.count(*GONE)
         told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []

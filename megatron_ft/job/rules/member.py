@@ -138,14 +138,12 @@ class Member:
             self._reconnect("another launcher has taken over")
             self._retry_s = self._clock.now_s
         elif not epoch:
-            return self.no_leader_known("no launcher leads the job", now_s)
+            self.no_leader_known("no launcher leads the job")
         return self._take()
 
-    def no_leader_known(self, problem: str, now_s: float) -> list[actions.MemberEffect]:
+    def no_leader_known(self, problem: str) -> None:
         """Keep why, for the user; the leader that this launcher is connected to may lead all the same."""
-        self._clock.set(now_s)
         self._problem = self._problem if self.is_led else problem
-        return self._take()
 
     def opened(self, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
