@@ -98,9 +98,9 @@ class HangsAtLeader(LeaderPart):
         diagnosis, cycle = self._diagnosis, self._cycle
         if diagnosis is None:
             return None
-        if diagnosis.is_of_lost_peer and cycle.has_own_failure:
+        if diagnosis.is_of_lost_peer and cycle.judged is not None and (explained := cycle.explained) is not None:
             self._diagnosis = None  # what that node did explains the peers that were lost
-            return PartVerdict(*cycle.explained)
+            return PartVerdict(*explained)
         if self._is_open(diagnosis, now_s):
             return Hold(diagnosis.bound_s)
         self._diagnosis = None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -35,7 +34,6 @@ from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
 from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
-from megatron_ft.link.base.codec import PartMessage
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -44,7 +42,6 @@ FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
 _LINGER_S = 5.0
 """Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
-_SHOWN_NAME = 200
 
 
 class Coordinator:
@@ -93,7 +90,9 @@ class Coordinator:
         self._end: m.End | None = None
         """End of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._parts = [part() for part in parts]
-        self._by_message: dict[type, LeaderPart] = {kind: part for part in self._parts for kind in _kinds(part.HEARS)}
+        self._by_message: dict[type, LeaderPart] = {
+            kind: part for part in self._parts for kind in typing.get_args(part.HEARS) or (part.HEARS,)
+        }
         self._settles_nothing: tuple[type, ...] = (m.Beat, *(kind for part in self._parts for kind in part.QUIET))
         self._next_cycle = NextCycle(self._nodes, self._known, self._parts)
         self._announcements = Announcements(self._nodes)
@@ -119,11 +118,6 @@ class Coordinator:
     @property
     def rules(self) -> Rules:
         return self._rules
-
-    @property
-    def job(self) -> str:
-        """Name of the job, cut to what fits into a handshake."""
-        return self._defined.job[:_SHOWN_NAME]
 
     def orphaned(self) -> None:
         """The launcher that holds the lock has ended: so does its leader."""
@@ -246,7 +240,8 @@ class Coordinator:
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
             node.enter(m.NodePhase.BUSY)
-            text = cycle.why_lost(node)
+            place = cycle.place_of(node)
+            text = job_lines.without(cycle.decision.cycle) if place is None else cycle.seats[place].report.cause.text
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
@@ -602,7 +597,3 @@ class Coordinator:
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))
-
-
-def _kinds(union: Any) -> tuple[type[PartMessage], ...]:
-    return typing.get_args(union) or (union,)

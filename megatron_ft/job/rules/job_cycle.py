@@ -268,11 +268,6 @@ class JobCycle:
             for place, report in latest.items()
         )
 
-    def why_lost(self, node: Node) -> str:
-        """Return why that launcher has no place in this cycle any more, or none in it at all."""
-        place = self.place_of(node)
-        return job_lines.without(self.decision.cycle) if place is None else self.seats[place].report.cause.text
-
     # -- how it ends ------------------------------------------------------------------------------------------
 
     def conclude(
@@ -296,7 +291,7 @@ class JobCycle:
             self.found = None if found.cause is None else found
         elif self.judged is not None:
             follows = self.seats[self.judged[1]].report.cause.follows and not (awaits or self.rules.min_healthy)
-            self.outcome, self.decided_by = self.explained if follows and self.has_own_failure else self.judged
+            self.outcome, self.decided_by = (follows and self.explained) or self.judged
         elif joining:
             self.outcome, self.joining = Outcome.MEMBERSHIP, joining
         elif self._farewell_s is not None:
@@ -416,17 +411,15 @@ class JobCycle:
         ]
 
     @property
-    def has_own_failure(self) -> bool:
-        return self.judged is not None and bool(self.own_failures)
+    def explained(self) -> tuple[Outcome, int] | None:
+        """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart.
 
-    @property
-    def explained(self) -> tuple[Outcome, int]:
-        """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart."""
-        own, judged = self.own_failures, self.judged
-        assert judged is not None
-        if all(self.seats[place].state is NodeState.EXCLUDED for place in own):
+        None if no node is known to have failed by itself.
+        """
+        own = self.own_failures
+        if own and all(self.seats[place].state is NodeState.EXCLUDED for place in own):
             return Outcome.MEMBERSHIP, own[0]
-        return judged
+        return self.judged if own else None
 
     def _wake(self, at_s: float) -> None:
         self.alarm_s = earliest(self.alarm_s, at_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.link.base.hosts import natural
@@ -17,10 +18,17 @@ Segment = list[Node]
 
 
 def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
-    """In the order in which they get places: in the first cycle of a job, or as new nodes of a later one."""
-    return sorted(
-        nodes, key=_first_order if is_first else lambda node: (node.rank is None, node.rank or 0, node.arrived)
-    )
+    """Return nodes in the order in which they get places: in the first cycle of a job, or as new ones of a later one.
+
+    At first those without a rank follow by their names; the coordinator's host is the first, because scripts take it
+    for node 0.
+    """
+
+    def order(node: Node) -> tuple[Any, ...]:
+        by_name = (not node.owns, natural(node.name)) if is_first else ()
+        return node.rank is None, node.rank or 0, *by_name, node.arrived
+
+    return sorted(nodes, key=order)
 
 
 def choose(
@@ -74,11 +82,6 @@ def rotated_slots(slots: Sequence[Node], chosen: Sequence[Node]) -> list[Node]:
     """The slots with the ``chosen`` nodes, which have changed places with each other, in their new order."""
     mine, order = {node.instance for node in chosen}, iter(chosen)
     return [next(order) if slot.instance in mine else slot for slot in slots]
-
-
-def _first_order(node: Node) -> tuple[bool, int, bool, tuple[tuple[str, int], ...], int]:
-    """By given rank, else by name; the coordinator's host comes first, because scripts take it for node 0."""
-    return node.rank is None, node.rank or 0, not node.owns, natural(node.name), node.arrived
 
 
 def usable(ready: Collection[Node], size: int) -> int:
