@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import megatron_ft
-from megatron_ft.cli import check_config, config_template, exporter, node_commands, node_health, report
+from megatron_ft.cli import config_template, exporter, node_commands, node_health, report
 from megatron_ft.cli.slurm import job_plan as slurm
 from megatron_ft.cli.status import status
 from megatron_ft.config.files.options import with_hint
@@ -66,7 +66,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     report.add_command(commands)
     config_template.add_command(commands)
-    check_config.add_command(commands)
     status.add_command(commands)
     node_commands.add_commands(commands)
     exporter.add_command(commands)

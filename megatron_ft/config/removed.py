@@ -23,6 +23,7 @@ REMOVED: dict[str, str] = {
 
 REMOVED_COMMANDS: dict[str, str] = {
     "check-launch": "add --ft-dry-run to the flags of your ft_launcher line",
+    "check-config": "ft_launcher --ft-dry-run --ft-cfg-path FILE SCRIPT shows each value and its source",
     "completion": "megatron-ft --help and ft_launcher --help list what there is",
     "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
     "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",

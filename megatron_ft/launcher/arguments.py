@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import sys
 import uuid
@@ -20,14 +21,14 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.launcher.api import LaunchConfig
 
 import megatron_ft
+from megatron_ft.config.config import OPTIONS
 from megatron_ft.config.files.options import (
-    DEFAULT_SIGNALS,
     add_ft_options,
     group_help,
     read_ft_options,
-    read_torchrun_options,
     with_hint,
 )
+from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, TORCHRUN_OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base import directories
@@ -39,6 +40,7 @@ from megatron_ft.launcher.schedulers.schedulers import detect, doubt, own_logs, 
 _USE_COORDINATOR = (
     "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 )
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
 """Options whose being given matters; those not given may be taken from the scheduler."""
 
@@ -80,7 +82,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)
     options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
-    handled = read_torchrun_options(namespace, options)
+    handled = _read_torchrun_options(namespace, options)
     seconds = options.term_timeout
     if where.grace_s is not None and seconds >= where.grace_s:
         options.warnings.append(
@@ -106,6 +108,34 @@ def parse(argv: Sequence[str]) -> CommandLine:
     )
     meeting_place.check(line)
     return line
+
+
+def _read_torchrun_options(namespace: argparse.Namespace, config: FaultToleranceConfig) -> tuple[signal.Signals, ...]:
+    """Take torchrun's ``--shutdown-timeout``, unless --term-timeout is set. Return the signals that stop the job.
+
+    Raises:
+        ConfigError: one is no number of seconds; a signal is unknown, can't be handled, or is to be forwarded.
+    """
+    seconds = getattr(namespace, "shutdown_timeout", None)
+    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if seconds is None else seconds
+    if seconds is not None and not config.is_set("term_timeout"):
+        known = OPTIONS["term_timeout"]
+        config.put(known, known.kind.parse("--shutdown-timeout", str(seconds)), "--shutdown-timeout")
+    numbers = []
+    # torch 2.6 has no such option
+    for name in (getattr(namespace, "signals_to_handle", None) or DEFAULT_SIGNALS).split(","):
+        number = getattr(signal.Signals, name.strip().upper(), None)
+        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
+        numbers.append(number)
+    # without SIGTERM and SIGINT the job could not be ended in an orderly way
+    handled = tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
+    if both := [number.name for number in config.forward_signals if number in handled]:
+        raise ConfigError(
+            f"--ft-forward-signals: {both[0]} ends the job (it is one of --signals-to-handle), so it can't be "
+            "forwarded without ending it"
+        )
+    return handled
 
 
 def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:

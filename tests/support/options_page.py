@@ -24,8 +24,8 @@ The spellings of earlier versions and of nvidia-resiliency-ext keep working: `--
 `--ignore-missing-fault-tol-cfg`, `--ft-restart-policy`, `--ft-scheduler`, `--ft-max-no-progress-restarts`.
 An option may also stand in the YAML file, in the section `fault_tolerance`, unless the list says otherwise: its key
 is the name without `--ft-`, with underscores. The command line wins. Each may also be an environment variable: `PET_`
-and one of its names in capitals. In brackets: the default. Durations are seconds, `null` is no limit. `megatron-ft
-check-config FILE OPTIONS` says what they come to, and where each value comes from.
+and one of its names in capitals. In brackets: the default. Durations are seconds, `null` is no limit. `--ft-dry-run`
+says what they come to, and where each value comes from.
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from megatron_ft.config.removed import removed
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.errors import ConfigError, near
 from megatron_ft.link.facts.launcher import Config
-
-DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def add_ft_options(parser: argparse.ArgumentParser) -> None:
@@ -277,41 +274,3 @@ def _read_file(namespace: argparse.Namespace, warnings: list[str]) -> FileSectio
             raise ConfigError(f"{lacks}, and no option of the command line sets anything")
         warnings.append(f"{lacks}: continuing with the defaults")
     return section
-
-
-def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Add torchrun's options, as unchecked texts, to a parser that isn't torchrun's."""
-    for each in TORCHRUN_OPTIONS.values():
-        if each.is_flag:
-            parser.add_argument(*each.spellings, action="store_true", help=argparse.SUPPRESS)
-        else:
-            default = os.environ.get(f"PET_{each.dest.upper()}")
-            parser.add_argument(*each.spellings, default=default, help=argparse.SUPPRESS)
-
-
-def read_torchrun_options(namespace: argparse.Namespace, config: FaultToleranceConfig) -> tuple[signal.Signals, ...]:
-    """Take torchrun's ``--shutdown-timeout``, unless --term-timeout is set. Return the signals that stop the job.
-
-    Raises:
-        ConfigError: one is no number of seconds; a signal is unknown, can't be handled, or is to be forwarded.
-    """
-    seconds = getattr(namespace, "shutdown_timeout", None)
-    seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if seconds is None else seconds
-    if seconds is not None and not config.is_set("term_timeout"):
-        known = OPTIONS["term_timeout"]
-        config.put(known, known.kind.parse("--shutdown-timeout", str(seconds)), "--shutdown-timeout")
-    numbers = []
-    # torch 2.6 has no such option
-    for name in (getattr(namespace, "signals_to_handle", None) or DEFAULT_SIGNALS).split(","):
-        number = getattr(signal.Signals, name.strip().upper(), None)
-        if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ConfigError(f"--signals-to-handle: {name.strip()!r} is no signal that can be handled")
-        numbers.append(number)
-    # without SIGTERM and SIGINT the job could not be ended in an orderly way
-    handled = tuple(dict.fromkeys([*numbers, signal.SIGTERM, signal.SIGINT]))
-    if both := [number.name for number in config.forward_signals if number in handled]:
-        raise ConfigError(
-            f"--ft-forward-signals: {both[0]} ends the job (it is one of --signals-to-handle), so it can't be "
-            "forwarded without ending it"
-        )
-    return handled

@@ -10,8 +10,9 @@ import shlex
 
 import pytest
 
-from megatron_ft.config.files.options import add_ft_options, add_torchrun_options, read_ft_options
+from megatron_ft.config.files.options import add_ft_options, read_ft_options
 from tests.support.launching import ROOT
+from tests.support.torchrun_parser import torchrun_parser
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()
 LINES = [line.strip() for line in PAGE.splitlines() if line.startswith("    ")]
@@ -35,8 +36,7 @@ def test_every_line_is_tested_here() -> None:
 
 @pytest.mark.parametrize("line", LAUNCHES)
 def test_launch_line_is_accepted_without_a_warning(line: str) -> None:
-    parser = argparse.ArgumentParser()
-    add_torchrun_options(parser)
+    parser = torchrun_parser()
     add_ft_options(parser)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

@@ -30,6 +30,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["reprot"], "there is no command reprot (did you mean 'report'?)"),
         (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
         (["report", "logs", "--png", "x"], "there is no option png any more: megatron-ft report --html FILE"),
+        (["pause", "--pid", "x"], "argument --pid: invalid int value: 'x'"),
+        (["pause", "--pid=1", "--job=x"], "argument --job: not allowed with argument --pid"),
         (["exporter", "logs"], "--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher"),
         (
             ["exporter", "logs", "--port", "9466"],

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from megatron_ft.config.config import OPTIONS
-from megatron_ft.config.files.options import add_ft_options, add_torchrun_options, read_ft_options
+from megatron_ft.config.files.options import add_ft_options, read_ft_options
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.config.reference import SERVED
+from tests.support.torchrun_parser import torchrun_parser
 
 WORKS = """
     --fault-tol-cfg-path --ft-cfg-path --ft-cfg_path --ft-checkpoint-iteration-file --ft-checkpoint_iteration_file
@@ -80,8 +81,7 @@ VALUES |= {"restart_policy": "min-healthy", "enable_dist_storage_healthcheck": "
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser()
-    add_torchrun_options(result)
+    result = torchrun_parser()
     add_ft_options(result)
     return result
 

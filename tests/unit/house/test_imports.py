@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.unit.house.fresh_interpreter import output_of
@@ -34,13 +32,3 @@ def test_the_config_class_imports_no_yaml() -> None:
         "heavy = {'yaml', 'torch', 'numpy', 'logging', 'argparse', 'difflib', 'asyncio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-
-
-def test_a_check_of_a_config_file_imports_no_torch(tmp_path: Path) -> None:
-    file = tmp_path / "ft.yaml"
-    file.write_text("fault_tolerance:\n  rank_heartbeat_timeout: 60\n")
-    code = (
-        "import sys; from megatron_ft.cli import main as cli; code = cli.main(sys.argv[1:]); "
-        "print(sorted({'torch', 'numpy'} & set(sys.modules)), code)"
-    )
-    assert output_of(code, "check-config", str(file)).splitlines()[-1] == "[] 0"

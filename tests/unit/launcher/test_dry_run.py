@@ -40,8 +40,11 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_dry_run_prints_each_flag_with_what_differs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script.replace("train.py", "ft.yaml")
+    Path(path).write_text("train:\n  fault_tolerance:\n    rank_section_timeouts: {setup: 600, step: null}\n")
     flags = (
-        "--ft-dry-run --nnodes 3:4 --nproc_per_node 2 --ft-safety-factor 3 --ft-enable-nic-monitor true --ft-learn on"
+        "--ft-dry-run --nnodes 3:4 --nproc_per_node 2 --ft-safety-factor 3 --ft-enable-nic-monitor true --ft-learn on "
+        f"--shutdown-timeout 7 --ft-cfg-path {path}"
     )
     assert main([*flags.split(), "--rdzv-endpoint", "node0:29500", script, "--ft-learn", "off"]) == 0
     told = rows(capsys.readouterr().out)
@@ -53,6 +56,10 @@ def test_dry_run_prints_each_flag_with_what_differs(script: str, capsys: pytest.
     assert "--ft-learn off" not in told
     assert "--ft-dry-run" not in told
     assert told["safety_factor"].split() == ["3", "command", "line"]
+    assert told["rank_section_timeouts[setup]"].split() == ["600", f"{path}:3"]
+    assert told["rank_section_timeouts[step]"].split() == ["null", f"{path}:3"]
+    assert told["term_timeout"].split() == ["7", "--shutdown-timeout"]
+    assert told["rank_heartbeat_timeout"].split() == ["2700", "default"]
     assert told["nodes"] == "3 to 4"
     assert told["script"] == f"{script} (2 arguments)"
 
