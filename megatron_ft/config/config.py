@@ -94,8 +94,8 @@ def _sections(value: object) -> SectionTimeoutMap:
     return SectionTimeoutMap(value)
 
 
-def parse_section_timeouts(text: str) -> dict[str, float | None]:
-    """Parse sections as written on the command line: ``setup:600,step:180,checkpointing:null``.
+def _read_sections(text: str) -> dict[str, object]:
+    """Split sections as written on the command line: ``setup:600,step:180,checkpointing:null``.
 
     Raises ConfigError for anything else, with the offending part.
     """
@@ -110,12 +110,12 @@ def parse_section_timeouts(text: str) -> dict[str, float | None]:
         if name in timeouts:
             raise ConfigError(f"rank_section_timeouts = {show(text)}: section {name!r} is given twice")
         timeouts[name] = TIMEOUT.read(timeout)
-    return SectionTimeoutMap(timeouts)
+    return timeouts
 
 
 SECTIONS = OptionKind(
     check=_sections,
-    read=parse_section_timeouts,
+    read=_read_sections,
     allowed="a mapping from section names to timeouts",
     plain=dict,
     unit="s",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,12 +71,6 @@ def _port(value: object) -> str:
 METRICS_PORT = OptionKind(
     check=_port, allowed=f"a port from 0 to {_LAST_PORT}, or HOST:PORT, as in 127.0.0.1:9466", metavar="[HOST:]PORT"
 )
-
-
-def split_address(port: str) -> tuple[str, int]:
-    """Return the host (empty: all addresses) and the port of a `METRICS_PORT`."""
-    host, _, number = port.rpartition(":")
-    return host.strip("[]"), int(number)
 
 
 def parse_preload(text: str | None) -> tuple[str, ...] | None:
@@ -315,21 +308,6 @@ class LauncherOptions:
         "whether nvidia-resiliency-ext is installed or not. off: what is installed.",
         in_yaml=False,  # needed before a file can be read
     )
-
-    def health_command(self, python: str) -> str | None:
-        """Return the shell command that checks this node's health; None if none is asked for.
-
-        ``python``: the interpreter for this package's own checks, which come first.
-        """
-        own = [name for name, is_asked in (("mounts", self.enable_dist_storage_healthcheck),) if is_asked]
-        words = [python, "-m", "megatron_ft", "node-health"]
-        if self.segment_health_check_dir is not None:
-            own.append("segment")
-            words += ["--segment-health-check-dir", self.segment_health_check_dir]
-        if not own:
-            return self.node_health_command
-        first = shlex.join([*words, ",".join(own)])
-        return first if self.node_health_command is None else f"{first} && {{ {self.node_health_command}\n}}"
 
 
 LAUNCHER_OPTIONS = table_of(LauncherOptions, "ft-")

@@ -9,7 +9,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from megatron_ft.config.files.options import GivenFlag, refused_values, rows
+from megatron_ft.config.config import OPTIONS
+from megatron_ft.config.files.options import GivenFlag, rows
 from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.config.reference import IGNORED, SERVED
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
@@ -43,7 +44,14 @@ def show_mistakes(flags: Sequence[GivenFlag], first: ConfigError) -> int:
     """Print the known flags and every mistake that can be told from them; the exit code."""
     _print_flags([flag for flag in flags if flag.dest])
     sys.stdout.flush()
-    mistakes = refused_values(flags)
+    known = {each.dest: each for each in OPTIONS.values() if not each.is_flag}
+    mistakes = []
+    for flag in flags:
+        if flag.dest in known and flag.value is not None:
+            try:
+                known[flag.dest].parse(flag.value)
+            except ConfigError as error:
+                mistakes.append(str(error))
     for text in dict.fromkeys([*mistakes, str(first)]):
         print(launcher_lines.user_mistake(hide_secrets(text)), file=sys.stderr)
     return MISTAKE_CODE

@@ -164,42 +164,37 @@ class _Ignore(argparse.Action):
             setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
 
 
-def _effective(config: FaultToleranceConfig) -> list[tuple[Option, Any, str]]:
-    """Return each option with its plain value and the place that it comes from."""
-    listed = [each for each in OPTIONS.values() if each.in_yaml or each.is_printed]
-    return [(each, config.plain(each.field), config.sources.get(each.field, "default")) for each in listed]
-
-
-def as_record(config: FaultToleranceConfig, command: Sequence[str]) -> Config:
+def as_record(config: FaultToleranceConfig, command: Sequence[str] = ()) -> Config:
     """Return the record of every value and its source; ``command``: that of a rank."""
-    told = _effective(config)
+    names = [name for name, each in OPTIONS.items() if each.in_yaml or each.is_printed]
     return Config(
-        values={each.field: value for each, value, _ in told},
-        sources={each.field: source for each, _, source in told},
+        values={name: config.plain(name) for name in names},
+        sources={name: config.sources.get(name, "default") for name in names},
         command=tuple(command),
     )
 
 
 def rows(config: FaultToleranceConfig) -> list[tuple[str, str, str]]:
     """Return name, value and source of every option, with one row for each section's timeout."""
-    table = []
-    for each, value, source in _effective(config):
+    table, told = [], as_record(config)
+    for name, value in told.values.items():
         if isinstance(value, dict) and value:
-            table += [(f"{each.field}[{section}]", as_text(timeout), source) for section, timeout in value.items()]
+            table += [(f"{name}[{section}]", as_text(each), told.sources[name]) for section, each in value.items()]
         else:
-            is_nothing = value == {} or (value in (None, "") and not each.kind.unit)
-            table.append((each.field, "(none)" if is_nothing else as_text(value), source))
+            is_nothing = value == {} or (value in (None, "") and not OPTIONS[name].kind.unit)
+            table.append((name, "(none)" if is_nothing else as_text(value), told.sources[name]))
     return table
 
 
 def summary(config: FaultToleranceConfig) -> str:
     """Return one line: the values that aren't defaults, each with its source."""
-    told = [
-        f"{each.field}={as_text(value)} ({source})"
-        for each, value, source in _effective(config)
-        if source != "default" and each.is_printed
+    told = as_record(config)
+    texts = [
+        f"{name}={as_text(value)} ({told.sources[name]})"
+        for name, value in told.values.items()
+        if told.sources[name] != "default" and OPTIONS[name].is_printed
     ]
-    return f"configuration: {', '.join(told)}; else defaults" if told else "configuration: all defaults"
+    return f"configuration: {', '.join(texts)}; else defaults" if texts else "configuration: all defaults"
 
 
 @dataclass(frozen=True)
@@ -231,19 +226,6 @@ def given_flags(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:
             value = rest.pop(0) if rest else ""
         flags.append(GivenFlag(meant[0], word, None if meant[1] else value))
     return flags, rest
-
-
-def refused_values(flags: Sequence[GivenFlag]) -> list[str]:
-    """Return one line for each flag of this package whose value is refused."""
-    found = []
-    known = {each.dest: each for each in OPTIONS.values() if not each.is_flag}
-    for flag in flags:
-        if flag.dest in known and flag.value is not None:
-            try:
-                known[flag.dest].parse(flag.value)
-            except ConfigError as error:
-                found.append(str(error))
-    return found
 
 
 def read_ft_options(namespace: argparse.Namespace) -> FaultToleranceConfig:

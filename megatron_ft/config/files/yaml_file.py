@@ -142,13 +142,16 @@ def _read_bytes(path: str | os.PathLike[str]) -> bytes:
     return data
 
 
+def _children(node: yaml.Node, seen: set[int]) -> Iterator[tuple[yaml.Node | None, yaml.Node]]:
+    """Yield key, if it has one, and value of each child of a node; nothing for one in `seen`: aliases may loop."""
+    if id(node) not in seen and not isinstance(node.value, str):
+        seen.add(id(node))
+        yield from (child if isinstance(child, tuple) else (None, child) for child in node.value)
+
+
 def _find_sections(node: yaml.Node, seen: set[int]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Yield key and value of every ``fault_tolerance`` in the document; `seen` ends loops of aliases."""
-    if id(node) in seen or isinstance(node.value, str):
-        return
-    seen.add(id(node))
-    for child in node.value:
-        key, value = child if isinstance(child, tuple) else (None, child)
+    """Yield key and value of every ``fault_tolerance`` in the document."""
+    for key, value in _children(node, seen):
         if key is not None and key.value == SECTION:
             yield key, value
         else:
@@ -194,16 +197,11 @@ def _build_mapping(path: str, node: yaml.Node) -> FileSection:
 
 def _refuse_duplicates(path: str, node: yaml.Node, seen: set[int]) -> None:
     """Refuse duplicate keys, which YAML forbids; PyYAML would silently take the last."""
-    if id(node) in seen or isinstance(node.value, str):
-        return
-    seen.add(id(node))
     lines: dict[tuple[str, str], int] = {}
-    for child in node.value:
-        key, value = child if isinstance(child, tuple) else (None, child)
+    for key, value in _children(node, seen):
         if key is not None and isinstance(key.value, str):
             line = key.start_mark.line + 1
-            if (key.tag, key.value) in lines:
-                before = lines[key.tag, key.value]
+            if before := lines.get((key.tag, key.value)):
                 raise ConfigError(f"{path}:{line}: {key.value!r} is there twice, first in line {before}")
             lines[key.tag, key.value] = line
         _refuse_duplicates(path, value, seen)

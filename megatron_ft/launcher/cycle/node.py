@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,7 +19,7 @@ from megatron_ft.launcher.base.rank_environment import why_fresh
 from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
-from megatron_ft.launcher.processes.health_command import HealthCheck, job_directories
+from megatron_ft.launcher.processes.health_command import HealthCheck, command_of, job_directories
 from megatron_ft.launcher.processes.monitors import Monitors, MonitorSlot
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
 from megatron_ft.launcher.processes.worker import Worker, find_setpriv
@@ -196,7 +195,7 @@ class LauncherNode:
         options = self.line.options
         if options.segment_health_check_dir is not None and not segment_file(os.environ):
             self.say("--ft-segment-health-check-dir has no effect outside a job of Slurm")
-        command = options.health_command(sys.executable)
+        command = command_of(options)
         if command is None:
             if options.node_health_check_interval is not None:
                 self.say(

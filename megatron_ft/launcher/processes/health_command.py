@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO
@@ -28,6 +30,22 @@ _NOT_STARTED = 127
 _GONE_WAIT_S = 2.0
 """Seconds for a process to end by SIGKILL; one that is stuck in the kernel isn't waited for."""
 _KEPT_BYTES = 4096
+
+
+def command_of(options: LauncherOptions) -> str | None:
+    """Return the shell command that checks this node's health; None if none is asked for.
+
+    This package's own checks come first.
+    """
+    own = ["mounts"] if options.enable_dist_storage_healthcheck else []
+    words = [sys.executable, "-m", "megatron_ft", "node-health"]
+    if options.segment_health_check_dir is not None:
+        own.append("segment")
+        words += ["--segment-health-check-dir", options.segment_health_check_dir]
+    if not own:
+        return options.node_health_command
+    first = shlex.join([*words, ",".join(own)])
+    return first if options.node_health_command is None else f"{first} && {{ {options.node_health_command}\n}}"
 
 
 def job_directories(options: LauncherOptions, log_dir: str | None) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megatron_ft.config.launcher_options import LauncherOptions, split_address
+from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.link.facts.all_kinds import Record
@@ -65,8 +65,9 @@ class Telemetry:
                 raise ConfigError(f"--ft-metrics-textfile: {folder} is no directory")
         if options.metrics_port is not None:
             check_installed("--ft-metrics-port")
-            host, port = split_address(options.metrics_port)
-            self._server = MetricsServer(host, port, lambda: self._shown)
+            host, _, port = options.metrics_port.rpartition(":")
+            host = host.strip("[]")
+            self._server = MetricsServer(host, int(port), lambda: self._shown)
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
         self._show(GaugeValues())
         if options.on_event is not None:

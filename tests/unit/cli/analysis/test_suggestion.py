@@ -9,7 +9,7 @@ import yaml
 
 from megatron_ft.cli.analysis.interval_lengths import suggested_s
 from megatron_ft.cli.main import main
-from megatron_ft.config.config import parse_section_timeouts
+from megatron_ft.config.config import FIELDS
 from tests.support.generated_logs import END, START
 from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import told
@@ -99,7 +99,7 @@ def test_name_from_a_log_stays_a_name(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("longest_s", "timeout_s"), [(0.0002, 60.0), (12.0, 60.0), (12.01, 61.0), (200.1, 1100.0)])
 def test_suggested_timeout_is_rounded_up_and_never_below_the_floor(longest_s: float, timeout_s: float) -> None:
     assert suggested_s(longest_s) == timeout_s
-    assert parse_section_timeouts(f"step:{suggested_s(longest_s):g}") == {"step": timeout_s}
+    assert FIELDS["rank_section_timeouts"].parse(f"step:{suggested_s(longest_s):g}") == {"step": timeout_s}
 
 
 def test_replay_names_its_replacement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
