@@ -21,11 +21,11 @@ _SCHEMA = 2
 _LONG = 16
 
 
-class SectionEvidence(Fact, frozen=True, kw_only=True):
+class OpenSection(Fact, frozen=True, kw_only=True):
     """A section that was open, in seconds. ``timeout_s`` None: no timeout. ``enforced`` False: only reported."""
 
     name: str
-    open_for_s: Finite
+    open_s: Finite
     timeout_s: Finite | None
     enforced: bool = True
 
@@ -47,7 +47,7 @@ class RankEvidence(Fact, frozen=True, kw_only=True):
     note: RankSnapshot
     cycle: Int
     verdict: RankHung | None = None
-    open_sections: tuple[SectionEvidence, ...] | None = None
+    open_sections: tuple[OpenSection, ...] | None = None
     last_events: tuple[tuple[float, str], ...] = ()
     process: ProcessFacts = ProcessFacts()
     stacks_by: str = ""
@@ -97,14 +97,14 @@ def with_board(note: RankSnapshot, snapshot: BoardSnapshot | None, now_ns: int) 
     )
 
 
-def open_sections(snapshot: BoardSnapshot | None, at_ns: int) -> tuple[SectionEvidence, ...] | None:
+def open_sections(snapshot: BoardSnapshot | None, at_ns: int) -> tuple[OpenSection, ...] | None:
     """Return the open sections of a board in seconds before ``at_ns``; None if it is unreadable."""
     if snapshot is None:
         return None
     return tuple(
-        SectionEvidence(
+        OpenSection(
             name=section.name,
-            open_for_s=(at_ns - section.opened_at_ns) / 1e9,
+            open_s=(at_ns - section.opened_at_ns) / 1e9,
             timeout_s=None if section.timeout_ns is None else section.timeout_ns / 1e9,
             enforced=section.armed is None or section.armed.enforced,
         )
@@ -153,7 +153,7 @@ def _facts(evidence: RankEvidence) -> Iterator[tuple[str, object]]:
     for section in evidence.open_sections or ():
         bound = "no timeout" if section.timeout_s is None else f"timeout {section.timeout_s:g} s"
         bound += "" if section.enforced else ", only reported"
-        yield "section", f"{section.name}, open for {section.open_for_s:.3f} s ({bound})"
+        yield "section", f"{section.name}, open for {section.open_s:.3f} s ({bound})"
     if evidence.open_sections == ():
         yield "section", f"none, since {note.quiet_s:.3f} s"
     yield from (("lost", lost) for lost in note.lost)

@@ -15,12 +15,12 @@ from megatron_ft.cli.status.status import job_object
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.diagnosis.evidence import open_sections, with_board
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.codec import to_builtins
 from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.layout import BoardDamagedError, BoardSnapshot
-from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.monitor import collect_evidence, watched_rank
 from megatron_ft.monitor.rules.hang_detector import HangDetector
 from megatron_ft.monitor.watched_rank import WatchedRank

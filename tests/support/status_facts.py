@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megatron_ft.launcher.rules.status_rows import RankReading, make_rows
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.messages.job_facts import (
     JobFacts,
     JobPhase,
     LastCause,
-    RankReading,
     RankRow,
     RankState,
-    make_rows,
 )
 
 S = 1_000_000_000

@@ -12,7 +12,7 @@ from megatron_ft.cli.base.terminal import duration, plain
 from megatron_ft.link.base.intervals import HangKind
 from megatron_ft.link.base.signal_rules import signal_name
 from megatron_ft.link.base.wording import counted
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState, most_urgent
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -155,3 +155,16 @@ def _state(row: RankRow) -> _Styled:
 
 def _percent(share: float) -> str:
     return f"{int(share * 100)} %"
+
+
+def most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
+    """Return the ``count`` most important rows in their old order: trouble, then the most used timeout."""
+    if count >= len(rows):
+        return list(rows)
+    chosen = sorted(range(len(rows)), key=lambda at: _calm(rows[at]))[:count]
+    return [rows[at] for at in sorted(chosen)]
+
+
+def _calm(row: RankRow) -> tuple[int, float]:
+    in_trouble = row.state in (RankState.EXITED, RankState.HUNG, RankState.DAMAGED, RankState.STOPPED)
+    return (0 if in_trouble else 1, -row.timeout.share if row.timeout is not None else 0.0)

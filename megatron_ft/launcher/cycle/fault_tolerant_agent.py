@@ -35,6 +35,7 @@ from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.worker import Spawner, Termination, Worker
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase, report_unlisted
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
@@ -49,7 +50,6 @@ from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankSt
 from megatron_ft.link.file_queue import FileQueue, bounded_call
 from megatron_ft.link.linux.proc import process_facts, run_delays_ns
 from megatron_ft.link.log import LAUNCHER
-from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import Release
 from megatron_ft.link.reactor import Priority, Timer
 from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper

@@ -13,6 +13,7 @@ from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.monitors import Monitors
 from megatron_ft.launcher.rules.agent import Agent
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
+from megatron_ft.launcher.rules.status_rows import RankReading, make_rows
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.layout import BoardSnapshot
@@ -25,10 +26,8 @@ from megatron_ft.link.messages.job_facts import (
     JobFacts,
     JobPhase,
     LastCause,
-    RankReading,
     RankRow,
     RankState,
-    make_rows,
 )
 from megatron_ft.records.rules.accounting import Accounting, Ledger
 from megatron_ft.records.rules.metrics import GaugeValues

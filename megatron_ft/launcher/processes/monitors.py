@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.launcher.rules import events
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.learning.messages import Arm
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import BoardDamagedError
@@ -25,7 +26,6 @@ from megatron_ft.link.facts.shared import RankHung, Warning_
 from megatron_ft.link.helper_process import HelperProcess
 from megatron_ft.link.linux.processes import is_gone
 from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
-from megatron_ft.link.messages.job_facts import RankReading
 from megatron_ft.link.messages.monitor_messages import (
     REPORTS,
     GuardGroup,

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.collectives import Collective, Collectives
-from megatron_ft.diagnosis.evidence import RankEvidence, SectionEvidence, evidence_text, open_sections
+from megatron_ft.diagnosis.evidence import OpenSection, RankEvidence, evidence_text, open_sections
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.stacks import REPORTER_THREAD, Frame, ThreadStack
 from megatron_ft.link.base.layout import ArmedTimeout, SectionView
@@ -26,8 +26,8 @@ HANG = hang_evidence(
     note=RankSnapshot(rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True),
     verdict=hung(rank=3, elapsed_s=2.5, timeout_s=2.0, open_sections=("step", "inner")),
     open_sections=(
-        SectionEvidence(name="step", open_for_s=2.5, timeout_s=2.0),
-        SectionEvidence(name="inner", open_for_s=1.0, timeout_s=None),
+        OpenSection(name="step", open_s=2.5, timeout_s=2.0),
+        OpenSection(name="inner", open_s=1.0, timeout_s=None),
     ),
     last_events=((2.5, "step begins"),),
     process=ProcessFacts(
@@ -61,7 +61,7 @@ def test_evidence_file_on_a_hung_rank_has_all_fields() -> None:
     found = written(HANG)
     assert (found["schema"], found["summary"], found["rank"], found["local_rank"]) == (2, HANG.summary, 3, 1)
     assert (found["verdict"]["section"], found["verdict"]["elapsed_s"]) == ("step", 2.5)
-    assert found["open_sections"][1] == {"name": "inner", "open_for_s": 1.0, "timeout_s": None, "enforced": True}
+    assert found["open_sections"][1] == {"name": "inner", "open_s": 1.0, "timeout_s": None, "enforced": True}
     assert found["last_events"] == [[2.5, "step begins"]]
     assert found["process"]["threads"] == [{"tid": 12, "comm": "python", "state": "S", "wchan": ""}]
     assert found["threads"][0] == {"ident": 255, "name": "", "main": False, "frames": [["b.py", 2, "run"]]}

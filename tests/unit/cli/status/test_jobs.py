@@ -18,12 +18,13 @@ from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.escalation import Grace
 from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
-from megatron_ft.link.messages.job_facts import JobPhase, RankReading, RankState
+from megatron_ft.link.messages.job_facts import JobPhase, RankState
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import ChannelClosedError, connect, listen
 from tests.support.asleep import asleep_s

@@ -13,8 +13,9 @@ from rich.console import Console
 from megatron_ft.cli.base.terminal import duration
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import job_frame
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.layout import SectionView
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankReading, RankRow, RankState
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
@@ -179,7 +180,7 @@ def test_json_has_the_promised_keys() -> None:
                 "state": "paused",
                 "exit_code": None,
                 "iteration": 12,
-                "sections": [{"name": "step", "open_s": 4.0, "timeout_s": 10.0}],
+                "sections": [{"name": "step", "open_s": 4.0, "timeout_s": 10.0, "enforced": True}],
                 "out_of_section_s": None,
                 "heartbeat_s": None,
                 "timeout": {"kind": "section", "section": "step", "used_s": 1.0, "timeout_s": 10.0, "share": 0.1},

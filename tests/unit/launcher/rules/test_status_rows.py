@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.cli.status.status_table import most_urgent
+from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.messages.control_messages import ANSWERS
-from megatron_ft.link.messages.job_facts import RankReading, RankRow, RankState, TimeoutUse, most_urgent
+from megatron_ft.link.messages.job_facts import RankRow, RankState, TimeoutUse
 from megatron_ft.monitor.rules.hang_detector import HangDetector
 from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
