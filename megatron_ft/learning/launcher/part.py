@@ -5,29 +5,20 @@ All launchers keep what was learned, so that any of them can be at place 0 in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from megatron_ft.config.config import ConfigValues
-from megatron_ft.errors import near
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
-from megatron_ft.learning.state import HEARTBEATS, LearnedState, StateFile, StateFileDone, configured_of, that_applies
-from megatron_ft.learning.timeouts import OUT_OF_SECTION
-from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, WARMUP
+from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, configured_of, that_applies
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
 from megatron_ft.link.base.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
-from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.monitor import Attached
 
-UNOPENED_STEPS = 10
-"""After this many steps a section that no rank has opened is probably misspelt."""
-_OPENED_LATE = {CHECKPOINTING, WARMUP, OUT_OF_SECTION, *HEARTBEATS}
-"""A save may be an hour away, "warmup" is never opened, and the others are no sections."""
-_MOST_UNOPENED = 16
 _KILLS_NOT = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
 _DETECTS_NOT = "no timeouts configured, learning is off: hangs are not detected by sections"
 _NO_HOOKS = (
@@ -120,16 +111,24 @@ class LauncherLearning(LauncherPart):
             self._say_what_is_off(turn)
 
     def _learn(self, result: Intervals, turn: Turn) -> None:
-        """Learn from the maxima of all nodes what may be learned now."""
+        """Learn from the maxima of all nodes what may be learned now; name changes of more than a hundredth."""
         is_only_steps = not result.ended and result.saves <= self._last.saves
         self._last = result
         self._script_learns |= bool(result.facts & FACT_LEARNS)
-        self._say_unopened(result, turn)
         seen, before = self._learnable(result, turn, is_only_steps=is_only_steps), self._in_force()
         if seen:
             self._state = self._state.learn(seen, self._options.safety_factor)
             self._arm(turn)
-            self._say_changes(before, seen, turn)
+        changes, now = list[str](), self._in_force()
+        for name, each in seen.items() if self._enforces else ():
+            was_s = before.get(name, 0.0)
+            if abs(now[name] - was_s) > 0.01 * was_s:
+                was = f"was {was_s:.4g} s; " if was_s else ""
+                changes.append(
+                    f"{name} {now[name]:.4g} s ({was}the longest took {each.longest_s:.4g} s, in rank {each.rank})"
+                )
+        if changes:
+            turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
         if self._ranks.place == 0 and result.ended and not is_written:
             turn.do(TellStateWritten(STATE_NOT_WRITTEN))
@@ -225,29 +224,3 @@ class LauncherLearning(LauncherPart):
         """Say that nothing is killed or detected, if so."""
         if not self._enforces and all(each is None for each in self.configured.values()):
             self._say_once(_DETECTS_NOT if self._options.learn == "off" else _KILLS_NOT, turn.say_for_all)
-
-    def _say_changes(self, before: Mapping[str, float], seen: Mapping[str, Observed], turn: Turn) -> None:
-        """Name enforced timeouts that differ by more than a hundredth."""
-        now, changes = self._in_force(), list[str]()
-        for name, each in seen.items():
-            was_s = before.get(name, 0.0)
-            if abs(now[name] - was_s) > 0.01 * was_s:
-                was = f"was {was_s:.4g} s; " if was_s else ""
-                changes.append(
-                    f"{name} {now[name]:.4g} s ({was}the longest took {each.longest_s:.4g} s, in rank {each.rank})"
-                )
-        if changes and self._enforces:
-            turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
-
-    def _say_unopened(self, result: Intervals, turn: Turn) -> None:
-        """Name configured sections that no rank has opened, each with the one that was probably meant."""
-        if "unopened" in self._said or (not result.ended and result.steps < UNOPENED_STEPS):
-            return
-        self._said.add("unopened")
-        until = "in this run" if result.ended else f"in the first {counted(result.steps, 'iteration')}"
-        known = {name for name, each in result.seen.items() if each.count or each.longest_s}
-        for name in sorted(self.configured.keys() - known - _OPENED_LATE)[:_MOST_UNOPENED]:
-            line = f"section '{name}' has a timeout, but no rank has opened it {until}"
-            if meant := near(name, sorted({*known, *SECTIONS} - {name})):
-                line += f": did you mean '{meant}'?"
-            turn.say_for_all(line)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError, near
 from megatron_ft.learning.rule import enforced_armed_s
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
@@ -34,6 +34,7 @@ from megatron_ft.rank.base.connection import (
     has_launcher,
     say_hello,
 )
+from megatron_ft.rank.base.say import warn
 from megatron_ft.rank.client.calculating import calculate_over_ranks
 from megatron_ft.rank.client.recorder import Recorder
 from megatron_ft.rank.collectives import watch
@@ -349,10 +350,13 @@ class RankMonitorClient:
         """Add unconfigured sections without a timeout. Return the new ones."""
         recorder = self._ready()
         assert self._section_timeouts is not None
-        added = [name for name in names if name not in self._section_timeouts.section]
+        configured = self._section_timeouts.section
+        added = [name for name in names if name not in configured]
         for name in added:
             recorder.add_section(name)
             self._section_timeouts.section = {**self._section_timeouts.section, name: None}
+            if meant := near(name, (other for other in configured if other not in names)):
+                warn(f"section '{name}' has no timeout, but '{meant}' has one: is that name misspelt?")
         if added:
             self._write_timeouts()
         return added

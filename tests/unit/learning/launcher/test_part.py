@@ -320,19 +320,6 @@ def test_line_that_hangs_are_only_reported_is_said_once_where_it_is_true(
     assert sum(line.startswith("no timeouts configured: hangs are reported") for line in driven.said) == is_said
 
 
-def test_unopened_section_is_named_once_with_the_one_meant() -> None:
-    driven = loaded(learns=False, rank_section_timeouts={"stpe": 3.0, "io": 4.0, "checkpointing": 5.0})
-    driven.hear(result(at="steps", facts=REPORTED, steps=0, step=1.0))
-    assert not [line for line in driven.said if line.startswith("section")], "it may come in the first ten steps"
-    for _ in range(2):
-        driven.hear(result(at="steps", facts=REPORTED, steps=10, step=1.0))
-    head = "has a timeout, but no rank has opened it in the first 10 iterations"
-    assert [line for line in driven.said if line.startswith("section")] == [
-        f"section 'io' {head}",
-        f"section 'stpe' {head}: did you mean 'step'?",
-    ]
-
-
 # -- kills ------------------------------------------------------------------------------------------------------
 
 
