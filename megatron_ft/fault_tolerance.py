@@ -28,11 +28,12 @@ import sys
 from typing import Any
 
 from megatron_ft.errors import RankMonitorClientError
-from megatron_ft.learning.rule import facts_of, reasons_against
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN
+from megatron_ft.learning.rule import reasons_against
 from megatron_ft.learning.state_file import write_state
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
-from megatron_ft.link.base.layout import FACT_LOADED
+from megatron_ft.link.base.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -376,12 +377,12 @@ def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> No
     ft_state = global_state.fault_tolerance_state
     if not ft_state.is_calculating_timeouts:
         return
-    facts = facts_of(
-        loaded=bool(ft_state.is_persistent_chkpt_loaded),
-        setup_open=ft_state.is_setup_section_open is True,
-        enough_steps=ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state),
-        saved=ft_state.seen_checkpoints_cnt > 0,
-        async_saves=bool(ft_state.is_async_chkpt_enabled),
+    facts = (
+        FACT_LOADED * bool(ft_state.is_persistent_chkpt_loaded)
+        | FACT_SETUP_OPEN * (ft_state.is_setup_section_open is True)
+        | FACT_ENOUGH_STEPS * (ft_state.seen_tr_iters_cnt >= _least_steps_to_learn(global_state))
+        | FACT_SAVED * (ft_state.seen_checkpoints_cnt > 0)
+        | FACT_ASYNC_SAVES * bool(ft_state.is_async_chkpt_enabled)
     )
     names = [name for name, reason in reasons_against(facts, is_closing=is_closing_ft).items() if not reason]
     if names:

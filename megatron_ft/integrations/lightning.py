@@ -27,9 +27,11 @@ from megatron_ft.errors import ConfigError
 from megatron_ft.integrations.lightning_common import FitCallback
 from megatron_ft.integrations.lightning_packages import names_of_classes
 from megatron_ft.integrations.lightning_sections import Sections
-from megatron_ft.learning.rule import facts_of, reasons_against
+from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN
+from megatron_ft.learning.rule import reasons_against
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
+from megatron_ft.link.base.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.rank.faults.simulated import SimulatedFaultParams
 from megatron_ft.rank.hooks import safe_calls
@@ -182,12 +184,12 @@ class FaultToleranceSectionsCallback(FitCallback):
 
     def _learn(self, trainer: Any, client: RankMonitorClient, *, is_closing: bool) -> None:
         self._learned_at = self._fit.iterations
-        facts = facts_of(
-            loaded=self._fit.is_from_disk,
-            setup_open=self._sections.is_open(SETUP),
-            enough_steps=self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE,
-            saved=self._saved_at >= 0,
-            async_saves=self._is_async_save,
+        facts = (
+            FACT_LOADED * self._fit.is_from_disk
+            | FACT_SETUP_OPEN * self._sections.is_open(SETUP)
+            | FACT_ENOUGH_STEPS * (self._fit.iterations >= self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE)
+            | FACT_SAVED * (self._saved_at >= 0)
+            | FACT_ASYNC_SAVES * self._is_async_save
         )
         reasons = reasons_against(facts, is_closing=is_closing)
         for reason in filter(None, reasons.values()):

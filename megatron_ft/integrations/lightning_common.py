@@ -278,7 +278,7 @@ class FitCallback(LightningCallback):
             known = {*client.section_timeouts.section, OUT_OF_SECTION}
             calculated = {name: timeout_s for name, timeout_s in state.timeouts.items() if name in known}
             sections = SectionTimeouts().with_calculated(calculated)
-            client.load_state_dict(state_to_dict(state.client_heartbeats, sections))
+            client.load_state_dict(state_to_dict(state.heartbeats, sections))
             summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 

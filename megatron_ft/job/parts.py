@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_ft.diagnosis.leader_parts import HangsAtLeader
 from megatron_ft.diagnosis.slow_ranks import SlowRanksAtLeader
-from megatron_ft.learning.at_leader import LearningAtLeader
+from megatron_ft.learning.gathering import LearningAtLeader
 from megatron_ft.memory.leader.snapshots_part import SnapshotsAtLeader
 
 LEADER_PARTS = (HangsAtLeader, SnapshotsAtLeader, LearningAtLeader, SlowRanksAtLeader)

@@ -31,14 +31,15 @@ class BoardIntervals:
         self.read_to = from_ring_head
         """Number of the first event that wasn't fed yet."""
         self._start_ns = board.start_ns
-        self._counts: dict[int, int] = {}
-        self._longest_ns: dict[int, int] = {}
-        self._open = _open_on(board) if from_ring_head else {}
-        """Index of each open section -> since when; 0: unknown."""
-        self._idle_since = board.last_transition_ns or board.start_ns
-        """Start of the time out of section; 0: unknown, or a section is open."""
+        self._ended: dict[int, tuple[int, int]] = {}
+        """Number of the intervals that have ended, and the longest, by index."""
+        self._since = _open_on(board) if from_ring_head else {}
+        """Beginning of each interval that goes on, by index; 0 or nothing: unknown. Out of section while none is open.
+        """
+        if not self._since:
+            self._since[_IDLE] = board.last_transition_ns or board.start_ns
         self._opened = sum(each.open_count for each in board.sections)
-        self._heartbeat_ns = self._lost = 0
+        self._lost = 0
         self._minute: dict[int, SectionMinute] = {}
         self._iterations: list[tuple[int, int]] = []
         """Number and beginning of the first and the last iteration of the minute."""
@@ -62,50 +63,50 @@ class BoardIntervals:
             first_kinds: dict[int, int] = {}
             for _, kind, index, _ in layout.ring_events(words):
                 first_kinds.setdefault(index, kind)
-            self._open = {index: 0 for index, kind in first_kinds.items() if kind == layout.EVENT_END}
-            self._open |= {index: since for index, since in _open_on(board).items() if index not in first_kinds}
-            self._idle_since = self._heartbeat_ns = 0
+            self._since = {index: 0 for index, kind in first_kinds.items() if kind == layout.EVENT_END}
+            self._since |= {index: since for index, since in _open_on(board).items() if index not in first_kinds}
         self.read_to = first + len(words) // 2
         for at, kind, index, value in layout.ring_events(words):
             self._take_event(at, kind, index, value, now_ns, gaps)
-        if self.read_to == board.ring_head and not any(each.opened_at_ns for each in board.sections):
+        if self.read_to == board.ring_head and not _open_on(board):
             # the board is right: a signal handler may have closed a section, or a calculation restarted the clock
-            self._open.clear()
-            self._idle_since = board.last_transition_ns or self._start_ns
+            idle_since = board.last_transition_ns or self._start_ns
+            self._since = {_IDLE: idle_since, _HEARTBEATS: self._since.get(_HEARTBEATS, 0)}
         if not self._has_ended and (board.closing or board.learning_facts & layout.FACT_RUN_ENDS):
             self._has_ended = True
-            if not self._open and self._idle_since:
-                self._add(_IDLE, self._idle_since, now_ns, gaps)
+            self._add(_IDLE, now_ns, gaps)
 
     def _take_event(self, at: int, kind: int, index: int, value: int, now_ns: int, gaps: Sequence[Gap]) -> None:
         if not self._start_ns <= at <= now_ns:
-            self._open.clear()  # a stray write: which event it was isn't known
-            self._idle_since = self._heartbeat_ns = 0
+            self._since.clear()  # a stray write: which event it was isn't known
         elif kind == layout.EVENT_START:
-            if not self._open and self._idle_since:
-                self._add(_IDLE, self._idle_since, at, gaps)
+            self._add(_IDLE, at, gaps)
             self._opened += 1
-            self._open[index], self._idle_since = at, 0
+            self._since[index] = at
         elif kind == layout.EVENT_END:
-            if since := self._open.pop(index, 0):
-                self._add(index, since, at, gaps)
-            if not self._open:
-                self._idle_since = at
+            self._add(index, at, gaps)
+            if not self._depth():
+                self._since[_IDLE] = at
         elif kind == layout.EVENT_ITERATION:
             self._iterations[1:] = [(value, at)]
         elif kind == layout.EVENT_HEARTBEAT:
-            if self._heartbeat_ns:
-                self._add(_HEARTBEATS, self._heartbeat_ns, at, gaps)
-            self._heartbeat_ns = at
+            self._add(_HEARTBEATS, at, gaps)
+            self._since[_HEARTBEATS] = at
 
-    def _add(self, index: int, since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> None:
-        """Count an interval that has ended."""
+    def _depth(self) -> int:
+        """Return the number of open sections."""
+        return sum(index >= 0 for index in self._since)
+
+    def _add(self, index: int, at_ns: int, gaps: Sequence[Gap]) -> None:
+        """Count an interval that has ended, if its beginning is known."""
+        if not (since_ns := self._since.pop(index, 0)):
+            return
         length_ns = _length_ns(since_ns, at_ns, gaps)
-        self._counts[index] = self._counts.get(index, 0) + 1
-        self._longest_ns[index] = max(self._longest_ns.get(index, 0), length_ns)
+        count, longest_ns = self._ended.get(index, (0, 0))
+        self._ended[index] = count + 1, max(longest_ns, length_ns)
         is_first = index == _IDLE and self._opened < FIRST_INTERVALS
         minute = self._minute.setdefault(index, SectionMinute())
-        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=len(self._open), is_first=is_first)
+        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=self._depth(), is_first=is_first)
 
     def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Intervals:
         """Return the intervals of this cycle so far; open ones count with their age."""
@@ -114,8 +115,8 @@ class BoardIntervals:
         open_ns = self._open_ns(board, now_ns, gaps)
         seen = {}
         for index, name in _named(board).items():
-            longest_ns = max(self._longest_ns.get(index, 0), open_ns.get(index, 0))
-            seen[name] = Observed(self._counts.get(index, 0), longest_ns / 1e9, board.rank)
+            count, longest_ns = self._ended.get(index, (0, 0))
+            seen[name] = Observed(count, max(longest_ns, open_ns.get(index, 0)) / 1e9, board.rank)
         ended = bool(board.learning_facts & layout.FACT_RUN_ENDS)
         return Intervals(board.cycle, *reached_by(board), ended, board.learning_facts | facts, seen)
 
@@ -143,9 +144,9 @@ class BoardIntervals:
 
     def _open_ns(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap]) -> dict[int, int]:
         """Return the ages of the intervals that are open, by index."""
-        since_ns = {**_open_on(board), _IDLE: 0 if self._open else self._idle_since}
         if board.closing or self._has_ended:
             return {}
+        since_ns = {**_open_on(board), _IDLE: self._since.get(_IDLE, 0)}
         return {index: _length_ns(since, now_ns, gaps) for index, since in since_ns.items() if since > 0}
 
 

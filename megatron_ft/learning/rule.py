@@ -26,30 +26,29 @@ def calculate(longest_s: float, previous_s: float | None, factor: float) -> floa
     return max(fresh, ABOVE_LONGEST * longest_s)
 
 
-def facts_of(*, loaded: bool, setup_open: bool, enough_steps: bool, saved: bool, async_saves: bool) -> int:
-    """Return the FACT_ bits of a run that learns by its own collectives."""
-    facts = layout.FACT_LOADED * loaded | FACT_SETUP_OPEN * setup_open | layout.FACT_ENOUGH_STEPS * enough_steps
-    return facts | FACT_SAVED * saved | layout.FACT_ASYNC_SAVES * async_saves
+_CONDITIONS = (
+    (CHECKPOINTING, layout.FACT_ASYNC_SAVES, False, "isn't learned with asynchronous saves"),
+    (CHECKPOINTING, FACT_SAVED, True, "is learned after a save"),
+    (STEP, layout.FACT_ENOUGH_STEPS, True, "isn't learned before more training iterations were seen"),
+    (SETUP, FACT_SETUP_OPEN, False, "isn't learned before its end"),
+    (SETUP, layout.FACT_LOADED, True, "is learned in a run that loads a persistent checkpoint"),
+)
+"""Section, fact, whether it must be true or false, and what is said otherwise; the last one that isn't met is said.
+
+As in Megatron's modules, "setup" counts if it held the load of a checkpoint from storage: others are shorter than some
+will be. How much of an asynchronous save falls into "checkpointing" differs between runs.
+"""
 
 
 def reasons_against(facts: int, *, is_closing: bool) -> dict[str, str]:
     """Return why a timeout isn't learned now, for each usual section, and at the end of a run for OUT_OF_SECTION.
 
-    Empty: it is learned. As in Megatron's modules, "setup" counts if it held the load of a checkpoint from storage:
-    others are shorter than some will be. How much of an asynchronous save falls into "checkpointing" differs between
-    runs. The longest time out of section may be yet to come until the run ends.
+    Empty: it is learned. The longest time out of section may be yet to come until the run ends.
     """
     why = dict.fromkeys(SECTIONS, "")
-    if not facts & layout.FACT_LOADED:
-        why[SETUP] = "the timeout of 'setup' is learned in a run that loads a persistent checkpoint"
-    elif facts & FACT_SETUP_OPEN:
-        why[SETUP] = "the timeout of 'setup' isn't learned before its end"
-    if not facts & layout.FACT_ENOUGH_STEPS:
-        why[STEP] = "the timeout of 'step' isn't learned before more training iterations were seen"
-    if not facts & FACT_SAVED:
-        why[CHECKPOINTING] = "the timeout of 'checkpointing' is learned after a save"
-    elif facts & layout.FACT_ASYNC_SAVES:
-        why[CHECKPOINTING] = "the timeout of 'checkpointing' isn't learned with asynchronous saves"
+    for section, fact, wanted, reason in _CONDITIONS:
+        if bool(facts & fact) is not wanted:
+            why[section] = f"the timeout of '{section}' {reason}"
     if is_closing:
         has_all = facts & FACT_SAVED and not why[SETUP] and not why[STEP]
         all_of = "the out-of-section timeout isn't learned: that takes a load, enough iterations and a save"
@@ -67,30 +66,30 @@ def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
     replaces a timeout of the rank's own.
     """
     arm = Arm(board.cycle) if arm is None or board.watch_only else arm
-    are_learned = bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED)
-    initial = _armed(arm, HangKind.INITIAL_HEARTBEAT.value, board.own_initial_heartbeat_timeout_ns, are_learned)
-    beat = _armed(arm, HangKind.HEARTBEAT.value, board.own_heartbeat_timeout_ns, are_learned)
+
+    def armed(name: str, own_ns: int | None, is_calculated: bool) -> ArmedTimeout | None:
+        if (timeout_s := arm.timeouts.get(name)) is None:
+            return None
+        timeout_ns = timeout_word(timeout_s)
+        if is_calculated:
+            return None if own_ns is None or timeout_ns <= own_ns else ArmedTimeout(timeout_ns)
+        return ArmedTimeout(timeout_ns, arm.enforced) if own_ns is None or arm.enforced else None
+
+    def armed_heartbeat(kind: HangKind, own_ns: int | None) -> int | None:
+        are_learned = bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED)
+        found = armed(kind.value, own_ns, True) if are_learned else None
+        return None if found is None else found.timeout_ns
+
     return board._replace(
         sections=tuple(
-            each._replace(armed=_armed(arm, each.name, each.own_timeout_ns, each.is_calculated))
-            for each in board.sections
+            each._replace(armed=armed(each.name, each.own_timeout_ns, each.is_calculated)) for each in board.sections
         ),
-        armed_out_of_section=_armed(
-            arm, OUT_OF_SECTION, board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
+        armed_out_of_section=armed(
+            OUT_OF_SECTION, board.own_out_of_section_timeout_ns, board.is_out_of_section_calculated
         ),
-        armed_initial_heartbeat_ns=initial.timeout_ns if initial is not None and are_learned else None,
-        armed_heartbeat_ns=beat.timeout_ns if beat is not None and are_learned else None,
+        armed_initial_heartbeat_ns=armed_heartbeat(HangKind.INITIAL_HEARTBEAT, board.own_initial_heartbeat_timeout_ns),
+        armed_heartbeat_ns=armed_heartbeat(HangKind.HEARTBEAT, board.own_heartbeat_timeout_ns),
     )
-
-
-def _armed(arm: Arm, name: str, own_ns: int | None, is_calculated: bool) -> ArmedTimeout | None:
-    timeout_s = arm.timeouts.get(name)
-    if timeout_s is None:
-        return None
-    timeout_ns = timeout_word(timeout_s)
-    if is_calculated:
-        return None if own_ns is None or timeout_ns <= own_ns else ArmedTimeout(timeout_ns)
-    return ArmedTimeout(timeout_ns, arm.enforced) if own_ns is None or arm.enforced else None
 
 
 def enforced_armed_s(words: Sequence[int], names: Sequence[str]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from megatron_ft.learning.timeouts import (
     SectionTimeouts,
     Timeout,
     checked,
-    floor_of,
+    floored,
     state_from_dict,
     state_to_dict,
 )
@@ -50,22 +50,17 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         timeouts: by section and OUT_OF_SECTION, as calculated, or doubled after a wrong kill; in memory also by kind of
             heartbeat, where a kill has doubled what a client had calculated.
-        heartbeats: calculated timeouts until the first heartbeat, and between two.
+        heartbeats: calculated ones, if there are any.
         configured_s: timeouts that were set when this was learned; None: unknown.
     """
 
     timeouts: dict[str, Timeout] = {}
-    heartbeats: tuple[Timeout, Timeout] | None = None
+    heartbeats: HeartbeatTimeouts | None = None
     configured_s: dict[str, Timeout | None] | None = None
-
-    @property
-    def client_heartbeats(self) -> HeartbeatTimeouts | None:
-        """Heartbeat timeouts as a client has them."""
-        return None if self.heartbeats is None else HeartbeatTimeouts(*self.heartbeats, True)
 
     def in_force(self, floor_s: float) -> dict[str, float]:
         """Return the timeouts in force: none is below its floor."""
-        return {name: max(timeout_s, floor_of(name, floor_s)) for name, timeout_s in self.timeouts.items()}
+        return floored(self.timeouts, floor_s)
 
     def learn(self, seen: Mapping[str, Observed], factor: float) -> LearnedState:
         """Apply the rule to these intervals."""
@@ -84,13 +79,12 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self, configured: Mapping[str, float | None], floor_s: float) -> dict[str, Any]:
         """Return the whole of the file: this, and what is in force in the form of nvidia-resiliency-ext."""
-        kept = {name: self.timeouts[name] for name in self.timeouts.keys() - _HEARTBEAT_KINDS}
-        mine = replace(self, timeouts=kept, configured_s={**configured})
+        mine = {name: timeout_s for name, timeout_s in self.timeouts.items() if name not in _HEARTBEAT_KINDS}
         own = {name: timeout for name, timeout in configured.items() if name not in HEARTBEATS}
         sections = SectionTimeouts(out_of_section=own.pop(OUT_OF_SECTION, None), section=own)
-        in_force = sections.with_calculated(mine.in_force(floor_s))
-        head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **msgspec.to_builtins(mine)}
-        return {**head, **state_to_dict(self.client_heartbeats, in_force, with_configured=True)}
+        in_force = sections.with_calculated(replace(self, timeouts=mine).in_force(floor_s))
+        head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "timeouts": mine, "configured_s": {**configured}}
+        return {**head, **state_to_dict(self.heartbeats, in_force)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +119,11 @@ def that_applies(state: LearnedState, now: Mapping[str, float | None]) -> tuple[
     Also returns a line for each that doesn't apply.
     """
     then = now if state.configured_s is None else state.configured_s
-    learned_s = {**state.timeouts, **dict(zip(HEARTBEATS, state.heartbeats or (), strict=False))}
+    beats = state.heartbeats
+    learned_s = {
+        **state.timeouts,
+        **dict(zip(HEARTBEATS, (beats.initial, beats.subsequent) if beats else (), strict=False)),
+    }
     changed = [name for name in learned_s if name in now and now[name] != then.get(name)]
     lines = [
         f"'{name}' keeps its configured timeout of {shown_s(now[name])}: it was changed "
@@ -133,7 +131,7 @@ def that_applies(state: LearnedState, now: Mapping[str, float | None]) -> tuple[
         for name in changed
     ]
     kept = {name: timeout_s for name, timeout_s in state.timeouts.items() if name not in changed}
-    beats = None if {*changed} & {*HEARTBEATS} else state.heartbeats  # one pair, applied as a whole or not at all
+    beats = None if {*changed} & {*HEARTBEATS} else beats  # one pair, applied as a whole or not at all
     return replace(state, timeouts=kept, heartbeats=beats), lines
 
 
@@ -146,14 +144,14 @@ def parse(document: object) -> LearnedState:
     given = document if isinstance(document, Mapping) else {}
     version = given.get("schema_version")
     if "current_timeouts" in given and "schema" not in given:
-        beats, sections = state_from_dict(given)
-        pair = beats and (beats.initial, beats.subsequent)
-        return checked(LearnedState, {"timeouts": sections.calculated, "heartbeats": pair})
-    if given.get("schema") != SCHEMA or not isinstance(version, (int, float)):
+        mine: Mapping[str, Any] = {"timeouts": state_from_dict(given)[1].calculated}
+    elif given.get("schema") != SCHEMA or not isinstance(version, (int, float)):
         raise ConfigError(f"holds no learned timeouts: schema is {show(given.get('schema'))}, version {show(version)}")
-    if version > SCHEMA_VERSION:
+    elif version > SCHEMA_VERSION:
         raise ConfigError(f"has schema_version {show(version)}, newer than {SCHEMA_VERSION}, the newest known here")
-    return checked(LearnedState, given if version == SCHEMA_VERSION else _of_version_5(given))
+    else:
+        mine = given if version == SCHEMA_VERSION else _of_version_5(given)
+    return replace(checked(LearnedState, {**mine, "heartbeats": None}), heartbeats=state_from_dict(given)[0])
 
 
 def _of_version_5(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,11 +167,7 @@ def _of_version_5(given: Mapping[str, Any]) -> dict[str, Any]:
             factor = min(max(1.0, each.get("raised") or raised.get(name) or 1.0), _MOST_RAISED)
             least_s = ABOVE_LONGEST * (each.get("max_observed_s") or 0.0)
             timeouts[name] = min(max(calculated_s * factor, least_s), MAX_SECONDS)
-        beats, configured = given.get("heartbeats"), given.get("configured_s")
-        return {
-            "timeouts": timeouts,
-            "heartbeats": beats and (beats["initial_s"], beats["subsequent_s"]),
-            "configured_s": None if configured is None else configured_of(configured),
-        }
+        configured = given.get("configured_s")
+        return {"timeouts": timeouts, "configured_s": None if configured is None else configured_of(configured)}
     except (AttributeError, KeyError, TypeError, OverflowError):
         raise ConfigError("learned timeouts: they aren't as an earlier version writes them") from None

@@ -6,7 +6,7 @@ All values are seconds; ``None`` is infinite.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -23,11 +23,13 @@ _SETUP_FLOORS = 4.0
 """A run has one "setup", and a cold cache makes it several times longer."""
 Timeout = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
 T = TypeVar("T")
+S = TypeVar("S", float, float | None)
 
 
-def floor_of(name: str, floor_s: float) -> float:
-    """Return the least learned timeout of this section that is in force, where the least of others is ``floor_s``."""
-    return _SETUP_FLOORS * floor_s if name == SETUP else floor_s
+def floored(timeouts: Mapping[str, S], floor_s: float) -> dict[str, S]:
+    """Return calculated timeouts as they are enforced: none is below ``floor_s``, or four times that for "setup"."""
+    least_s = {SETUP: _SETUP_FLOORS * floor_s}
+    return {name: each and max(each, least_s.get(name, floor_s)) for name, each in timeouts.items()}
 
 
 @dataclass
@@ -48,9 +50,8 @@ class HeartbeatTimeouts:
 
     def enforced(self, floor_s: float) -> HeartbeatTimeouts:
         """Return timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
-        if not self.were_calculated:
-            return self
-        return replace(self, initial=_at_least(floor_s, self.initial), subsequent=_at_least(floor_s, self.subsequent))
+        own = {"initial": self.initial, "subsequent": self.subsequent}
+        return HeartbeatTimeouts(**floored(own, floor_s), were_calculated=True) if self.were_calculated else self
 
 
 @dataclass
@@ -96,13 +97,7 @@ class SectionTimeouts:
 
     def enforced(self, floor_s: float) -> SectionTimeouts:
         """Return timeouts to enforce: calculated values at or above their floor, configured ones as they are."""
-        return self.with_calculated(
-            {name: _at_least(floor_of(name, floor_s), timeout) for name, timeout in self.calculated.items()}
-        )
-
-
-def _at_least(floor_s: float, timeout: float | None) -> float | None:
-    return None if timeout is None else max(timeout, floor_s)
+        return self.with_calculated(floored(self.calculated, floor_s))
 
 
 class _Current(msgspec.Struct):
@@ -110,20 +105,16 @@ class _Current(msgspec.Struct):
     section: SectionTimeouts | None = None
 
 
-def state_to_dict(
-    heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None, *, with_configured: bool = False
-) -> dict[str, Any]:
-    """Return the calculated timeouts only, JSON-serialisable, in the form that existing state files have.
+def state_to_dict(heartbeats: HeartbeatTimeouts | None, sections: SectionTimeouts | None) -> dict[str, Any]:
+    """Return heartbeats and sections, each if one was calculated, JSON-serialisable, in the form of existing files.
 
-    ``with_configured`` adds the configured timeouts of the other sections, and of the time in none:
-    nvidia-resiliency-ext takes the values of a state for all that there are.
+    Configured timeouts among ``sections`` are kept: nvidia-resiliency-ext takes a state for all that there are.
     """
     current: dict[str, Any] = {}
     if heartbeats is not None and heartbeats.were_calculated:
         current["heartbeat"] = asdict(heartbeats)
     if sections is not None and sections.calculated:
-        shown = sections if with_configured else SectionTimeouts().with_calculated(sections.calculated)
-        current["section"] = {**asdict(shown), "calculated_sections": sorted(shown.calculated_sections)}
+        current["section"] = {**asdict(sections), "calculated_sections": sorted(sections.calculated_sections)}
     return {"current_timeouts": current}
 
 

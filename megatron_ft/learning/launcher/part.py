@@ -69,11 +69,11 @@ class LauncherLearning(LauncherPart):
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Tell the leader the longest intervals of this node, when that is due."""
-        ranks = self._ranks
-        if self._gathering.is_idle:
-            return  # boards needn't be read
-        boards = {each: turn.board(each) for each in ranks.hooked & ranks.running}
-        in_run = [each for each, board in boards.items() if board is None or not board.closing]
+
+        def in_run() -> list[int]:
+            boards = {each: turn.board(each) for each in self._ranks.hooked & self._ranks.running}
+            return [each for each, board in boards.items() if board is None or not board.closing]
+
         if (result := self._gathering.take(in_run, turn.now_s)) is not None:
             turn.do(result)
 

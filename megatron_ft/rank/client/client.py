@@ -293,7 +293,10 @@ class RankMonitorClient:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the calculated timeouts, JSON-serialisable and equal on all ranks, without configured ones."""
-        return state_to_dict(self.hb_timeouts, self.section_timeouts)
+        sections = self.section_timeouts
+        return state_to_dict(
+            self.hb_timeouts, None if sections is None else SectionTimeouts().with_calculated(sections.calculated)
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Use timeouts calculated by an earlier run; before initialisation, from initialisation on.

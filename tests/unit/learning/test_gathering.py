@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.leader_part import ToNodes
-from megatron_ft.learning.at_leader import LearningAtLeader
-from megatron_ft.learning.gathering import BETWEEN_S, Gathering
+from megatron_ft.learning.gathering import BETWEEN_S, Gathering, LearningAtLeader
 from megatron_ft.learning.messages import MOST_NAMES, Intervals, Killed, Observed, merge
 from megatron_ft.link.wire import encode
 
@@ -37,7 +36,7 @@ class Job:
 
     def tick(self, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        if (result := self.part.take(self.members, self.now_s)) is not None:
+        if (result := self.part.take(lambda: self.members, self.now_s)) is not None:
             self.results.append(result)
 
     def hear(self, member: int, length_s: float = 1.0, *, saves: int = 0, steps: int = 0, ended: bool = False) -> None:

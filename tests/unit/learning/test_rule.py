@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
-from megatron_ft.learning.rule import calculate, facts_of, reasons_against, with_armed
+from megatron_ft.learning.rule import calculate, reasons_against, with_armed
 from megatron_ft.learning.state import LearnedState
 from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
@@ -74,13 +74,6 @@ def test_conditions_are_those_of_megatrons_modules(facts: int, is_closing: bool,
     reasons = reasons_against(facts, is_closing=is_closing)
     assert [name for name, reason in reasons.items() if not reason] == names
     assert all("isn't learned" in reason or "is learned" in reason for reason in reasons.values() if reason)
-
-
-def test_facts_of_a_script_that_learns_itself_are_the_same() -> None:
-    none = dict.fromkeys(("loaded", "setup_open", "enough_steps", "saved", "async_saves"), False)
-    assert facts_of(**none) == 0
-    assert facts_of(**{**none, "loaded": True, "enough_steps": True, "saved": True}) == ALL
-    assert facts_of(**{**none, "setup_open": True, "async_saves": True}) == FACT_SETUP_OPEN | FACT_ASYNC_SAVES
 
 
 # -- what is in force on a board --------------------------------------------------------------------------------

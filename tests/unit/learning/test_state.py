@@ -17,6 +17,7 @@ from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, st
 SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 180.0}
 CONFIGURED = {**SECTIONS, "out_of_section": 300.0}
 LEARNED = {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
+BEATS = HeartbeatTimeouts(50.0, 5.0, True)
 SCHEMA = "megatron_ft.ft_state"
 
 
@@ -65,9 +66,8 @@ def test_configured_timeout_that_wins_is_told_with_what_it_was() -> None:
 
 
 def test_heartbeats_are_kept_as_a_pair() -> None:
-    pair = (50.0, 5.0)
-    state = learned(heartbeats=pair, configured_s={"rank_heartbeat_timeout": 100.0})
-    for now_s, beats in ((100.0, pair), (90.0, None)):
+    state = learned(heartbeats=BEATS, configured_s={"rank_heartbeat_timeout": 100.0})
+    for now_s, beats in ((100.0, BEATS), (90.0, None)):
         assert that_applies(state, {"rank_heartbeat_timeout": now_s})[0].heartbeats == beats
 
 
@@ -78,7 +78,7 @@ names = st.text(min_size=1, max_size=20)
 states = st.builds(
     LearnedState,
     timeouts=st.dictionaries(names, seconds, max_size=5),
-    heartbeats=st.none() | st.tuples(seconds, seconds),
+    heartbeats=st.none() | st.builds(HeartbeatTimeouts, seconds, seconds, st.just(True)),
     configured_s=st.dictionaries(names, st.none() | seconds, max_size=5),
 )
 values = st.recursive(
@@ -121,9 +121,9 @@ def test_document_with_any_value_in_any_place_is_read_or_refused(state: LearnedS
 
 
 def test_state_of_the_reference_is_read() -> None:
-    plain = state_to_dict(HeartbeatTimeouts(50.0, 5.0, True), SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
+    plain = state_to_dict(BEATS, SectionTimeouts({"step": 9.0}, 7.0, {"step"}, True))
     state = parse(json.loads(json.dumps(plain)))
-    assert state == LearnedState(timeouts={"step": 9.0, "out_of_section": 7.0}, heartbeats=(50.0, 5.0))
+    assert state == LearnedState(timeouts={"step": 9.0, "out_of_section": 7.0}, heartbeats=BEATS)
     assert parse(state_to_dict(None, None)) == LearnedState()
 
 
@@ -140,13 +140,14 @@ def test_document_of_an_earlier_version_is_read_with_what_its_rule_had_calculate
         "out_of_section": {**calculated, "max_observed_s": 4.0},
         "seen": {"step": {"counts": {"80": 99.0}, "reference_s": 50.0}} if version in (2, 3) else None,
         "heartbeats": {"initial_s": 50.0, "subsequent_s": 5.0},
+        "current_timeouts": {"heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True}},
         "configured_s": {"rank_section_timeouts": {"step": None}, "rank_heartbeat_timeout": 45.0},
         **({"raised": {"step": 2.0}} if version == 4 else {}),
     }
     state = parse(document)
     out_s = 12.0 if version == 4 else 9.0
     assert state.timeouts == {"step": step_s, "setup": 1250.0, "out_of_section": out_s}
-    assert (state.heartbeats, state.configured_s) == ((50.0, 5.0), {"step": None, "rank_heartbeat_timeout": 45.0})
+    assert (state.heartbeats, state.configured_s) == (BEATS, {"step": None, "rank_heartbeat_timeout": 45.0})
 
 
 EARLIER = "as an earlier version writes them"
@@ -161,11 +162,10 @@ EARLIER = "as an earlier version writes them"
         ({"schema": SCHEMA}, "version None"),
         ({"schema": SCHEMA, "schema_version": 6, "timeouts": 7}, "newer than 5"),
         ({"schema": SCHEMA, "schema_version": 5, "timeouts": []}, "Expected `object`, got `array` - at `$.timeouts`"),
-        ({"schema": SCHEMA, "schema_version": 5, "heartbeats": [1.0]}, "$.heartbeats"),
+        ({"schema": SCHEMA, "schema_version": 5, "current_timeouts": {"heartbeat": {"initial": -1}}}, "> 0"),
         ({"schema": SCHEMA, "schema_version": 4, "sections": []}, EARLIER),
         ({"schema": SCHEMA, "schema_version": 4, "sections": {"step": {}}}, EARLIER),
         ({"schema": SCHEMA, "schema_version": 1, "sections": {"step": {"timeout_s": -2}}}, "> 0"),
-        ({"schema": SCHEMA, "schema_version": 4, "sections": {}, "heartbeats": {"initial_s": 1.0}}, EARLIER),
         ({"schema": SCHEMA, "schema_version": 4, "sections": {"a": {"calculated_s": 10**400}}}, EARLIER),
     ],
 )
@@ -178,7 +178,7 @@ def test_broken_document_is_refused_with_a_reason(document: Any, what: str) -> N
 def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
     configured = configured_of({"rank_section_timeouts": SECTIONS, "rank_out_of_section_timeout": 300.0, "learn": "on"})
     assert configured == CONFIGURED
-    state = learned({"step": 90.0}, heartbeats=(50.0, 5.0))
+    state = learned({"step": 90.0}, heartbeats=BEATS)
     document = document_of(state.doubled("heartbeat", 50.0, {}))
     assert parse(document) == state
     assert document["current_timeouts"] == {
@@ -191,4 +191,4 @@ def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:
         },
     }
     heartbeats, sections = state_from_dict(document)
-    assert (heartbeats, sections.calculated) == (HeartbeatTimeouts(50.0, 5.0, True), {"step": 90.0})
+    assert (heartbeats, sections.calculated) == (BEATS, {"step": 90.0})

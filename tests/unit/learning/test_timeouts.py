@@ -35,12 +35,12 @@ def test_calculated_timeout_below_the_floor_is_enforced_at_the_floor() -> None:
 
 def test_the_state_may_hold_the_configured_values_for_who_takes_it_for_all_there_are() -> None:
     sections = SectionTimeouts({"a": 3.0, "b": 9.0, "c": None}, 4.0, {"a"}, False)
-    state = state_to_dict(None, sections, with_configured=True)["current_timeouts"]["section"]
+    state = state_to_dict(None, sections)["current_timeouts"]["section"]
     assert SectionTimeouts(**state) == sections
     assert read({"current_timeouts": {"section": state}}) == (None, {"a": 3.0})
 
 
-def test_the_state_holds_calculated_values_only_and_survives_json() -> None:
+def test_state_is_read_with_its_calculated_values_only_and_survives_json() -> None:
     sections = SectionTimeouts({"a": 3.0, "b": 9.0}, 4.0, {"a"}, False)
     state = json.loads(json.dumps(state_to_dict(HeartbeatTimeouts(1.0, 2.0, True), sections)))
     assert read(state) == (HeartbeatTimeouts(1.0, 2.0, True), {"a": 3.0})
