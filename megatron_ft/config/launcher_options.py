@@ -20,7 +20,7 @@ from megatron_ft.config.kinds import (
     whole,
 )
 from megatron_ft.config.option import option, table_of
-from megatron_ft.errors import ConfigError, Refused, nearest
+from megatron_ft.errors import Refused, nearest
 
 ANY_FAILED, MIN_HEALTHY = RESTART_POLICIES = ("any-failed", "min-healthy")
 REPORT, END, OFF = "report", "end", "off"
@@ -73,25 +73,18 @@ METRICS_PORT = OptionKind(
 )
 
 
-def parse_preload(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in ``--ft-preload a,b``; None for "none": no fork server at all.
-
-    Raises:
-        ConfigError: a word is no name of a module.
-    """
-    if text is None or not text.strip():
-        return ()
-    if text.strip().lower() == "none":
+def _modules(value: object) -> tuple[str, ...] | None:
+    """Return the names in ``--ft-preload a,b``; None for "none": no fork server at all."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) and value.strip() else []
+    if [name.lower() for name in names] == ["none"]:
         return None
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"--ft-preload: {name!r} is no name of a module; give names as in a,b.c or none")
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise Refused
     return tuple(dict.fromkeys(names))
 
 
 _MODULES = OptionKind(
-    check=parse_preload,
+    check=_modules,
     allowed="names of modules, as in a,b.c, or none",
     plain=lambda stored: "none" if stored is None else ",".join(stored),
     metavar="MODULES",

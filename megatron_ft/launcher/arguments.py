@@ -24,7 +24,6 @@ import megatron_ft
 from megatron_ft.config.config import OPTIONS
 from megatron_ft.config.files.options import (
     add_ft_options,
-    group_help,
     read_ft_options,
     with_hint,
 )
@@ -34,6 +33,7 @@ from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.base.command_line import CommandLine, rendezvous_settings
 from megatron_ft.launcher.coordination import meeting_place
+from megatron_ft.launcher.help import group_help
 from megatron_ft.launcher.processes import ending_together
 from megatron_ft.launcher.schedulers.schedulers import detect, doubt, own_logs, take
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_ft.config.config import OPTIONS
-from megatron_ft.config.files.options import GivenFlag, rows
+from megatron_ft.config.files.options import rows
 from megatron_ft.config.launcher_options import LAUNCHER_OPTIONS
 from megatron_ft.config.reference import IGNORED, SERVED
 from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
@@ -19,6 +19,7 @@ from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
+from megatron_ft.launcher.base.given_flags import GivenFlag
 from megatron_ft.link.base.wording import columns, printable
 
 _SECRET_NAME = r"[\w-]*(?:secret|token|passw|credential|authorization|api[_-]?key|access[_-]?key)[\w-]*"

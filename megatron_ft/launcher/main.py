@@ -171,8 +171,8 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
     began_s = time.monotonic()
-    from megatron_ft.config.files.options import given_flags
     from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
+    from megatron_ft.launcher.base.given_flags import given_flags
 
     words = sys.argv[1:] if argv is None else argv
     flags, _ = given_flags(words)

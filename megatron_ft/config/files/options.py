@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from megatron_ft.config.config import FIELDS, OPTIONS
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig, FileSection, read_section, take_arguments
 from megatron_ft.config.option import Option, spellings
-from megatron_ft.config.option_groups import FIRST, GROUPS
 from megatron_ft.config.reference import IGNORED, describe, is_said
 from megatron_ft.config.removed import removed
-from megatron_ft.config.torchrun import TORCHRUN_OPTIONS, TorchrunOption
 from megatron_ft.errors import ConfigError, near
 from megatron_ft.link.facts.launcher import Config
 
@@ -33,49 +30,6 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
         words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
         group.add_argument(*words, action=_Ignore, const=name, help=argparse.SUPPRESS)
     _refuse_abbreviations(parser, group)
-
-
-def group_help(parser: argparse.ArgumentParser) -> None:
-    """Have ``--help`` show the options that a new user needs first, and ``--help-all`` all of them, in groups."""
-    shown = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}
-    for action in shown.values():  # torchrun's own have a second spelling, with underscores, and may mean more here
-        action.option_strings = [word for word in action.option_strings if "_" not in word] or action.option_strings
-        known = TORCHRUN_OPTIONS.get(action.dest)
-        action.help = known.here if known is not None and known.here else action.help
-    about = [shown.pop("help"), parser.add_argument("--help-all", action=_HelpAll, help="show all options and exit")]
-    about += [shown.pop("version"), shown.pop("training_script"), shown.pop("training_script_args")]
-    parser.usage = "%(prog)s [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
-    parser._action_groups = [
-        _group(parser, "options to start with", [shown[dest] for dest in FIRST.split()]),
-        _group(parser, None, about),
-    ]
-    parser.epilog = "All other options: --help-all. A commented configuration: megatron-ft config-template megatron"
-    grouped = {each: [shown.pop(dest) for dest in names.split() if dest in shown] for each, names in GROUPS.items()}
-    _HelpAll.groups = [_group(parser, each, actions) for each, actions in grouped.items()]
-    _HelpAll.groups += [_group(parser, "more of torchrun", list(shown.values())), _group(parser, None, about)]
-
-
-def _group(
-    parser: argparse.ArgumentParser, title: str | None, actions: list[argparse.Action]
-) -> argparse._ArgumentGroup:
-    group = argparse._ArgumentGroup(parser, title)
-    group._group_actions = actions
-    return group
-
-
-class _HelpAll(argparse.Action):
-    """Prints the help of all options."""
-
-    groups: list[argparse._ArgumentGroup]
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser._action_groups = self.groups
-        parser.epilog = "Durations are seconds, null means no limit. Options win over the YAML file."
-        parser.print_help()
-        parser.exit()
 
 
 def default_text(option: Option) -> str:
@@ -195,37 +149,6 @@ def summary(config: FaultToleranceConfig) -> str:
         if told.sources[name] != "default" and OPTIONS[name].is_printed
     ]
     return f"configuration: {', '.join(texts)}; else defaults" if texts else "configuration: all defaults"
-
-
-@dataclass(frozen=True)
-class GivenFlag:
-    """A flag as it was written; ``dest`` is empty for an option that isn't in this package's tables."""
-
-    dest: str
-    word: str
-    value: str | None = None
-    """None for a flag without one."""
-
-
-def given_flags(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:
-    """Return the flags of a command line, and the script with its arguments. Only torchrun's may be abbreviated."""
-    every: list[Option | TorchrunOption] = [*TORCHRUN_OPTIONS.values(), *OPTIONS.values()]
-    known = {word: (each.dest, each.is_flag) for each in every for word in each.spellings}
-    for name in IGNORED:
-        known |= dict.fromkeys((*spellings(f"ft-param-{name}"), *spellings(f"ft-{name}")), (f"ft_{name}", False))
-    rest, flags = list(words), []
-    while rest and rest[0].startswith("-"):
-        word, equals, value = rest.pop(0).partition("=")
-        if not word.startswith("--") and len(word) > 2:  # -r3
-            word, equals, value = word[:2], "=", word[2:]
-        meant = known.get(word) or next(
-            (known[each] for torchs in TORCHRUN_OPTIONS.values() for each in torchs.spellings if each.startswith(word)),
-            ("", False),
-        )
-        if not meant[1] and not equals:
-            value = rest.pop(0) if rest else ""
-        flags.append(GivenFlag(meant[0], word, None if meant[1] else value))
-    return flags, rest
 
 
 def read_ft_options(namespace: argparse.Namespace) -> FaultToleranceConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from megatron_ft.config.files.options import given_flags
+from megatron_ft.launcher.base.given_flags import given_flags
 from megatron_ft.link.base.rank_variables import REFERENCE_NAMES_VARIABLE, without_ranks
 from megatron_ft.link.log import LEVEL_VARIABLE
 from megatron_ft.link.messages.fork_server_messages import Orders

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from megatron_ft.config.launcher_options import parse_preload
+from megatron_ft.config.config import OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base.rank_environment import find_script, why_fresh
 from megatron_ft.link.base.rank_variables import shared_environment, tells_ranks_apart
@@ -15,7 +15,6 @@ from megatron_ft.link.base.rank_variables import shared_environment, tells_ranks
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (None, ()),
         ("", ()),
         ("none", None),
         (" None ", None),
@@ -23,14 +22,14 @@ from megatron_ft.link.base.rank_variables import shared_environment, tells_ranks
         ("a, b.c ,a", ("a", "b.c")),
     ],
 )
-def test_preload_option_is_parsed_into_module_names(text: str | None, names: tuple[str, ...] | None) -> None:
-    assert parse_preload(text) == names
+def test_preload_option_is_parsed_into_module_names(text: str, names: tuple[str, ...] | None) -> None:
+    assert OPTIONS["preload"].parse(text) == names
 
 
 @pytest.mark.parametrize("text", ["a,,b", "a b", "1x", "a.", "./train.py", "a;b"])
 def test_preload_option_with_a_bad_module_name_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--ft-preload: .* is no name of a module"):
-        parse_preload(text)
+    with pytest.raises(ConfigError, match=r"^--ft-preload '.*': must be names of modules, as in a,b.c, or none$"):
+        OPTIONS["preload"].parse(text)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from megatron_ft.config.config import FIELDS, OPTIONS
-from megatron_ft.config.files.options import add_ft_options, as_record, group_help, read_ft_options, summary, with_hint
+from megatron_ft.config.files.options import add_ft_options, as_record, read_ft_options, summary, with_hint
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.config.launcher_options import END, OFF, REPORT
 from megatron_ft.config.reference import IGNORED
-from megatron_ft.config.torchrun import TORCHRUN_OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.codec import encode
 
@@ -258,30 +256,3 @@ def test_options_after_the_script_belong_to_the_script() -> None:
     namespace = parser().parse_args(["train.py", "--ft-safety-factor", "3"])
     assert namespace.training_script_args == ["--ft-safety-factor", "3"]
     assert read_ft_options(namespace).to_dict() == {}
-
-
-def launcher_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ft_launcher")
-    for name in TORCHRUN_OPTIONS:
-        parser.add_argument(f"--{name}", help="an option of torchrun")
-    parser.add_argument("--newer-option-of-torchrun", help="one that isn't in our table")
-    add_ft_options(parser)
-    parser.add_argument("--version", action="version", version="1")
-    parser.add_argument("training_script", help="the script")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
-    group_help(parser)
-    return parser
-
-
-def test_help_shows_the_ten_first_options_and_help_all_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = {}
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as end:
-            launcher_parser().parse_args([flag])
-        assert end.value.code == 0
-        listed[flag] = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
-    ours = {each.spellings[0] for each in OPTIONS.values()}
-    assert len(listed["--help"]) == 10 + 2  # --help-all, --version; -h begins its line
-    every = listed["--help-all"]
-    assert {*ours, *(f"--{name}" for name in TORCHRUN_OPTIONS), "--newer-option-of-torchrun"} <= set(every)
-    assert len(every) == len(set(every))
