@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from megatron_ft.launcher.rules.events import Continued, StopAsked
 from megatron_ft.link.base.signal_rules import Asked, SecondRequest
 from megatron_ft.link.reactor import Reactor
 
@@ -47,11 +48,9 @@ class SignalWatch:
         """Time of the first request to stop (time.monotonic); None before."""
         self.received: list[signal.Signals] = []
         """Requests to stop, in order; a repetition of the same request is here once."""
-        self._untaken: list[tuple[signal.Signals, bool]] = []
+        self._untaken: list[StopAsked | Continued | float] = []
         self._stop_requests = SecondRequest()
         self._is_second = False
-        self._early_s: list[float] = []
-        self._continued: list[int] = []
 
     def blocking(self, function: Callable[[], T]) -> T:
         """Run a function that may wait for other nodes, while the event loop goes on.
@@ -92,7 +91,7 @@ class SignalWatch:
         # the wake-up needs a handler: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if signal.SIGCONT not in (*self._numbers, *self._forwarded):
-            signal.signal(signal.SIGCONT, lambda number, _frame: self._continued.append(number))
+            signal.signal(signal.SIGCONT, lambda _number, _frame: self._untaken.append(Continued()))
 
     def drain(self) -> None:
         """Empty the wake-up descriptor."""
@@ -104,17 +103,10 @@ class SignalWatch:
         """Return the signals to forward since the last call."""
         return _take_all(self._to_forward)
 
-    def take_requests(self) -> list[tuple[signal.Signals, bool]]:
-        """Return the requests to stop since the last call, each with True for a second request."""
+    def take(self) -> list[StopAsked | Continued | float]:
+        """Return what has come since the last call, in order. A number: an early SIGINT is no second request; after
+        these seconds it will be one."""
         return _take_all(self._untaken)
-
-    def take_continued(self) -> bool:
-        """Return True if this process, maybe with others, was stopped and continued since the last call."""
-        return bool(_take_all(self._continued))
-
-    def take_early(self) -> list[float]:
-        """Return the seconds after which SIGINT will be a second request, for each early one since the last call."""
-        return _take_all(self._early_s)
 
     def is_in_a_hurry(self) -> bool:
         """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
@@ -127,12 +119,12 @@ class SignalWatch:
             again = self._stop_requests.note(now_s) is Asked.AGAIN
             if not again and number in self.received:
                 if number == signal.SIGINT:  # a person: Slurm sends SIGTERM twice
-                    self._early_s.append(self._stop_requests.wait_s(now_s))
+                    self._untaken.append(self._stop_requests.wait_s(now_s))
                 return
         self._is_second = self._is_second or again
         self.asked_s = now_s if self.asked_s is None else self.asked_s
         self.received.append(number)
-        self._untaken.append((number, again))
+        self._untaken.append(StopAsked(number, again))
 
     def close(self) -> None:
         """Close the descriptors; further requests are ignored (the launcher is on its last steps)."""

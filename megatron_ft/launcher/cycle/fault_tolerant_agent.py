@@ -186,18 +186,16 @@ class FaultTolerantAgent(TorchAgent):
                 self._timer = self._launcher.reactor.call_later(delay_s, ring)
 
     def _take_signals(self) -> None:
-        signals = self._launcher.signals
-        if signals.take_continued():
-            self._hear(events.Continued())
-        for number, again in signals.take_requests():
+        for each in self._launcher.signals.take():
+            if isinstance(each, float):
+                self._launcher.say(
+                    "received SIGINT again: the ranks are still ending, "
+                    f"SIGINT or SIGTERM in {each:.1f} s or later kills them"
+                )
+                continue
             for worker in self._launcher.workers.values():
                 worker.poll_end()  # a rank that has ended by then isn't signalled
-            self._hear(events.StopAsked(number, again))
-        for wait_s in signals.take_early():
-            self._launcher.say(
-                "received SIGINT again: the ranks are still ending, "
-                f"SIGINT or SIGTERM in {wait_s:.1f} s or later kills them"
-            )
+            self._hear(each)
 
     def _started(self, worker: Worker) -> None:
         local_rank, rank = worker.local_rank, self._machine.cycle.ranks[worker.local_rank]

@@ -205,10 +205,8 @@ class Termination:
         self._in_a_hurry = in_a_hurry
         self._say = say
         self._kill_wait_s = kill_wait_s
-        self._given_up: set[int] = set()
-        """Ranks that survived SIGKILL: not waited for again."""
-        self._left: list[ProcessStat] = []
-        """Processes of rank process groups that survived SIGKILL."""
+        self._stuck: list[ProcessStat] = []
+        """Ranks and processes of their groups that survived SIGKILL: not waited for again."""
         self._let_go: set[int] = set()
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
@@ -247,20 +245,18 @@ class Termination:
             self._kill_at_once(ended, self._left_behind(ended))
         hoped_for = self._hoped_for(stubborn)
         self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self._kill_wait_s)
-        stuck = [worker.pid for worker in hoped_for if not worker.poll_end()]
+        stuck = _stats([worker.pid for worker in hoped_for if not worker.poll_end()])
         if stuck:
-            self._given_up.update(stuck)
-            self._say(launcher_lines.did_not_end(_stats(stuck), waited_s=self._kill_wait_s))
+            self._stuck += stuck
+            self._say(launcher_lines.did_not_end(stuck, waited_s=self._kill_wait_s))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
         """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
-        if self._given_up or self._left:
+        if self._stuck:
             self.clear([worker for worker in workers if not worker.reaped])
-            self._given_up.intersection_update(worker.pid for worker in workers if not worker.reaped)
-        now = _stats([*self._given_up, *(stat.pid for stat in self._left)])
-        before = {stat.pid: stat.session for stat in self._left}
-        self._left = [stat for stat in now if before.get(stat.pid) == stat.session]
-        return [stat for stat in now if stat.pid in self._given_up or stat in self._left]
+        sessions = {stat.pid: stat.session for stat in self._stuck}
+        self._stuck = [stat for stat in _stats(list(sessions)) if stat.session == sessions[stat.pid]]
+        return self._stuck
 
     def take_let_go(self) -> set[int]:
         """Return PIDs of ranks and leftovers that were reaped since the last call."""
@@ -268,7 +264,8 @@ class Termination:
         return let_go
 
     def _hoped_for(self, workers: list[Worker]) -> list[Worker]:
-        return [worker for worker in workers if worker.pid not in self._given_up]
+        stuck = {stat.pid for stat in self._stuck}
+        return [worker for worker in workers if worker.pid not in stuck]
 
     def clear(
         self,
@@ -318,7 +315,7 @@ class Termination:
             process_tree.kill_left(left, _pids(ended))
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
-            self._left += left
+            self._stuck += left
             self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=self._kill_wait_s))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:

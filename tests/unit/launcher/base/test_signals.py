@@ -10,6 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.launcher.base.signals import SignalWatch
+from megatron_ft.launcher.rules.events import StopAsked
 from megatron_ft.link.reactor import Reactor
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -40,10 +41,10 @@ def test_a_second_request_is_one_that_a_person_could_have_made(
         watch.note(number, 1000.0 + at_s)
     watch.close()
     assert watch.received == received
-    taken = watch.take_requests()
-    assert [number for number, _ in taken] == received
-    assert next((number for number, again in taken if again), None) == second
-    assert watch.take_requests() == []
+    taken = [each for each in watch.take() if isinstance(each, StopAsked)]
+    assert [each.number for each in taken] == received
+    assert next((each.number for each in taken if each.again), None) == second
+    assert watch.take() == []
     assert watch.is_in_a_hurry() == (second is not None)
 
 
@@ -51,10 +52,11 @@ def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
     watch = watching()
     for number, at_s in ((TERM, 0.0), (TERM, 0.006), (INT, 1.0)):
         watch.note(number, 1000.0 + at_s)
-    assert watch.take_early() == [], "Slurm sends SIGTERM twice; the first SIGINT is a request of its own"
+    first = [StopAsked(TERM), StopAsked(INT)]
+    assert watch.take() == first, "Slurm sends SIGTERM twice; the first SIGINT is a request of its own"
     watch.note(INT, 1003.0)
-    assert watch.take_early() == pytest.approx([2.0])
-    assert watch.take_early() == []
+    assert watch.take() == pytest.approx([2.0])
+    assert watch.take() == []
     watch.close()
 
 
