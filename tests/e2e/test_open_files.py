@@ -79,7 +79,7 @@ def test_rank_without_util_linux_keeps_the_original_file_limit(
     process_setup.raise_file_limit()
     started: list[worker.Worker] = []
     spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
-    worker.Spawner().spawn([spec], started.append, print)
+    worker.spawn([spec], started.append, print)
     assert limits_of(started[0].pid) == lower
     started[0].signal(signal.SIGKILL, whole_group=True)
     wait_gone(started[0].pidfd, 10)

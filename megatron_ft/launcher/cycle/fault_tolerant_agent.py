@@ -32,7 +32,7 @@ from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
 from megatron_ft.launcher.processes.rank_logs import CycleLogs
-from megatron_ft.launcher.processes.worker import Spawner, Termination, Worker
+from megatron_ft.launcher.processes.worker import Termination, Worker, spawn
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase, report_unlisted
 from megatron_ft.launcher.rules.status_rows import RankReading
@@ -84,7 +84,6 @@ class FaultTolerantAgent(TorchAgent):
         report_unlisted(LAUNCHER.debug)
         self._launcher, self._coordination = launcher, coordination
         self._monitors, self._say = launcher.monitors, launcher.say
-        self._spawner = Spawner(launcher.forking)
         self._termination = Termination(
             launcher.reactor,
             known_children=launcher.children.pids,
@@ -401,7 +400,7 @@ class FaultTolerantAgent(TorchAgent):
             prefix=line.options.per_cycle_applog_prefix,
         )
         context = WorkerContext(
-            spawn=lambda specs: self._spawner.spawn(specs, self._started, self._ended),
+            spawn=lambda specs: spawn(specs, self._started, self._ended, node.forking),
             environment=line.rank_environment(),
             reactor=node.reactor,
             end=self._termination.end,

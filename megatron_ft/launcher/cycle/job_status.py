@@ -56,13 +56,9 @@ class JobStatus:
         """Report this agent from now on."""
         self._agent = agent
 
-    def last_iteration(self) -> int | None:
-        """Return the furthest iteration that a rank of this node has reported in the last cycle."""
-        return max((each.iteration for each in self.boards().values() if each.iteration is not None), default=None)
-
     def progress(self) -> int | None:
         """Return the number of iterations begun and collectives completed in the last cycle; None if unknown."""
-        record = self._record
+        record = self._agent.started
         readings = [] if record is None else [self._monitors[each].reading(record.cycle) for each in record.started]
         boards = [each.snapshot for each in readings if each.snapshot is not None]
         counts = [each.collectives for each in readings if each.collectives is not None]
@@ -72,7 +68,7 @@ class JobStatus:
 
     def boards(self) -> dict[int, BoardSnapshot]:
         """Return the boards of the last cycle, by local rank."""
-        record = self._record
+        record = self._agent.started
         if record is None:
             return {}
         boards = {each: self._monitors[each].reading(record.cycle).snapshot for each in record.started}
@@ -92,27 +88,17 @@ class JobStatus:
         began_ns = time.monotonic_ns()
         if at_once or began_ns >= self._due_ns:
             for board in self.boards().values():
-                self._look(board, began_ns)
+                if not board.watch_only:  # as if it had gone now: the time until then is the training's
+                    gone = RankGone(
+                        rank=board.rank,
+                        cycle=board.cycle,
+                        iteration=board.iteration,
+                        last_transition_ns=board.last_transition_ns or None,
+                    )
+                    self._ledger.take(Timed(began_ns, 0, "", gone))
             self._accounting = self._ledger.accounting(began_ns)
             self._due_ns = began_ns + max(_SUM_NS, _SELDOM * (time.monotonic_ns() - began_ns))
         return self._accounting
-
-    def _look(self, board: BoardSnapshot, now_ns: int) -> None:
-        """Account for how far a rank is, as if it had gone: the time until now is the training's."""
-        if board.watch_only:
-            return
-        gone = RankGone(
-            rank=board.rank,
-            cycle=board.cycle,
-            iteration=board.iteration,
-            last_transition_ns=board.last_transition_ns or None,
-        )
-        self._ledger.take(Timed(now_ns, 0, "", gone))
-
-    @property
-    def _record(self) -> NodeCycle | None:
-        """Record of the last cycle whose ranks were started."""
-        return self._agent.started
 
     @property
     def _lags(self) -> Lags:
@@ -131,7 +117,7 @@ class JobStatus:
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return GaugeValues(
             accounting=self.accounting(at_once=is_last),
-            iteration=self.last_iteration(),
+            iteration=max((each.iteration for each in boards if each.iteration is not None), default=None),
             timeouts={name: timeout_ns / 1e9 for name, timeout_ns in timeouts if timeout_ns is not None},
             nodes={self._node: self._agent.activity},
             lags=self._lags.worst,
@@ -139,7 +125,7 @@ class JobStatus:
 
     def facts(self) -> JobFacts:
         """Return the answer to a status request."""
-        agent, record, paused = self._agent, self._record, self._monitors.paused
+        agent, record, paused = self._agent, self._agent.started, self._monitors.paused
         ranks = [] if record is None else [self._rank(record, local_rank) for local_rank in record.started]
         accounting, restarts_left, last_cause = self.accounting(at_once=False), agent.restarts_left, None
         phase = JobPhase.STARTING if record is None else JobPhase.RUNNING

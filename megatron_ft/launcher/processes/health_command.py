@@ -75,7 +75,6 @@ class HealthCheck:
         self._timeout_s = timeout_s
         self._reactor = reactor
         self._directories = os.pathsep.join(directories)
-        self._setpriv = find_setpriv()
         self._termination = Termination(
             reactor,
             known_children=known_children,
@@ -99,12 +98,14 @@ class HealthCheck:
         began_s = time.monotonic()
 
         def checked(ended: str, code: int | None, told: str | None = None) -> NodeHealth:
+            lines = [line.strip() for line in self._output.decode(errors="replace").splitlines() if line.strip()]
+            last = printable(lines[-1]) if lines else ""  # harmless for a terminal
             return NodeHealth(
                 cycle=cycle,
                 good=not ended,
                 exit_code=code,
                 text=ended,
-                last_line=last_line(self._output) if told is None else told,
+                last_line=last if told is None else told,
                 seconds=time.monotonic() - began_s,
             )
 
@@ -136,8 +137,9 @@ class HealthCheck:
         Raises:
             OSError: it can't be started or waited for; then it is killed.
         """
+        setpriv = find_setpriv()
         process = subprocess.Popen(
-            [*self._setpriv, _SHELL, "-c", self._command],
+            [*setpriv, _SHELL, "-c", self._command],
             env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -145,7 +147,7 @@ class HealthCheck:
             start_new_session=True,
         )
         assert process.stdout is not None
-        if not self._setpriv:
+        if not setpriv:
             restore_file_limit_of(process.pid)
         try:
             return Worker.of(process), process.stdout
@@ -185,9 +187,3 @@ class HealthCheck:
                     self._reactor.unwatch(fd)
                     return
                 self._output = (self._output + data)[-_KEPT_BYTES:]
-
-
-def last_line(output: bytes) -> str:
-    """Return the last line that isn't empty, harmless for a terminal."""
-    found = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return printable(found[-1].strip()) if found else ""

@@ -99,64 +99,59 @@ class Worker:
 WorkerCallback = Callable[[Worker], None]
 
 
-class Spawner:
-    """Has ranks forked, or starts their command itself. Ranks die with the launcher, even with one that is killed."""
+def spawn(
+    specs: Sequence[RankSpec],
+    on_spawned: WorkerCallback,
+    on_exit: WorkerCallback,
+    forking: ForkingSpawner | None = None,
+) -> None:
+    """Have ranks forked, or start their command. Each is a child of the launcher, and leader of its own session. Ranks
+    die with the launcher, even with one that is killed.
 
-    def __init__(self, forking: ForkingSpawner | None = None) -> None:
-        """``forking``: None if ranks are never forked."""
-        self._forking = forking
-        self._setpriv = find_setpriv()
+    The callbacks: with each rank immediately, and when its end is seen. ``forking``: None if ranks are never forked.
 
-    def spawn(self, specs: Sequence[RankSpec], on_spawned: WorkerCallback, on_exit: WorkerCallback) -> None:
-        """Start ranks, each a child of the launcher and leader of its own session.
+    Raises:
+        OSError: a rank can't be started; those before it were.
+    """
 
-        The callbacks: with each rank immediately, and when its end is seen.
+    def adopt(spec: RankSpec, pid: int) -> None:
+        on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
 
-        Raises:
-            OSError: a rank can't be started; those before it were.
-        """
-
-        def adopt(spec: RankSpec, pid: int) -> None:
-            on_spawned(Worker(spec.local_rank, pid, os.pidfd_open(pid), on_exit))
-
-        if self._forking is not None and self._forking.fork(specs, adopt):
-            return
-        with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
-            for spec in specs:
-                on_spawned(self._spawn(spec, variables, inherited, on_exit))
-
-    def _spawn(
-        self,
-        spec: RankSpec,
-        variables: Mapping[str, str],
-        inherited: Sequence[int],
-        on_exit: WorkerCallback,
-    ) -> Worker:
-        launcher_pid = os.getpid()
-
-        def in_child() -> None:
-            die_with_parent()
-            restore_file_limit()
-            # the launcher may have died before die_with_parent took effect
-            if os.getppid() != launcher_pid:
-                os._exit(1)
-
-        with contextlib.ExitStack() as files:
-            out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
-            err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
-            process = subprocess.Popen(
-                [*self._setpriv, *spec.argv],
-                env={**spec.env, **variables},
-                pass_fds=inherited,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-                preexec_fn=None if self._setpriv else in_child,
-            )
-
-        return Worker.of(process, spec.local_rank, on_exit)
+    if forking is not None and forking.fork(specs, adopt):
+        return
+    with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
+        for spec in specs:
+            on_spawned(_spawn_one(spec, variables, inherited, on_exit))
 
 
+def _spawn_one(
+    spec: RankSpec, variables: Mapping[str, str], inherited: Sequence[int], on_exit: WorkerCallback
+) -> Worker:
+    launcher_pid, setpriv = os.getpid(), find_setpriv()
+
+    def in_child() -> None:
+        die_with_parent()
+        restore_file_limit()
+        # the launcher may have died before die_with_parent took effect
+        if os.getppid() != launcher_pid:
+            os._exit(1)
+
+    with contextlib.ExitStack() as files:
+        out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
+        err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
+        process = subprocess.Popen(
+            [*setpriv, *spec.argv],
+            env={**spec.env, **variables},
+            pass_fds=inherited,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=None if setpriv else in_child,
+        )
+    return Worker.of(process, spec.local_rank, on_exit)
+
+
+@functools.cache
 def find_setpriv() -> list[str]:
     """Return the command of util-linux's setpriv, which sets the parent-death signal and becomes the rank; empty
     without.
