@@ -141,17 +141,13 @@ class ResultFile:
         self._path = None if log_dir is None else os.path.join(log_dir, LIVES_FILE)
         self._life = _reached(Life(job=job, command=tuple(command), began=utc(time.time())), before)
         self._name = socket.gethostname()
-        self._place = 0 if is_first else None
+        self.place = 0 if is_first else None
+        """Place of this node in its last cycle; None if it wasn't in any, or was left out."""
         self._began: Decision | None = None
         self.ending: Ending | None = None
         """End of the job, as far as this launcher may tell."""
         self.is_decided = False
         """True if the job has ended for all its nodes, by their decision."""
-
-    @property
-    def place(self) -> int | None:
-        """Place of this node in its last cycle; None if it wasn't in any, or was left out."""
-        return self._place
 
     def flush(self) -> None:
         """Wait until the file is written."""
@@ -167,7 +163,7 @@ class ResultFile:
             restarts=decision.restarts,
             faults=self._faults(decision),
         )
-        self._life, self._place, self._began = _reached(life, decision.advance), held.place, decision
+        self._life, self.place, self._began = _reached(life, decision.advance), held.place, decision
         if held.place == 0:
             life = self._life
             self._change(
@@ -184,11 +180,11 @@ class ResultFile:
 
     def left_out(self) -> None:
         """Record that the job goes on without this node: others tell how it ends."""
-        self._place = None
+        self.place = None
 
     def ended(self, end: LauncherEnd, *, decided: Decision | None, accounting: Accounting) -> None:
         """Record the end of the job. ``decided``: last decision this launcher knows."""
-        place, ending = self._place, end.ending
+        place, ending = self.place, end.ending
         self.ending, self.is_decided = ending, decided is not None and decided.kind is DecisionKind.END
         if ending is None or place is None:
             return
@@ -231,7 +227,7 @@ class ResultFile:
 
         Empty for a launcher that has left without knowing the job's end: the others may know better.
         """
-        return {} if self._place != 0 or self._has_only_left else bad_nodes(self._life.faults)
+        return {} if self.place != 0 or self._has_only_left else bad_nodes(self._life.faults)
 
     @property
     def _has_only_left(self) -> bool:

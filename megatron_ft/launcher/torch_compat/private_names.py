@@ -59,7 +59,7 @@ def missing_essentials() -> list[str]:
 
 def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> contextlib.AbstractContextManager[None]:
     """Let ``launch_agent`` make its agent with ``factory``."""
-    return _replaced(launcher_api, "LocalElasticAgent", factory)
+    return replaced(launcher_api, "LocalElasticAgent", factory)
 
 
 def say_nothing_of_death_signals() -> None:
@@ -89,13 +89,9 @@ def tail_logs(context: PContext) -> list[Any]:
     return list(every) if every is not None else [tail for tail in each if tail is not None]
 
 
-def workers_started_by(start_processes: Callable[..., PContext]) -> contextlib.AbstractContextManager[None]:
-    """Let the agent start its ranks with ``start_processes``, called as torch's function of that name."""
-    return _replaced(local_elastic_agent, "start_processes", start_processes)
-
-
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, by: object) -> Iterator[None]:
+def replaced(module: Any, name: str, by: object) -> Iterator[None]:
+    """Have this module use ``by`` under that name meanwhile."""
     original = getattr(module, name)
     setattr(module, name, by)
     try:

@@ -183,7 +183,7 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
         self._store = worker_group.store
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with private_names.workers_started_by(self._start_processes):
+        with private_names.replaced(private_names.local_elastic_agent, "start_processes", self._start_processes):
             return dict(super()._start_workers(worker_group))
 
     def _start_processes(self, **given: Any) -> PContext:
