@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ft.cli.analysis.failures import Failure, failures_of
 from megatron_ft.cli.analysis.interval_lengths import Interval, intervals_of, observe
 from megatron_ft.cli.analysis.slow_rank_summary import SlowRankSummary, slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline, Tracks, build_timeline
@@ -19,7 +18,6 @@ class Analysis:
     run: Run
     timeline: Timeline
     intervals: list[Interval]
-    failures: list[Failure]
     slow_ranks: list[SlowRankSummary]
 
 
@@ -35,6 +33,5 @@ def analyze(run: Run, observed: dict[str, Interval] | None = None) -> Analysis:
         run=run,
         timeline=timeline,
         intervals=intervals_of(timeline, observed),
-        failures=list(failures_of(timeline)),
         slow_ranks=slow_ranks_of(timeline),
     )

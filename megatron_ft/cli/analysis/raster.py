@@ -1,11 +1,11 @@
-"""The timeline as a grid for the pictures: each rank's main state in each column of time. Pure.
+"""The timeline as a grid for the picture: each rank's main state in each column of time. Pure.
 
 A section with at most six intervals in a minute is drawn where they were. Of others only the sums are known: where such
 a section took a tenth of the minute or more, the minute has the state of its longest one, "summed up", up to the end of
 its last iteration.
 
-A run may have millions of spans, and a picture some thousand columns: both pictures are drawn from the grid, so that
-they cost the same for two ranks and for thousands.
+A run may have millions of spans, and a picture some thousand columns: the picture is drawn from the grid, so that
+it costs the same for two ranks and for thousands.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ ABSENT, HUNG, WAITING, SILENT, OUTSIDE, FIRST_SECTION = range(6)
 _SPECIAL = ("no process", "hung", "waits for the hung rank", "nothing recorded", "out of section")
 MOST_SECTIONS = 120
 """Sections with states of their own, which are a byte: one for intervals, the next for sums; the others share two."""
-SUMMED_UP = "{} (summed up)"
+FAULT_COLOR = "#c1121f"
+_SPECIAL_COLORS = ("#ffffff", FAULT_COLOR, "#f0a994", "#bfbfbf", "#ececec")
+# Tableau's colours without the red and the grey, which have a meaning here; the first sections get the calmest
+_COLORS = (
+    *("#4e79a7", "#f2b134", "#59a14f", "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#a0cbe8", "#8cd17d", "#d4a6c8"),
+    *("#6b4c9a", "#2f6f6f", "#c49c94", "#86bcb6"),
+)
+_OTHERS = "#444444"
 _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank's life shows in a column from that on
 
 Shares = npt.NDArray[np.float64]
@@ -58,10 +65,12 @@ class Grid:
     edges_ns: Int64s
 
 
-def state_names(names: Sequence[str]) -> list[str]:
-    """Return the names of the numbers in ``Grid.states``."""
-    shown = [*names[:MOST_SECTIONS], *(["other sections"] if len(names) > MOST_SECTIONS else [])]
-    return [*_SPECIAL, *(text for name in shown for text in (name, SUMMED_UP.format(name)))]
+def states_of(sections: Sequence[str]) -> list[tuple[str, str]]:
+    """Return name and colour of each number in ``Grid.states``; what is only summed up is paler."""
+    shown = [(name, _COLORS[at % len(_COLORS)]) for at, name in enumerate(sections[:MOST_SECTIONS])]
+    shown += [("other sections", _OTHERS)] if len(sections) > MOST_SECTIONS else []
+    both = (each for name, color in shown for each in ((name, color), (f"{name} (summed up)", f"{color}99")))
+    return [*zip(_SPECIAL, _SPECIAL_COLORS, strict=True), *both]
 
 
 def edges_ns(begin_ns: int, end_ns: int, columns: int) -> Int64s:

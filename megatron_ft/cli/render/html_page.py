@@ -18,16 +18,33 @@ from typing import Any
 import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.raster import ABSENT, Grid, edges_ns, rasterize, state_names
+from megatron_ft.cli.analysis.failures import Failure, failures_of
+from megatron_ft.cli.analysis.raster import ABSENT, FAULT_COLOR, Grid, edges_ns, rasterize, states_of
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
+from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.base.terminal import took
 from megatron_ft.cli.render import report_tables as tables
-from megatron_ft.cli.render import theme
 from megatron_ft.link.base.codec import to_builtins
 from megatron_ft.link.facts.shared import Evidence
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.files.atomic_write import write_whole
+from megatron_ft.records.rules.accounting import TimeClass
 
+_TIMES = {
+    TimeClass.PRODUCTIVE: "#3f8f4f",
+    TimeClass.REDONE: "#f2b134",
+    TimeClass.SAVE: "#4e79a7",
+    TimeClass.LOAD: "#76b7b2",
+    TimeClass.LAUNCH: "#7d8590",
+    TimeClass.START_UP: "#a9b1ba",
+    TimeClass.DETECTION: "#e8743b",
+    TimeClass.HUNG: FAULT_COLOR,
+    TimeClass.RESTART: "#b07aa1",
+    TimeClass.WAITING: "#d4a6c8",
+    TimeClass.PAUSED: "#9c755f",
+    TimeClass.AFTER_END: "#cfd4da",
+}
+"""Colour of each class of the job's time."""
 MOST_BYTES = 64 * 1024
 MOST_BYTES_IN_ALL = 512 * 1024
 """Bytes of evidence in the page; compressed they are a fifth or less."""
@@ -115,7 +132,7 @@ def page(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> str:
         goodput=goodput,
         goodput_line=tables.goodput_line(goodput).partition(":")[0].removeprefix("goodput "),
         times=[
-            (of.value.replace("_", " "), round(s, 3), f"{took(s)} ({s / sum(seconds.values()):.1%})", theme.TIMES[of])
+            (of.value.replace("_", " "), round(s, 3), f"{took(s)} ({s / sum(seconds.values()):.1%})", _TIMES[of])
             for of, s in seconds.items()
             if s >= tables.SHOWN_S
         ],
@@ -128,12 +145,12 @@ def page(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> str:
 def _data(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the data of the page's script; seconds since the beginning of the timeline."""
     timeline = analysis.timeline
-    since = timeline.since
+    since, failures = timeline.since, list(failures_of(timeline))
     return {
         "begin_ms": timeline.begin_ns / 1e6,
         "length": since(None),
         "ranks": timeline.ranks,
-        **_timeline_data(analysis),
+        **_timeline_data(timeline, failures),
         "iterations": iterations_over_time(timeline),
         "steps": [
             {
@@ -155,7 +172,7 @@ def _data(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> dict[str, A
                 "from": since(each.from_ns),
                 "to": since(each.to_ns),
             }
-            for each in analysis.failures
+            for each in failures
         ],
         "marks": [
             {"at": since(each.at_ns), "cycle": each.cycle, "rank": each.rank, "text": each.text}
@@ -174,13 +191,12 @@ def _packed(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
-def _timeline_data(analysis: Analysis) -> dict[str, Any]:
+def _timeline_data(timeline: Timeline, failures: Sequence[Failure]) -> dict[str, Any]:
     """Return what the page's script draws: ranks over time, coloured by state.
 
     The whole run is there several times, as a screen shows it and finer for a closer look, because columns that are
     dropped while drawing would be arbitrary ones; the last failures follow, finer still.
     """
-    timeline = analysis.timeline
     grids: list[Grid] = []
     packed: list[dict[str, Any]] = []
 
@@ -200,15 +216,22 @@ def _timeline_data(analysis: Analysis) -> dict[str, Any]:
             break
     columns = int(np.clip(_DETAIL_CELLS // max(1, len(timeline.ranks)), _LEAST_DETAIL_COLUMNS, _MOST_DETAIL_COLUMNS))
     finest_ns = grids[-1].edges_ns[1] - grids[-1].edges_ns[0]
-    for failure in analysis.failures[-_MOST_DETAILS:]:
+    for failure in failures[-_MOST_DETAILS:]:
         edges = edges_ns(failure.from_ns, failure.to_ns, columns)
         if 2 * (edges[1] - edges[0]) <= finest_ns:
             add(rasterize(timeline, edges))
     seen = sorted({int(state) for grid in grids for state in np.unique(grid.states)} - {ABSENT})
+    states = states_of(timeline.names)
+    named = {(each.rank, each.cycle) for each in failures}
+    named |= {(each.rank, each.cycle) for each in timeline.run.accounting.hangs}
     return {
         "grids": packed,
-        "states": state_names(timeline.names),
-        "colors": theme.colors(len(timeline.names)),
+        "states": [name for name, _ in states],
+        "colors": [color for _, color in states],
         "seen": seen,
-        "hung": theme.hung_lines(timeline, analysis.failures),
+        "hung": [  # among hundreds of ranks, a row alone is too thin to be seen
+            (track.rank, timeline.since(track.hung_since_ns), timeline.since(track.end_ns))
+            for track in timeline.tracks
+            if track.hang is not None and (track.rank, track.cycle) in named
+        ],
     }

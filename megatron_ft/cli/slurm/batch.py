@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from megatron_ft.cli.slurm import commands
-from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import BatchAction, Limits, Next, decide
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import batch_script
@@ -82,9 +82,15 @@ class Batch:
                 code = self._step(nodes, before, wake)
                 lives, job = self._lives(), self._allocation()
                 nodes = self._plan.nodes if job is None else job.nodes
-                asked = self._asked[0].name if self._asked else ""
-                after = After(lives=lives.lives, before=before, code=code, asked=asked, nodes=nodes, steps=steps)
-                follows = decide(after, self._plan.limits)
+                follows = decide(
+                    self._plan.limits,
+                    lives.lives,
+                    before=before,
+                    code=code,
+                    asked=self._asked[0].name if self._asked else "",
+                    nodes=nodes,
+                    steps=steps,
+                )
                 for node, reason in lives.bad_nodes().items():
                     if self._reported_bad.get(node) != reason:
                         self._reported_bad[node] = reason

@@ -43,26 +43,6 @@ class Limits:
     nodes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class After:
-    """Facts after a step.
-
-    Args:
-        lives: all lives of the job; ``before``: their number when the step began.
-        code: srun's exit code.
-        asked: signal that asked this process to stop; empty without one.
-        nodes: number of nodes left in the allocation.
-        steps: number of steps started in this allocation.
-    """
-
-    lives: Sequence[Life]
-    before: int
-    code: int
-    asked: str = ""
-    nodes: int
-    steps: int = 1
-
-
 class Next(NamedTuple):
     """Next action, and why; ``code`` is this process's exit code if it ends."""
 
@@ -71,32 +51,42 @@ class Next(NamedTuple):
     code: int = 0
 
 
-def decide(after: After, limits: Limits) -> Next:
-    """Decide what follows: a life that has ended for good ends the job; else it goes on while lives are left."""
-    life = after.lives[-1] if len(after.lives) > after.before else None
+def decide(
+    limits: Limits, lives: Sequence[Life], *, before: int, code: int, asked: str = "", nodes: int, steps: int = 1
+) -> Next:
+    """Decide what follows a step: a life that has ended for good ends the job; else it goes on while lives are left.
+
+    Args:
+        lives: all lives of the job; ``before``: their number when the step began.
+        code: srun's exit code.
+        asked: signal that asked this process to stop; empty without one.
+        nodes: number of nodes left in the allocation.
+        steps: number of steps started in this allocation.
+    """
+    life = lives[-1] if len(lives) > before else None
     # by the exit code if the launchers couldn't record the end
-    ending = Ending.MISTAKE if life is None and after.code == MISTAKE_CODE else Ending.LOST
-    number = max(after.lives[-1].life, len(after.lives)) + 1 if after.lives else 1
+    ending = Ending.MISTAKE if life is None and code == MISTAKE_CODE else Ending.LOST
+    number = max(lives[-1].life, len(lives)) + 1 if lives else 1
     if life is not None:
         ending = ending if life.outcome is Ending.RUNNING else life.outcome
-        number = life.life or len(after.lives)  # 0: not numbered
+        number = life.life or len(lives)  # 0: not numbered
     cause = f": {life.cause}" if life is not None and life.cause else ""
-    told, code = f"life {number} {_WORDS[ending]}{cause}", after.code or 1
+    told, own_code = f"life {number} {_WORDS[ending]}{cause}", code or 1
     if ending is Ending.FINISHED:
         return Next(BatchAction.END, told)
     if ending in (Ending.MISTAKE, Ending.NO_PROGRESS):
-        return Next(BatchAction.END, f"{told}; another start would end the same way", code)
-    if after.asked == "SIGINT":
+        return Next(BatchAction.END, f"{told}; another start would end the same way", own_code)
+    if asked == "SIGINT":
         return Next(BatchAction.END, f"{told}; stopped by SIGINT", 130)
-    if len(after.lives) >= limits.lives:
-        return Next(BatchAction.END, f"{told}; that was the last of {limits.lives} lives", code)
-    failures = itertools.takewhile(lambda each: each.outcome is Ending.FAILED, reversed(after.lives))
+    if len(lives) >= limits.lives:
+        return Next(BatchAction.END, f"{told}; that was the last of {limits.lives} lives", own_code)
+    failures = itertools.takewhile(lambda each: each.outcome is Ending.FAILED, reversed(lives))
     if ending is Ending.FAILED and len([*failures]) >= limits.failures:
-        return Next(BatchAction.END, f"{told}; {limits.failures} lives in a row have failed", code)
-    if ending is Ending.STOPPED or after.asked:
+        return Next(BatchAction.END, f"{told}; {limits.failures} lives in a row have failed", own_code)
+    if ending is Ending.STOPPED or asked:
         return Next(BatchAction.REQUEUE, f"{told}; there is more to train")
-    if after.nodes < limits.nodes:
-        return Next(BatchAction.REQUEUE, f"{told}; {after.nodes} of {limits.nodes} nodes are left in this allocation")
-    if after.steps >= _AT_ONCE:
-        return Next(BatchAction.REQUEUE, f"{told}; {after.steps} steps were run in this allocation")
+    if nodes < limits.nodes:
+        return Next(BatchAction.REQUEUE, f"{told}; {nodes} of {limits.nodes} nodes are left in this allocation")
+    if steps >= _AT_ONCE:
+        return Next(BatchAction.REQUEUE, f"{told}; {steps} steps were run in this allocation")
     return Next(BatchAction.SRUN, told)

@@ -11,6 +11,7 @@ import pytest
 
 from megatron_ft.cli.analysis import raster
 from megatron_ft.cli.analysis.analysis import Analysis, analyze
+from megatron_ft.cli.analysis.failures import failures_of
 from megatron_ft.cli.analysis.interval_lengths import HEARTBEATS, OUT_OF_SECTION, Interval
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
 from megatron_ft.cli.logs.read import read_directory
@@ -163,7 +164,7 @@ def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
     begin = analysis.timeline.begin_ns
     grid = raster.rasterize(analysis.timeline, np.array([begin + int(edge * S) for edge in edges], dtype=np.int64))
     assert offset >= 0
-    names = raster.state_names(analysis.timeline.names)
+    names = [name for name, _ in raster.states_of(analysis.timeline.names)]
     return [names[state] for state in grid.states[grid.ranks.index(rank)]]
 
 
@@ -196,7 +197,7 @@ def test_the_grid_shows_a_hang_however_short_and_what_is_unknown(tmp_path: Path)
     expected = ["step", "save", "out of section", "out of section", "hung"]
     assert states(analysis, [4, 9, 20, 30, 44.9, 60]) == expected
     assert states(analysis, [3, 30, 60], rank=1) == ["nothing recorded"] * 2
-    (failure,) = analysis.failures
+    (failure,) = failures_of(analysis.timeline)
     assert (failure.rank, failure.cycle, analysis.timeline.since(failure.at_ns)) == (0, 0, 51.0)
     assert failure.from_ns < analysis.timeline.begin_ns + 49 * S
     assert failure.to_ns == analysis.timeline.end_ns  # where the logs end

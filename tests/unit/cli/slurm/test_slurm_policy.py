@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from megatron_ft.cli.main import main
 from megatron_ft.cli.slurm import commands
 from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.job_plan import plan
-from megatron_ft.cli.slurm.policy import After, BatchAction, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import BatchAction, Limits, Next, decide
 from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.faults import Fault, FaultKind
 from megatron_ft.job.rules.lives import Ending, Life, Lives
@@ -23,8 +24,8 @@ SRUN, REQUEUE, END = BatchAction.SRUN, BatchAction.REQUEUE, BatchAction.END
 
 def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
     lives = [Life(job="j", outcome=each, cause="rank 0 exited with code 7") for each in endings]
-    known = {"lives": lives, "before": max(0, len(lives) - 1), "code": code, "nodes": 4, **changes}
-    return decide(After(**known), LIMITS)  # type: ignore[arg-type]
+    known: dict[str, Any] = {"before": max(0, len(lives) - 1), "code": code, "nodes": 4, **changes}
+    return decide(LIMITS, lives, **known)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_life_is_numbered_as_in_result_json() -> None:
     """Of more than 200 lives the oldest are dropped."""
     lives = [Life(life=number, job="j", outcome=Ending.LOST) for number in (41, 42)]
     for before, number in ((1, 42), (2, 43)):
-        why = decide(After(lives=lives, before=before, code=1, nodes=4), LIMITS).why
+        why = decide(LIMITS, lives, before=before, code=1, nodes=4).why
         assert why.startswith(f"life {number} was lost")
 
 
