@@ -18,8 +18,8 @@ from megatron_ft.learning.messages import Arm
 from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.base.layout import BoardDamagedError
-from megatron_ft.link.facts.monitor import Detached, LauncherGone, Signalled
-from megatron_ft.link.facts.shared import RankHung
+from megatron_ft.link.facts.monitor import Detached, Signalled
+from megatron_ft.link.facts.shared import RankHung, Warning_
 from megatron_ft.link.linux.processes import is_gone, is_in, wait_gone
 from megatron_ft.link.log import MONITOR
 from megatron_ft.link.messages.monitor_messages import (
@@ -417,7 +417,7 @@ class MonitorService:
             # the launcher lives and will start another monitor: no reason to end the rank
             self._reports.warn("lost the connection to the launcher, which starts another monitor: exiting")
             return
-        self._reports.record(LauncherGone())
+        self._reports.record(Warning_(text="the launcher has died: ending what is left of the rank"))
         left = end_orphans(self._settings.socket_path, self._group)
         if left:
             pids = sorted({each.pid for each in left})

@@ -146,8 +146,4 @@ class Signalled(Fact, frozen=True, kw_only=True):
     at_ns: Moment | None = None
 
 
-class LauncherGone(Fact, frozen=True):
-    """The launcher has died: this monitor ends everything left of its rank, and itself."""
-
-
-Record = Attached | Detached | Timeouts | FirstIteration | FirstStep | Minute | RankGone | Signalled | LauncherGone
+Record = Attached | Detached | Timeouts | FirstIteration | FirstStep | Minute | RankGone | Signalled

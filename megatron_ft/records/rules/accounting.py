@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_ft.link.base.intervals import CHECKPOINTING
@@ -163,21 +163,6 @@ class Accounting:
     goodput: Goodput | None = None
     cycles: tuple[CycleSummary, ...] = ()
     hangs: tuple[ReportedHang, ...] = ()
-
-
-def account(
-    records: Iterable[Timed[Record | None]], *, begin_ns: int | None = None, end_ns: int | None = None
-) -> Accounting:
-    """Return the accounting of one life, from the records of all its nodes or of one.
-
-    ``begin_ns``, ``end_ns``: the life, on the clock of the records; None: from the first record to the last.
-    """
-    told = sorted(records, key=lambda event: event.at_ns)
-    first_ns, last_ns = (told[0].at_ns, told[-1].at_ns) if told else (0, 0)
-    ledger = Ledger(first_ns if begin_ns is None else begin_ns)
-    for event in told:
-        ledger.take(event)
-    return ledger.accounting(last_ns if end_ns is None else end_ns)
 
 
 class Ledger:

@@ -30,7 +30,6 @@ SAMPLES: tuple[Any, ...] = (
     launcher.Config(values={"nnodes": [1]}, sources={"nnodes": "default"}, command=("a", "b")),
     monitor.Timeouts(rank=0, cycle=0, sections={"step": 1.5, "other": None}),
     monitor.Minute(cycle=1, at_ns=60, ranks=(RankMinute(0, 0.0, 60.0),)),
-    monitor.LauncherGone(),
 )
 
 

@@ -13,8 +13,8 @@ from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher.telemetry import Telemetry
-from megatron_ft.records.rules.accounting import account
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity
+from tests.support.accounts import account
 
 CRASH = CycleEnded(cycle=0, outcome="failed", cause=Cause(text="rank 0 exited"), action="restart")
 

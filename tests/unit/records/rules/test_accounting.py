@@ -28,7 +28,8 @@ from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, Ran
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.memory.rules.snapshots import SnapshotKey
-from megatron_ft.records.rules.accounting import Accounting, Goodput, Ledger, TimeClass, account
+from megatron_ft.records.rules.accounting import Accounting, Goodput, Ledger, TimeClass
+from tests.support.accounts import account
 
 S = 1_000_000_000
 WALL = 1_790_000_000 * S

@@ -19,7 +19,6 @@ from megatron_ft.link.facts.launcher import (
 )
 from megatron_ft.link.facts.monitor import FirstIteration
 from megatron_ft.link.facts.timed import Timed
-from megatron_ft.records.rules.accounting import account
 from megatron_ft.records.rules.metrics import (
     DOWNTIME,
     HANGS,
@@ -37,6 +36,7 @@ from megatron_ft.records.rules.metrics import (
     MetricKind,
     NodeActivity,
 )
+from tests.support.accounts import account
 
 HANG = Cause(kind=CauseKind.HANG, text="rank 1 hung", section="step")
 LOST = Cause(text="node 1 lost")
