@@ -137,9 +137,7 @@ def _spans(nodes: int, processes: int) -> list[list[str]]:
     return [[str(first), str(min(first + size, nodes)), str(nodes)] for first in range(0, nodes, size)]
 
 
-def measure(
-    launchers: int, *, processes: int = _PROCESSES, idle_s: float = 5.0, has_secret: bool = True
-) -> dict[str, float | None]:
+def measure(launchers: int, *, has_secret: bool = True) -> dict[str, float | None]:
     """Meet, lose one, meet again, stay. Seconds, shares of one core, and bytes a second; None for what never came.
 
     ``*_cpu_s``: CPU seconds of the coordinator. The stand-ins share the machine with it, and on a busy one, or with few
@@ -157,17 +155,17 @@ def measure(
         words = [sys.executable, _ME, "--coordinator", str(listener.fileno()), stats.name, str(launchers)]
         coordinator = subprocess.Popen(words, pass_fds=[listener.fileno()], env=environment)
         listener.close()
-        commands = [[_ME, "--child", address, *span] for span in _spans(launchers, processes)]
+        commands = [[_ME, "--child", address, *span] for span in _spans(launchers, _PROCESSES)]
         children = _Children(commands, environment)
         try:
-            return _measure(children, coordinator.pid, Path(stats.name), idle_s)
+            return _measure(children, coordinator.pid, Path(stats.name))
         finally:
             children.end()
             coordinator.kill()
             coordinator.wait()
 
 
-def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) -> dict[str, float | None]:
+def _measure(children: _Children, coordinator: int, stats: Path) -> dict[str, float | None]:
     def used() -> tuple[float, float, float]:
         return time.monotonic(), _usage(coordinator), float(int.from_bytes(stats.read_bytes(), "little"))
 
@@ -181,7 +179,7 @@ def _measure(children: _Children, coordinator: int, stats: Path, idle_s: float) 
     again_s = children.ask("cycle 1")
     children.ask("idle 1")
     before = used()
-    children.ask(f"idle {idle_s}")
+    children.ask("idle 5.0")
     after = used()
     passed_s = after[0] - before[0]
     return {

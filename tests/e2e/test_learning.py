@@ -159,21 +159,21 @@ if RANK == 0:
 )
 
 
-@pytest.mark.parametrize("learns", [True, False])
 def test_rank_0_that_exports_a_model_after_the_others_end_is_neither_terminated_nor_reported(
-    launcher: Launcher, tmp_path: Path, learns: bool
+    launcher: Launcher, tmp_path: Path
 ) -> None:
-    loaded = "ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)"
-    launched = launcher.start(
-        script(f"{loaded}\n{EXPORT}", learns=learns), *TWO, "--max-restarts=0", script_args=[str(tmp_path / "save")]
-    )
-    finished = launched.wait(60)
-    assert finished.code == 0, finished.err
-    assert "would be a hang" not in finished.err
-    if learns:
-        document = json.loads((tmp_path / "save" / "ft_state.json").read_text())
-        # eight seconds went on in rank 0 when its run ended
-        assert document["current_timeouts"]["section"]["out_of_section"] > 8.0
+    texts = [
+        script(f"ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)\n{EXPORT}", learns=learns)
+        for learns in (True, False)
+    ]
+    options = (*TWO, "--max-restarts=0")
+    jobs = [launcher.start(text, *options, script_args=[str(tmp_path / f"{at}")]) for at, text in enumerate(texts)]
+    for finished in [job.wait(60) for job in jobs]:
+        assert finished.code == 0, finished.err
+        assert "would be a hang" not in finished.err
+    document = json.loads((tmp_path / "0" / "ft_state.json").read_text())
+    # eight seconds went on in rank 0 when its run ended
+    assert document["current_timeouts"]["section"]["out_of_section"] > 8.0
 
 
 def test_run_that_is_aborted_or_fails_learns_no_time_out_of_section(launcher: Launcher, tmp_path: Path) -> None:

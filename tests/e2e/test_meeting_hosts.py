@@ -109,15 +109,18 @@ def test_host_that_vanishes_is_missed_even_if_no_rank_notices(launcher: Launcher
     assert [finished.code for finished in wait_for_all(others)] == [1, 1]
 
 
-@pytest.mark.parametrize("endpoint", ["node3:29500", "198.18.77.200:29500"])
-def test_endpoint_of_no_launcher_is_a_mistake_after_the_join_timeout(
-    launcher: Launcher, hosts: Hosts, endpoint: str
-) -> None:
+def test_endpoint_of_no_launcher_is_a_mistake_after_the_join_timeout(launcher: Launcher, hosts: Hosts) -> None:
     """A host without a launcher, and an address that no host has."""
-    place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-conf=join_timeout=6"]
-    ended = wait_for_all([launcher.start(SCRIPT, *place, host=hosts.inhabitant(number)) for number in (1, 2)])
+    place = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=6"]
+    endpoints = ("node3:29500", "198.18.77.200:29500")
+    ended = wait_for_all(
+        [
+            launcher.start(SCRIPT, *place, f"--rdzv-endpoint={endpoint}", host=hosts.inhabitant(number))
+            for number, endpoint in enumerate(endpoints, 1)
+        ]
+    )
     assert [finished.code for finished in ended] == [2, 2]
-    for finished in ended:
+    for endpoint, finished in zip(endpoints, ended, strict=True):
         (line,) = [line for line in finished.err.splitlines() if "no process was reached at" in line]
         assert f"at {endpoint} for 6 s" in line
         assert "set --rdzv-conf is_host=1 on one node" in line

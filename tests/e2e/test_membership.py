@@ -21,25 +21,20 @@ pytestmark = pytest.mark.waits
 STANDS_BY = "on standby for the next restart: {} without this one"
 
 
-def start(launcher: Launcher, *options: str, is_host: bool, join_s: int = 600) -> Launched:
-    settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout={join_s}"
+def start(launcher: Launcher, *options: str, is_host: bool) -> Launched:
+    settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout=600"
     return launcher.start(TRAINS_UNTIL_TOLD, *options, settings, script_args=[str(launcher.directory)])
 
 
-def starts_a_first_and_a_late_one(launcher: Launcher, *options: str, join_s: int = 600) -> tuple[Launched, Launched]:
-    place = meeting_place("--nnodes=1:2", "--max-restarts=1", *options)
-    first = start(launcher, *place, is_host=True, join_s=join_s)
-    first.wait_for("^cycle 0 of 0 in 1")
-    return first, start(launcher, *place, is_host=False, join_s=join_s)
-
-
 def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> None:
-    nodes = starts_a_first_and_a_late_one(launcher, "--ft-scale-up-at-once")
+    place = meeting_place("--nnodes=1:2", "--max-restarts=1", "--ft-scale-up-at-once")
+    first = start(launcher, *place, is_host=True)
+    first.wait_for("^cycle 0 of 0 in 1")
+    nodes = [first, start(launcher, *place, is_host=False)]
     for node in nodes:
         node.wait_for("^cycle 1 of . in 2")
     tell(launcher, "finish")
     assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
-    first = nodes[0]
     assert "on standby" not in first.err
     assert first.ends()[0] == (None, "membership", "restart", 1), "no restart used"
 

@@ -19,21 +19,21 @@ forever()
 """
 
 
-def step(launcher: Launcher, script: str, *options: str, nodes: int = 2, life: int = 0, **env: str) -> list[Launched]:
+def step(launcher: Launcher, script: str, *options: str, **env: str) -> list[Launched]:
     """One launcher a node, as by srun; all nodes are this machine, and the port is that of a job of our own."""
     job = {
         "SLURM_JOB_ID": str(os.getpid() * 100 + len(launcher.launches)),
         "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_NODES": str(nodes),
-        "SLURM_STEP_NUM_TASKS": str(nodes),
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_RESTART_COUNT": str(life),
+        "SLURM_RESTART_COUNT": "0",
         "XDG_STATE_HOME": str(launcher.directory / "home"),
     }
     # of no use: the tests' own --ft-log-dir is given to each
     shared = f"--ft-log-dir={launcher.directory / 'logs'}"
     return [
-        launcher.start(script, shared, *options, env={**job, **env, "SLURM_PROCID": str(rank)}) for rank in range(nodes)
+        launcher.start(script, shared, *options, env={**job, **env, "SLURM_PROCID": str(rank)}) for rank in range(2)
     ]
 
 

@@ -45,7 +45,7 @@ while True: signal.pause()
 class Watched:
     """One rank, its monitor, and the launcher's end of their channel."""
 
-    def __init__(self, directory: Path, script: str, sections: dict[str, float], max_bytes: int) -> None:
+    def __init__(self, directory: Path, script: str, timeout_s: float) -> None:
         self.path = str(directory / "monitor.sock")
         self.log_dir = directory / "logs"
         self.log_dir.mkdir()
@@ -53,7 +53,7 @@ class Watched:
         self.fds: tuple[int, ...] = ()
         """Board, wake-up, pidfd, stacks, questions: once the rank is attached."""
         self._listener = listen(self.path)
-        config = FaultToleranceConfig(rank_section_timeouts=sections, rank_out_of_section_timeout=sections["step"])
+        config = FaultToleranceConfig(rank_section_timeouts={"step": timeout_s}, rank_out_of_section_timeout=timeout_s)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self.monitor = monitor_process.spawn(
@@ -61,7 +61,7 @@ class Watched:
             socket_path=self.path,
             local_rank=0,
             launcher_fd=theirs.fileno(),
-            options=monitor_process.MonitorOptions(config=config, log_dir=str(self.log_dir), log_max_bytes=max_bytes),
+            options=monitor_process.MonitorOptions(config=config, log_dir=str(self.log_dir), log_max_bytes=2_000_000),
         )
         theirs.close()
         self.rank = subprocess.Popen(
@@ -138,12 +138,10 @@ def watched(
     script: str = HEALTHY,
     *,
     timeout_s: float = 5.0,
-    sections: dict[str, float] | None = None,
-    max_bytes: int = 2_000_000,
 ) -> Iterator[Watched]:
     """A rank and its monitor, attached; ended afterwards."""
     directory.mkdir(parents=True, exist_ok=True)
-    both = Watched(directory, script, sections or {"step": timeout_s}, max_bytes)
+    both = Watched(directory, script, timeout_s)
     try:
         both.wait_for("attached")
         yield both

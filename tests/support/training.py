@@ -143,19 +143,10 @@ def all_hooks(state: Any) -> None:
     ft.on_checkpoint_loaded(False, state)
 
 
-def learning_run(
-    tmp_path: Path,
-    client: FakeClient,
-    *,
-    loaded: bool | None = True,
-    steps: int = 16,
-    saves: int = 1,
-    async_save: bool = False,
-) -> ft.GlobalState:
-    state = start(tmp_path, calc_ft_timeouts=True, async_save=async_save)
-    if loaded is not None:
-        ft.on_checkpoint_loaded(is_local_chkpt=not loaded, global_state=state)
-    train(state, steps)
+def learning_run(tmp_path: Path, client: FakeClient, *, saves: int = 1) -> ft.GlobalState:
+    state = start(tmp_path, calc_ft_timeouts=True)
+    ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+    train(state, 16)
     for _ in range(saves):
         save_checkpoint(state)
     return state
