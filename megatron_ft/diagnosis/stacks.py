@@ -1,10 +1,10 @@
-"""Python stacks as `faulthandler` and py-spy write them, and the frame of interest to a person. Pure."""
+"""Python stacks as `faulthandler` writes them, and the frame of interest to a person. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from megatron_ft.link.base.codec import Fact, Int
 
@@ -40,7 +40,7 @@ class ThreadStack(Fact, frozen=True):
     """One thread, innermost call first.
 
     Args:
-        ident: its ``threading.get_ident()``; by py-spy the kernel's number, which for the main thread is the PID.
+        ident: its ``threading.get_ident()``.
     """
 
     ident: Int
@@ -58,19 +58,6 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
         elif found and (call := _FRAME.match(line)) and call[3] != STAND_IN:
             found[-1][1].append(Frame(call[1], int(call[2]) if call[2].isdigit() else 0, call[3]))
     return [ThreadStack(ident, tuple(frames)) for ident, frames in found]
-
-
-def parse_py_spy(document: Any) -> list[ThreadStack]:
-    """Return the threads printed by ``py-spy dump --json``; empty for anything else."""
-    found = []
-    try:
-        for thread in document:
-            frames = [Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in thread["frames"]]
-            told = tuple(frame for frame in frames if frame.function != STAND_IN)
-            found.append(ThreadStack(int(thread["os_thread_id"] or 0), told, str(thread["thread_name"] or "")))
-    except (KeyError, TypeError, ValueError):
-        return []
-    return found
 
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:

@@ -34,7 +34,7 @@ timeout that only reports, the launcher prints a line, and the rank runs on.
 
 **Evidence** (`collect_evidence.py`). First comes a question that a thread of the rank answers: its collectives, the
 exception that it handles. Then a real-time signal makes faulthandler write the stacks of all threads, in C, into
-memory that the monitor reads; py-spy is asked where that gives nothing. /proc tells the state of its threads, and
+memory that the monitor reads. /proc tells the state of its threads, and
 whether a process of its own is lost. Each source has a bound, and one that doesn't answer is named as such. A rank
 that may run on gets the question only: a signal may wake it. The monitors of the other ranks do the same when the
 launcher asks, so that `diagnosis` can compare ranks.

@@ -48,7 +48,6 @@ from megatron_ft.link.files.evidence_files import LIBRARIES
 from megatron_ft.link.linux import proc
 from megatron_ft.link.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.link.messages.rank_messages import Answer, Question
-from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.process import AttachedRank
 
 STACK_MEMORY = "megatron_ft_stacks"
@@ -180,13 +179,9 @@ class Probe:
         main = 0 if self._snapshot is None else self._snapshot.main_thread
         frames = main_stack(stacks, main)
         # the rank writes at most a hundred threads, the main thread last, and the innermost hundred calls of each
-        if (frames and not (told and len(frames) >= _MOST_DUMPED)) or is_gone(self._attached.pidfd):
-            return stacks, "faulthandler", frames
-        if told:
+        if told and not (0 < len(frames) < _MOST_DUMPED or is_gone(self._attached.pidfd)):
             return [ThreadStack(main, told)], "a thread of its own", told
-        pid = self._attached.pid
-        found = py_spy.dump(pid, nonblocking=passive or state in ("T", "t"), left_s=self.left_s())
-        return (found, "py-spy", main_stack(found, pid)) if found else (stacks, "faulthandler", frames)
+        return stacks, "faulthandler", frames
 
     def _own_stacks(self, state: str, missing: list[str]) -> list[ThreadStack]:
         """Return the stacks written by the rank's faulthandler; empty if it has no handler or doesn't get to it."""

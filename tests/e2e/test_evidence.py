@@ -7,14 +7,12 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +25,8 @@ from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
 from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.files.evidence_files import write_evidence
 from megatron_ft.link.linux.processes import read_stat, wait_gone
-from megatron_ft.monitor import py_spy
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
 from megatron_ft.monitor.process import AttachedRank
 from tests.support.agents import hung
@@ -200,92 +196,10 @@ def test_a_rank_without_a_handler_gets_no_signal(subjects: Subjects) -> None:
     for number in (0, 1, signal.SIGRTMIN + 5, 2**63):
         subject.board.words[W_STACK_SIGNAL] = number
         note, document = subject.collect(bound_s=0.2)
-        assert document["threads"] == [] or document["stacks_by"] == "py-spy"
+        assert document["threads"] == []
         assert any("no handler" in text for text in document["missing"])
         assert not note.gone
     assert subject.process.poll() is None
-
-
-PY_SPY = """#!{python}
-import json, sys
-assert sys.argv[1:] == ["dump", "--json", "--pid", "{{pid}}", *{options!r}], sys.argv
-frames = [{{{{"filename": "/home/u/loader.py", "line": 88, "name": "next_batch"}}}}]
-print(json.dumps([{{{{"os_thread_id": {{pid}}, "thread_name": None, "frames": frames}}}}]))
-"""
-
-
-@pytest.fixture
-def install_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a program in py-spy's place."""
-
-    def install(text: str) -> None:
-        (tmp_path / "py-spy").write_text(text)
-        (tmp_path / "py-spy").chmod(0o755)
-        monkeypatch.setattr(py_spy, "_places", lambda: [str(tmp_path)])
-
-    return install
-
-
-@pytest.mark.parametrize("passive", [False, True])
-def test_py_spy_reads_what_the_rank_can_t_write(
-    subjects: Subjects, install_py_spy: Callable[[str], None], passive: bool
-) -> None:
-    subject = subjects.start("ready(); sleeping()")
-    text = PY_SPY.format(python=sys.executable, options=["--nonblocking"] if passive else [])
-    install_py_spy(text.format(pid=subject.attached.pid))
-    note, document = subject.collect(passive=passive)
-    assert note.frame == "loader.py:88 next_batch"
-    assert document["stacks_by"] == "py-spy"
-
-
-@pytest.mark.parametrize("body", ["exit 3", "exec sleep 60", "echo no json", "echo '{}'"])
-def test_py_spy_that_fails_or_is_slow_leaves_a_note_without_a_stack(
-    subjects: Subjects, install_py_spy: Callable[[str], None], body: str
-) -> None:
-    install_py_spy(f"#!/bin/sh\n{body}\n")
-    began = time.monotonic()
-    note, _ = subjects.start("ready(); sleeping()").collect(bound_s=0.5)
-    assert not note.has_stack
-    assert time.monotonic() - began < 10.0
-
-
-def test_a_py_spy_that_gets_stuck_in_the_kernel_is_left_behind(
-    subjects: Subjects, install_py_spy: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it reads a process that is stuck there; then not even SIGKILL ends it soon."""
-
-    waited = []
-
-    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        assert timeout is not None, "nobody may wait for it without a bound"
-        waited.append(timeout)
-        raise subprocess.TimeoutExpired(process.args, timeout)
-
-    subject = subjects.start("ready(); sleeping()")
-    install_py_spy("#!/bin/sh\nexec sleep 60\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess.Popen, "wait", wait)
-        note, _ = subject.collect(bound_s=1.5)  # half of it goes by until it is asked
-    assert waited
-    assert not note.has_stack
-
-
-def test_a_py_spy_on_a_file_system_that_does_not_answer_is_not_waited_for(
-    subjects: Subjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers, asked = threading.Event(), threading.Event()
-
-    def which(*_args: str, **_options: str) -> None:
-        asked.set()
-        assert answers.wait(60), "somebody has waited for it"
-
-    monkeypatch.setattr(py_spy, "_runs", FileQueue())
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "which", which)
-        note, _ = subjects.start("ready(); sleeping()").collect(bound_s=1.5)
-        assert asked.is_set()
-        assert not note.has_stack
-        answers.set()
 
 
 @pytest.mark.parametrize("passive", [False, True])

@@ -73,7 +73,7 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     assert (verdict["rank"], verdict["iteration"], verdict["cycle"]) == (1, 7, 0)
     assert (verdict["observed_only"], verdict["section"], verdict["timeout_s"]) == (True, "step", 0.3)
     assert launched.events("signalled", role="monitor") == []
-    # faulthandler writes at a signal; py-spy and the rank's own thread need none
+    # faulthandler writes at a signal; the rank's own thread needs none
     (page,) = (launched.log_dir / "evidence").glob("*/rank1-*.json")
     evidence = json.loads(page.read_text())
     assert evidence["threads"] == [] or evidence["stacks_by"] != "faulthandler"

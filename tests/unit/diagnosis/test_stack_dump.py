@@ -12,12 +12,9 @@ import pytest
 
 from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
 from megatron_ft.diagnosis.stacks import (
-    STAND_IN,
     Frame,
-    ThreadStack,
     main_stack,
     parse_faulthandler,
-    parse_py_spy,
     shortened,
     user_frame,
 )
@@ -66,14 +63,6 @@ def test_the_frame_that_tells_is_the_user_s() -> None:
     in_package = Frame("/v/site-packages/torch/x.py", 1, "f")
     assert user_frame([in_package]) == in_package
     assert user_frame([]) is None
-
-
-def test_json_of_py_spy_becomes_threads_and_frames() -> None:
-    frames = [{"filename": "/a.py", "line": 3, "name": "f"}]
-    document = [{"thread_id": 99, "os_thread_id": 5, "thread_name": "MainThread", "frames": frames}]
-    assert parse_py_spy(document) == [ThreadStack(5, (Frame("/a.py", 3, "f"),), "MainThread")]
-    assert main_stack(parse_py_spy(document), 5) == (Frame("/a.py", 3, "f"),)
-    assert [parse_py_spy(wrong) for wrong in (None, {}, "x", [7], [{"frames": 3}], [*document, 7])] == [[]] * 6
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -146,8 +135,6 @@ def test_stack_has_no_frame_of_a_stand_in() -> None:
     left_out_of_stacks(lambda: dump())()
     frames = main_stack(parse_faulthandler(dumps[0]), 7)
     assert [frame.function for frame in frames[:2]] == ["dump", "test_stack_has_no_frame_of_a_stand_in"]
-    spied = [{"filename": frame.file, "line": 1, "name": name} for frame, name in ((frames[0], STAND_IN),)]
-    assert parse_py_spy([{"os_thread_id": 5, "thread_name": None, "frames": spied}]) == [ThreadStack(5, ())]
 
 
 @pytest.mark.parametrize("error", ["AssertionError:", "AssertionError: ", "AssertionError: \n", "a.b.AssertionError"])
