@@ -1,12 +1,8 @@
-"""A rank hangs: the evidence of all nodes is collected, within a time limit, and the cause found in it. Pure.
-
-An observe-only diagnosis ends nothing. No collective completes, and evidence was collected without a signal to the
-ranks, which go on: the user gets a line that says what it shows.
-"""
+"""The cause of a hang in the evidence of all nodes, and what an observe-only diagnosis tells the user. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -22,89 +18,16 @@ from megatron_ft.diagnosis.cycle_cause import (
 )
 from megatron_ft.diagnosis.exceptions import connection_loss, is_peer_loss, waited_s
 from megatron_ft.diagnosis.hang_messages import Reviewed
-from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot, place
+from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
 from megatron_ft.diagnosis.root_cause import RootCause, find, spans
 from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts.launcher import Attribution, Cause, CauseKind, FailureClass
 from megatron_ft.link.facts.shared import RankHung
 
-_NETWORK_S = 0.3
-"""Seconds for the notes to arrive, added to the time in which a node collects its evidence."""
 _MOST = 0.5
 _SHOWN, _NAMED = 4, 8
 _SLACK, _SLACK_S = 0.1, 1.0
 """Share of a timeout, and seconds, by which a rank may have come to its place after others began to wait for it."""
-
-
-class HangDiagnosis:
-    """One per hang. ``asker``: the place of the node that detected it; ``first``: its verdict.
-
-    ``asked``: places of the nodes whose notes are awaited; ``are_all``: whether these are all nodes of the cycle.
-    """
-
-    def __init__(
-        self,
-        first: RankHung,
-        asker: int,
-        *,
-        asked: Iterable[int],
-        are_all: bool = True,
-        decides: bool = False,
-        now_s: float,
-    ):
-        self.first = first
-        self.asker = asker
-        self.bound_s = now_s + EVIDENCE_S + _NETWORK_S
-        self.decides = decides
-        self.awaited = set(asked)
-        self._lost: set[int] = set()
-        self._are_all = are_all
-        self._notes: list[RankSnapshot] = []
-
-    def told(self, place: int, notes: Sequence[RankSnapshot], *, more: bool = False) -> None:
-        if place in self.awaited:
-            self._notes += notes
-            self.awaited -= set() if more else {place}
-
-    def lost(self, place: int) -> None:
-        if place in self.awaited:
-            self.awaited.discard(place)
-            self._lost.add(place)
-            self._are_all = False
-
-    @property
-    def is_of_lost_peer(self) -> bool:
-        """True if begun for a rank that has failed because it had lost another one."""
-        return self.first.kind == LOST_PEER
-
-    @property
-    def unheard(self) -> list[int]:
-        """Places of nodes whose evidence hasn't come."""
-        return sorted(self.awaited | self._lost)
-
-    def is_open(self, now_s: float) -> bool:
-        """Return True if the cause may still become known."""
-        return bool(self.awaited) and now_s < self.bound_s
-
-    def reviewed(self, cycle: int, *, several: bool) -> Reviewed | None:
-        """Return the result of an observe-only diagnosis; None if ranks complete, or may, collectives found silent.
-
-        The collectives of a rank that has ended its monitoring and runs on aren't known.
-        """
-        notes, first = self._notes, self.first
-        if first.kind == COLLECTIVES and not self.decides:
-            known = (note.collective_s for note in notes if note.collective_s is not None)
-            goes_on = any(seconds < _MOST * first.elapsed_s for seconds in known)
-            if goes_on or any(note.closing and not (note.gone or note.raised) for note in notes):
-                return None
-        are_all = self._are_all and not self.awaited
-        return review(
-            notes, first, cycle=cycle, asker=self.asker, are_all=are_all, several=several, decides=self.decides
-        )
-
-    def cause(self, *, several: bool) -> Cause | None:
-        """Return the cause that the notes show; None if they show none. ``several`` nodes: the host is named."""
-        return blamed(self._notes, self.first, are_all=self._are_all and not self.awaited, several=several)
 
 
 def blamed(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool, several: bool) -> Cause | None:
@@ -213,14 +136,22 @@ def review(
     are_all: bool,
     several: bool,
     decides: bool = False,
-) -> Reviewed:
+) -> Reviewed | None:
     """Describe what keeps the ranks of an observe-only diagnosis: silent collectives, or an overdue interval.
+
+    None if ranks complete, or may, the collectives that were found silent: those of a rank that has ended its
+    monitoring and runs on aren't known.
 
     Args:
         asker: place of the node that found it first.
         several: there are several nodes.
         decides: name the ranks that are to be terminated while those that wait for them go on.
     """
+    if first.kind == COLLECTIVES and not decides:
+        known = (note.collective_s for note in notes if note.collective_s is not None)
+        goes_on = any(seconds < _MOST * first.elapsed_s for seconds in known)
+        if goes_on or any(note.closing and not (note.gone or note.raised) for note in notes):
+            return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
     is_interval = first.kind != COLLECTIVES and not decides
     rank = first.rank if finding.rank is None and is_interval else finding.rank

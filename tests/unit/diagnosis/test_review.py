@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.collectives import Collective
-from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis, blamed, review
+from megatron_ft.diagnosis.hang_diagnosis import blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
@@ -17,6 +17,7 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.facts.shared import RankHung
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import answers
@@ -59,7 +60,15 @@ def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, 
 
 def said(notes: Sequence[RankSnapshot], *, several: bool = False) -> Reviewed:
     """What comes of them."""
-    return review(notes, FIRST, cycle=0, asker=0, are_all=True, several=several)
+    return reviewed(notes, FIRST, several=several)
+
+
+def reviewed(
+    notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool = True, several: bool = False
+) -> Reviewed:
+    found = review(notes, first, cycle=0, asker=0, are_all=are_all, several=several)
+    assert found is not None
+    return found
 
 
 def test_rank_missing_from_a_collective_is_named_with_its_place() -> None:
@@ -127,7 +136,8 @@ def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
     (asked,) = tell(machine, (1, ASKS), (0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], DiagnoseHang(0, passive=True))
     assert tell(machine, (0, RankSnapshots(0, (waits(0),), passive=True))) == []
-    (told,) = tell(machine, (1, RankSnapshots(0, (works(1), waits(2)), passive=True)))
+    assert tell(machine, (1, RankSnapshots(0, (works(1),), passive=True, more=True))) == []
+    (told,) = tell(machine, (1, RankSnapshots(0, (waits(2),), passive=True)))
     assert list(told.links) == [0, 1]
     assert isinstance(told.message, Reviewed)
     assert (told.message.asker, told.message.rank) == (1, 1)
@@ -188,23 +198,22 @@ INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12
 
 def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
     slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
-    found = review([slow, waits(1), waits(2)], INTERVAL, cycle=0, asker=0, are_all=True, several=True)
+    found = reviewed([slow, waits(1), waits(2)], INTERVAL, several=True)
     assert (found.rank, found.reports, found.verdict.iteration, found.is_waited) == (0, "step", 60, True)
     head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in loader.py:8 read"
     assert found.text.startswith(head)
 
 
 def test_rank_found_first_is_named_without_evidence() -> None:
-    found = review([], INTERVAL, cycle=0, asker=0, are_all=False, several=False)
+    found = reviewed([], INTERVAL, are_all=False)
     assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s)"
 
 
 def test_interval_is_reported_although_collectives_complete() -> None:
     notes = [replace(works(rank), collective_s=0.1) for rank in range(3)]
     for first, is_reported in [(INTERVAL, True), (FIRST, False)]:
-        diagnosis = HangDiagnosis(first, 0, asked={0}, now_s=0.0)
-        diagnosis.told(0, notes)
-        assert (diagnosis.reviewed(0, several=False) is not None) is is_reported
+        found = review(notes, first, cycle=0, asker=0, are_all=True, several=False)
+        assert (found is not None) is is_reported
 
 
 @pytest.mark.parametrize(

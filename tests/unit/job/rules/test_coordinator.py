@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from megatron_ft.diagnosis.hang_diagnosis import HangDiagnosis
-from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.facts.launcher import Cause, NodeLost
-from tests.support.agents import hung
 from tests.support.job_machines import answers, begun, led, links, member, sent
 
 
@@ -74,16 +71,3 @@ def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard
         machine.tell(message, 0.0)
     machine.heard(m.Stay(), 0.1)
     assert (machine.standing.phase, machine.standing.report) == (m.NodePhase.EXCLUDED, report)
-
-
-def test_a_node_has_told_what_it_has_seen_with_its_last_note() -> None:
-    verdict = hung(elapsed_s=3.0, timeout_s=3.0, at_ns=9)
-    diagnosis = HangDiagnosis(verdict, 0, asked=[0, 1], now_s=0.0)
-    diagnosis.told(0, [RankSnapshot(rank=0, state="T", has_stack=True)])
-    diagnosis.told(1, [RankSnapshot(rank=1, state="S", has_stack=True, waits_in="all_reduce")], more=True)
-    assert diagnosis.is_open(1.0)
-    diagnosis.told(1, [RankSnapshot(rank=2, state="S", has_stack=True, waits_in="all_reduce")])
-    assert not diagnosis.is_open(1.0)
-    cause = diagnosis.cause(several=True)
-    assert cause is not None
-    assert (cause.rank, "2 others wait in all_reduce" in cause.detail) == (0, True)
