@@ -284,9 +284,6 @@ _OF_A_PROGRAM = (
     *("JSONDecodeError", "argparse.ArgumentError", "StopIteration", "IsADirectoryError", "NotADirectoryError"),
 )
 """Exceptions of Python that come from the program, its arguments or its data."""
-_OF_A_SETUP = re.compile(
-    r"(config\w*|argument|validation|usage|schema|compil\w+|tokeniz\w+|template|pars\w+)(error|exception)$"
-)
 _TOPICS = (
     (
         _HARDWARE,
@@ -307,21 +304,6 @@ _TOPICS = (
     ),
 )
 """Class of a text that fits no sign, by the part of the machine that it names."""
-_COMPLAINS = re.compile(
-    r"^[\w.]*(error|exception)\b.*\b(must|should|expected|got|invalid|unsupported|not support\w*|supports? only"
-    r"|only supports?|does ?n.t (match|exist|support)|does not (match|exist|support|have)|mismatch\w*|divisible"
-    r"|out of (range|bounds)|unexpected|missing|unknown|undefined|too (large|small|many|long|short)|exceeds?"
-    r"|requires?|required|cannot|can't|already|only works|have to|need to|make sure|please"
-    r"|not (found|defined|implemented|allowed|compatible|installed|initialized|enough)"
-    r"|incompatible|install|upgrade)\b",
-    re.DOTALL,
-)
-_OF_OTHERS = re.compile(
-    r"cuda|nccl|\bhip|rccl|gloo|socket|connect|time[d ]?-?out|network|\brdma|\bib\b|\bi/o\b|storage|disk|peer|remote"
-    r"|process|worker|actor|\bnode\b|host|errno|ioerror|https?:|driver|interrupt|signal|store\b"
-)
-"""An error, in lower case, that complains about a value or a version is the program's own, whatever its type, unless
-it names a device, link, file system or process."""
 _COMPILED = tuple((kind, sign, re.compile(pattern, re.DOTALL)) for kind, sign, pattern in _SIGNS)
 _LOST_PEER = re.compile(
     r"ncclremoteerror|remote process exit|watchdog caught collective|socket recv failed while polling"
@@ -363,13 +345,9 @@ def _attribute_error(error: str) -> Attribution | None:
     if _LOST_PEER.search(text) or is_peer_loss(error):
         return Attribution(kind=_CASCADE)  # the line says so in its own words
     names = [part.rpartition(" ")[2] for part in error.split(":")[:-1]]  # a group's, and that of its first exception
-    if any(name.endswith(_OF_A_PROGRAM) or _OF_A_SETUP.search(name.lower()) for name in names):
+    if any(name.endswith(_OF_A_PROGRAM) for name in names):
         return Attribution(kind=_WORKLOAD)
-    for kind, topic in _TOPICS:
-        if topic.search(text):
-            return Attribution(kind=kind)
-    is_own = _COMPLAINS.search(text) is not None and not _OF_OTHERS.search(text)
-    return Attribution(kind=_WORKLOAD) if is_own else None
+    return next((Attribution(kind=kind) for kind, topic in _TOPICS if topic.search(text)), None)
 
 
 def _attribute_kernel(lines: tuple[str, ...], pid: int | None) -> Attribution | None:
