@@ -180,8 +180,10 @@ class _JobLife:
             end = replace(self._end_by(why), error=why)
             self._write_end(end, coordination)
         decided = None if coordination is None else coordination.member.decided
-        if end.is_resumable and decided is not None:
-            node.keeper.write_files(
+        complete = node.keeper.complete_snapshot()
+        if end.is_resumable and decided is not None and complete is not None:
+            node.files.write(
+                *complete,
                 decided.decision.founding,
                 asked_s=node.signals.asked_s,
                 persistent=checkpointed(self._line.options.checkpoint_iteration_file),

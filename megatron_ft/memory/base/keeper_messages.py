@@ -11,7 +11,7 @@ from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import CopySource, CopyTo, KeeperPort, Kept, Saved, Settled, SnapshotKey
 
-# -- from a rank: `Granted` or `NotKept` answers the first four -----------------------------------------------------
+# -- from a rank: `Granted` or `NotKept` answers all but `RankBegan` ---------------------------------------------------
 
 
 class KeeperHello(Message, frozen=True):

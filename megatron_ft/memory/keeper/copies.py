@@ -19,6 +19,7 @@ from typing import Any
 from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secure_channel import Role
 from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Offer, Prepare
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
@@ -122,7 +123,7 @@ class Door:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with contextlib.closing(link.accept(sock, self._key)) as peer:
+            with contextlib.closing(Link(sock, self._key, Role.LISTENS)) as peer:
                 while True:
                     match peer.receive():
                         case Offer() as offer:

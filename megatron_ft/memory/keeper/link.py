@@ -18,7 +18,6 @@ from megatron_ft.link.secure_channel import (
     SEAL_BYTES,
     FrameError,
     Role,
-    SecureChannel,
     Session,
     new_nonce,
 )
@@ -35,11 +34,27 @@ _T = TypeVar("_T")
 
 
 class Link:
-    """The connection, once both ends have proved that they are keepers of the job."""
+    """A connection, once both ends have proved that they are keepers of the job. If that fails, it is closed."""
 
-    def __init__(self, sock: socket.socket, channel: SecureChannel) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, role: Role) -> None:
         self._sock = sock
-        self._channel = channel
+        until_s, mine = time.monotonic() + STALL_S, new_nonce()
+        try:
+            sock.settimeout(STALL_S)
+            sock.sendall(mine)
+            theirs = _exactly(sock, NONCE_BYTES, until_s)
+            connects, listens = (mine, theirs) if role is Role.CONNECTS else (theirs, mine)
+            session = Session(key, _PURPOSE, connects=connects, listens=listens)
+            if role is Role.CONNECTS:  # shows first that it knows the key
+                sock.sendall(session.proof(role))
+            if not session.is_proof(_exactly(sock, _PROOF_BYTES, until_s), role.other):
+                raise FrameError("the other end is no keeper of this job")
+            if role is Role.LISTENS:
+                sock.sendall(session.proof(role))
+        except BaseException:
+            sock.close()
+            raise
+        self._channel = session.channel(role)
 
     def close(self) -> None:
         self._sock.close()
@@ -103,32 +118,7 @@ class Link:
 def connect(address: str, key: bytes) -> Link:
     """Connect to the keeper at ``address`` (host:port)."""
     host, _, port = address.rpartition(":")
-    return _prove(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, Role.CONNECTS)
-
-
-def accept(sock: socket.socket, key: bytes) -> Link:
-    """Return the link of a connection that has come in. If that fails, the socket is closed."""
-    return _prove(sock, key, Role.LISTENS)
-
-
-def _prove(sock: socket.socket, key: bytes, role: Role) -> Link:
-    until_s, mine = time.monotonic() + STALL_S, new_nonce()
-    try:
-        sock.settimeout(STALL_S)
-        sock.sendall(mine)
-        theirs = _exactly(sock, NONCE_BYTES, until_s)
-        connects, listens = (mine, theirs) if role is Role.CONNECTS else (theirs, mine)
-        session = Session(key, _PURPOSE, connects=connects, listens=listens)
-        if role is Role.CONNECTS:  # shows first that it knows the key
-            sock.sendall(session.proof(role))
-        if not session.is_proof(_exactly(sock, _PROOF_BYTES, until_s), role.other):
-            raise FrameError("the other end is no keeper of this job")
-        if role is Role.LISTENS:
-            sock.sendall(session.proof(role))
-    except BaseException:
-        sock.close()
-        raise
-    return Link(sock, session.channel(role))
+    return Link(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, Role.CONNECTS)
 
 
 def _exactly(sock: socket.socket, count: int, until_s: float) -> bytes:

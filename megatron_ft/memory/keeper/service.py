@@ -255,8 +255,11 @@ class KeeperService:
                 caller.waits_for = request
             case m.CommitSegment():
                 self._commit(caller, request)
-            case m.RankBegan() | RestoreFailed():
+            case m.RankBegan():
                 self._tell(replace(request, rank=caller.rank))
+            case RestoreFailed():
+                self._tell(replace(request, rank=caller.rank))
+                caller.answer(m.Granted())
 
     def _refuse(self, caller: RankCaller, hello: m.KeeperHello) -> str:
         if hello.cycle != self._cycle.prepared.cycle:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.helper_process import HelperProcess
 from megatron_ft.link.linux.process_setup import isolated_command
-from megatron_ft.link.reactor import THREAD_PREFIX, Reactor, Timer
+from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.link.wire import close_fds, listen
 from megatron_ft.memory.base import keeper_messages as m
@@ -35,6 +34,7 @@ from megatron_ft.memory.rules.snapshots import (
     Restore,
     Saved,
     Settled,
+    SnapshotKey,
     StockTaken,
 )
 
@@ -127,10 +127,6 @@ class Keeper:
             self._reactor.watch(self._listener.fileno(), self._start)
         self._orders.clear()
         self._order(order, repeats=True)
-        if restore is not None:
-            self._orders[Settled] = Settled(restore.key, restore.key)  # the keeper takes it for that
-            if self.is_given_up:
-                self._fail_restores()
 
     def tell(self, fact: OfSnapshots) -> None:
         """Say what the job has decided about a snapshot, or where copies go."""
@@ -138,24 +134,18 @@ class Keeper:
         if isinstance(fact, Settled) and fact.complete is not None:
             self._files.superseded(fact.complete)
 
-    def write_files(
-        self, life: str, *, asked_s: float | None, persistent: int | None, is_hurried: Callable[[], bool]
-    ) -> None:
-        """Write the last snapshot that all ranks of the job have into the user's directory, if there are both.
-
-        The launcher has a descriptor of each segment: that the snapshot is complete says that all were verified.
-
-        Args:
-            life: text that no other life of the job has.
-            asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
-            persistent: iteration of the last checkpoint on disk; None if it isn't known.
-            is_hurried: returns True if nothing is to be waited for any more.
+    def complete_snapshot(self) -> tuple[SnapshotKey, int, dict[int, int]] | None:
+        """Return the last snapshot that all ranks of the job have, if there is one: its key, the number of ranks of the
+        job, and descriptors of this node's segments by rank, -1 for a missing one. A complete one was verified.
         """
         settled, prepared = self._orders.get(Settled), self._prepared
-        if isinstance(settled, Settled) and settled.complete is not None and prepared is not None:
-            key, world, found = settled.complete, prepared.world, dict.fromkeys(prepared.ranks, -1)
-            found |= {each.rank: fd for each, fd in self._held.values() if each.key == key and each.rank in found}
-            self._files.write(key, world, found, life, asked_s=asked_s, persistent=persistent, is_hurried=is_hurried)
+        key = None if prepared is None else prepared.restore
+        if isinstance(settled, Settled):
+            key = settled.complete
+        if prepared is None or key is None:
+            return None
+        found = {each.rank: fd for each, fd in self._held.values() if each.key == key}
+        return key, prepared.world, {rank: found.get(rank, -1) for rank in prepared.ranks}
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -241,9 +231,8 @@ class Keeper:
             f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
         )
         self._let_go_of_socket()
-        _close_in_background(self._take_all())
+        self._free(self._take_all())
         self._answer(Kept())
-        self._fail_restores()
         self._on_event(StockTaken(Kept(), is_last=True))
 
     def _let_go_of_socket(self) -> None:
@@ -281,7 +270,7 @@ class Keeper:
                 gone = [self._held.pop(number)[-1]] if number in self._held else []
                 # without a keeper the launcher is the last one that has it
                 is_last = self._process is None or not self._process.is_alive
-                (_close_in_background if is_last else close_fds)(gone)
+                (self._free if is_last else close_fds)(gone)
                 self._order(message)
             case m.Stock(kept):
                 if self._asked is None:  # of a keeper that has replaced another one, or a second answer
@@ -310,18 +299,9 @@ class Keeper:
         self._answer(Kept())
         self._replace(_SILENT)
 
-    def _fail_restores(self) -> None:
-        assert self._prepared is not None
-        cycle, key, why = self._prepared.cycle, self._prepared.restore, "this node keeps no memory checkpoints any more"
-        if key is not None:
-            for rank in self._prepared.ranks:
-                self._on_event(RestoreFailed(rank=rank, cycle=cycle, key=key, text=why))
-
-
-def _close_in_background(fds: Sequence[int]) -> None:
-    """Free the memory of segments: 10 GB take a second, in which the launcher has other things to do."""
-    thread = threading.Thread(target=close_fds, args=(fds,), name=f"{THREAD_PREFIX}close_segments", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread is to be had
-        close_fds(fds)
+    def _free(self, fds: Sequence[int]) -> None:
+        """Free the memory of segments: 10 GB take a second, in which the launcher has other things to do."""
+        try:
+            self._reactor.call_in_thread(lambda: close_fds(fds), lambda _: None)
+        except RuntimeError:  # no thread is to be had
+            close_fds(fds)

@@ -108,9 +108,13 @@ class SnapshotFiles:
         persistent: int | None,
         is_hurried: Callable[[], bool],
     ) -> None:
-        """Write the segments of a snapshot, by rank, -1 for one that isn't there, and say what has become of it.
+        """Write the segments of a snapshot, by rank, -1 for a missing one, and say what has become of it.
 
-        Other arguments are as in `Keeper.write_files`.
+        Args:
+            life: text that no other life of the job has.
+            asked_s: time of the signal that stops the job (time.monotonic); None: it ends by itself.
+            persistent: iteration of the last checkpoint on disk; None if it isn't known.
+            is_hurried: returns True if nothing is to be waited for any more.
         """
         if self._directory is None or key.cycle == EARLIER_LIFE:
             return

@@ -54,16 +54,6 @@ class CompleteSnapshots:
         # all nodes have it, or one of them has passed over it
         return self._settle(oldest, oldest if self._have[oldest] == self._nodes else self._complete)
 
-    def was_complete(self, place: int, key: SnapshotKey) -> Settled | None:
-        """Note that another coordinator has told the node at that place so. Return what all nodes are to be told.
-
-        The others may have missed it, and must not give it up.
-        """
-        told = self.saved(place, key)
-        if key.cycle != self._cycle or (self.has_complete and self._complete is not None and key <= self._complete):
-            return told
-        return self._settle(key if self._settled is None else max(key, self._settled.key), key)
-
     def _settle(self, key: SnapshotKey, complete: SnapshotKey | None) -> Settled:
         for each in [each for each in self._have if each <= key]:
             del self._have[each]

@@ -59,9 +59,8 @@ class SnapshotsAtLeader(LeaderPart):
         if status is None or status.cycle != cycle.decision.cycle:
             return []
         answers = []
-        if status.complete is not None:
-            answers += self._told(cycle, self._snapshots.was_complete(place, status.complete))
-        for key in status.saved:
+        # what another coordinator told this node is complete others may not have been told: they hold it then
+        for key in filter(None, (status.complete, *status.saved)):
             answers += self._told(cycle, self._snapshots.saved(place, key))
         if status.restored:
             self._snapshots.had_restored(place)

@@ -21,7 +21,7 @@ from megatron_ft.memory.base.keeper_messages import Fetch, RankBegan
 from megatron_ft.memory.base.threads import each_of
 from megatron_ft.memory.rank import state_tree
 from megatron_ft.memory.rank.copying import is_plain, memory_at, name_of_dtype, plain, threads, why_unfit
-from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place
 from megatron_ft.memory.rank.state_tree import is_tensor
 from megatron_ft.memory.rules.segment_layout import Layout, Path, TensorEntry, name_of
 from megatron_ft.memory.rules.snapshots import SnapshotKey
@@ -63,10 +63,7 @@ def restore(place: Place, key: SnapshotKey, state: object, newer_than: int | Non
         try:
             connection.close()  # an answer may be on its way
             connection.open()
-            connection.tell(failed)
-            # the keeper reads in order: its next answer comes after it has told the launcher
-            with contextlib.suppress(RefusedError):
-                os.close(connection.ask(Fetch(key), _TOLD_S, fds=1)[1])
+            connection.ask(failed, _TOLD_S)
         except SnapshotError as untold:
             _end_rank(failed, untold)
         if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's

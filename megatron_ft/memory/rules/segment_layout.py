@@ -25,7 +25,7 @@ from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, SnapshotKey
 VERSION = 2
 DIGEST_BYTES = 16
 MAX_LAYOUT_BYTES = 1 << 28
-_MAGIC, _MAGIC_WITHOUT_ERA = b"ftmemcp2", b"ftmemcp1"
+_MAGIC = b"ftmemcp2"
 _TRAILER = struct.Struct(f">8sQQQ{DIGEST_BYTES}s")
 TRAILER_BYTES = _TRAILER.size
 ITEM_BYTES = {
@@ -122,8 +122,7 @@ def decode_trailer(raw: bytes, size: int) -> Trailer:
         raise LayoutError(f"the segment of {size} bytes is too short for a trailer")
     magic, *fields = _TRAILER.unpack(raw)
     if magic != _MAGIC:
-        is_old = _MAGIC_WITHOUT_ERA in raw
-        raise LayoutError("an earlier version of megatron_ft has written it" if is_old else "it has no trailer")
+        raise LayoutError("it has no trailer")
     trailer = Trailer(*fields)
     is_whole = trailer.data_bytes + trailer.layout_bytes + TRAILER_BYTES == size
     if not is_whole or not trailer.head_bytes <= trailer.layout_bytes <= MAX_LAYOUT_BYTES:

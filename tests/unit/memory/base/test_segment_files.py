@@ -118,14 +118,6 @@ def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> 
         load(str(tmp_path), NAME, 0)
 
 
-def test_file_of_an_earlier_version_is_refused_with_a_line(tmp_path: Path, fd: int) -> None:
-    write(tmp_path, fd)
-    (tmp_path / NAME / "rank-0").write_bytes(b"x" * 100 + b"ftmemcp1" + bytes(32))
-    loaded = load(str(tmp_path), NAME, 0)
-    assert work.check(loaded, DIGEST) == "an earlier version of megatron_ft has written it"
-    os.close(loaded)
-
-
 @pytest.mark.parametrize(("is_wanted", "refused"), [(False, "no longer needed"), (True, "0 GB are free")])
 def test_file_that_is_not_wanted_or_has_no_memory_leaves_no_segment(
     tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch, is_wanted: bool, refused: str

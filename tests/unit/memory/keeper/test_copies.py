@@ -100,9 +100,9 @@ def test_connections_are_bounded(peer: Peer) -> None:
 def test_message_that_is_no_object_is_a_protocol_error() -> None:
     ours, theirs = socket.socketpair()
     ends: list[link.Link] = []
-    accepting = threading.Thread(target=lambda: ends.append(link.accept(theirs, SECRET)))
+    accepting = threading.Thread(target=lambda: ends.append(link.Link(theirs, SECRET, link.Role.LISTENS)))
     accepting.start()
-    one = link._prove(ours, SECRET, link.Role.CONNECTS)
+    one = link.Link(ours, SECRET, link.Role.CONNECTS)
     accepting.join()
     for body in (b"[]", b"{", b'{"type":"offer"}', b'{"type":"other"}'):
         one._send(body)

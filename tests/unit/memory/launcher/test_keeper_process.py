@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from megatron_ft.link import helper_process
-from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import memory_copies_key, memory_pickle_key
 from megatron_ft.link.wire import Channel, close_fds, connect
@@ -103,10 +102,10 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
     return closed
 
 
-def hold(processes: Processes, reactor: Reactor, number: int) -> int:
+def hold(processes: Processes, reactor: Reactor, number: int, key: SnapshotKey = KEY) -> int:
     """Have the launcher hold the writing end of a pipe as a segment. The other end."""
     reader, writer = os.pipe()
-    processes.ends[-1].send(SealedSegment(number, 0, KEY), (writer,))
+    processes.ends[-1].send(SealedSegment(number, 0, key), (writer,))
     os.close(writer)
     reactor.run_once(BOUND_S)
     return reader
@@ -123,7 +122,7 @@ def test_segments_that_a_dead_keeper_has_dropped_or_left_are_freed_in_the_backgr
         processes.die()
         reactor.run_once(BOUND_S)
     assert processes.keeper.is_given_up is not is_dropped
-    assert "close_segments" in closing(reader)
+    assert "blocking_call" in closing(reader)
 
 
 def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_what_it_has(
@@ -160,24 +159,16 @@ def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, re
     assert (told, processes.events) == ([Kept()], [StockTaken(late)])
 
 
-def test_launcher_writes_the_files_itself_though_its_keeper_has_died(
-    processes: Processes, reactor: Reactor, tmp_path: Path
-) -> None:
-    fd = os.memfd_create("segment")
-    os.write(fd, b"content")
-    processes.ends[-1].send(SealedSegment(0, 0, KEY), (fd,))
-    processes.ends[-1].send(SealedSegment(1, 0, SnapshotKey(0, 0, 8)), (fd,))
-    reactor.run_until(lambda: len(processes.keeper._held) == 2)
+def test_complete_snapshot_is_had_though_its_keeper_has_died(processes: Processes, reactor: Reactor) -> None:
+    assert processes.keeper.complete_snapshot() is None
+    fds = [hold(processes, reactor, 0), hold(processes, reactor, 1, SnapshotKey(0, 0, 8))]
+    held = [fd for _, fd in processes.keeper._held.values()]
     processes.keeper.tell(Settled(KEY, KEY))
     processes.die()
-    processes.keeper.write_files("a life", asked_s=None, persistent=None, is_hurried=lambda: False)
-    (path,) = tmp_path.glob("iteration-7-of-1-*/rank-0")
-    assert path.read_bytes() == b"content"
-    processes.keeper.prepare(1, (0, 1), 2, None)
-    processes.keeper.tell(Settled(KEY, KEY))
-    processes.keeper.write_files("a life", asked_s=None, persistent=None, is_hurried=lambda: False)
-    assert processes.lines[-1].endswith(": there is no segment of rank 1")
-    os.close(fd)
+    assert processes.keeper.complete_snapshot() == (KEY, 1, {0: held[0]})
+    processes.keeper.prepare(1, (0, 1), 2, Restore(SnapshotKey(0, 0, 8)))
+    assert processes.keeper.complete_snapshot() == (SnapshotKey(0, 0, 8), 2, {0: held[1], 1: -1})
+    close_fds(fds)
 
 
 def test_keepers_that_do_not_say_what_they_have_are_given_up_however_long_each_lived(
@@ -214,16 +205,3 @@ def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
     reactor.run_once(BOUND_S)
     assert helper_process.unreaped & {-1, -2} == {-2}
     os.close(reader)
-
-
-def test_loss_of_the_keeper_is_told_for_each_rank_of_a_cycle_that_restores(
-    processes: Processes, reactor: Reactor
-) -> None:
-    processes.keeper.prepare(1, [4, 5], 2, Restore(KEY))
-    for _ in range(5):
-        processes.die()
-        reactor.run_once(BOUND_S)
-    assert processes.keeper.is_given_up
-    why = "this node keeps no memory checkpoints any more"
-    failures = [RestoreFailed(rank=rank, cycle=1, key=KEY, text=why) for rank in (4, 5)]
-    assert [each for each in processes.events if isinstance(each, RestoreFailed)] == failures

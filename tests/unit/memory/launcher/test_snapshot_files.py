@@ -117,6 +117,13 @@ def test_snapshot_that_is_not_written_in_time_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
+def test_snapshot_that_lacks_a_segment_is_not_written(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    directory.files.write(KEY, 4, {0: -1}, "a life", asked_s=None, persistent=None, is_hurried=lambda: False)
+    assert directory.said[0].endswith(": there is no segment of rank 0")
+    assert os.listdir(tmp_path) == []
+
+
 def test_disk_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(snapshot_files, "_REMOVE_S", 0.0)

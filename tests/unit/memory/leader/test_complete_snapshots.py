@@ -96,15 +96,6 @@ def test_node_that_has_missed_answers_gets_them_again() -> None:
     assert snapshots.missed(()) is None
 
 
-def test_snapshot_that_another_coordinator_called_complete_is_complete_for_nodes_that_missed_it() -> None:
-    snapshots = CompleteSnapshots(0, 3)
-    assert snapshots.saved(0, key(5)) is None
-    assert snapshots.was_complete(1, key(5)) == settled(5)
-    assert snapshots.was_complete(2, key(5)) is None
-    assert snapshots.was_complete(2, key(4)) is None
-    assert [snapshots.saved(place, key(6)) for place in range(3)] == [None, None, settled(6)]
-
-
 def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinator_that_takes_over() -> None:
     snapshots, said = CompleteSnapshots(1, 2, key(5)), Restored(1, key(5))
     assert not snapshots.restored(0, said)

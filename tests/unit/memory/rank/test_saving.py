@@ -451,12 +451,11 @@ def test_rank_without_xxhash_tells_that_it_cannot_restore(keeper: RealKeeper, mo
 
 
 def test_rank_whose_keeper_is_stopped_ends(scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted.answers[Fetch] = NotKept("there is none")
+    scripted.answers |= {Fetch: NotKept("there is none"), RestoreFailed: Granted()}
     monkeypatch.setattr(restoring, "_TOLD_S", 0.3)
     with pytest.raises(SnapshotError, match="there is none"):
         restored(7, {"w": torch.zeros(2)})
-    del scripted.answers[Fetch]  # what is sent to a process that is stopped arrives nowhere
-    monkeypatch.setattr(restoring, "_FETCH_S", 0.3)
+    del scripted.answers[RestoreFailed]  # what is sent to a process that is stopped arrives nowhere
     with pytest.raises(EndedError):
         restored(7, {"w": torch.zeros(2)})
 
