@@ -225,7 +225,7 @@ class _JobLife:
                 self._result.begun(decision)
             case Verdict():
                 self._result.concluded(decision)
-        self._node.inbox.put(decision)
+        self._node.put(decision)
 
     def _write_end(self, end: LauncherEnd, coordination: Coordination | None) -> None:
         held = None if coordination is None else coordination.member.decided

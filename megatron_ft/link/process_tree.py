@@ -10,9 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux import processes
 from megatron_ft.link.linux.processes import ProcessStat, all_processes, kill_if_still, kill_matching, read_stat
-from megatron_ft.link.reactor import Reactor
 
-_STOPPED_FOR_S = 0.1
 _STRAYS_S = 1.0
 """Longest wait; a process that is stuck in the kernel isn't waited for any longer."""
 READ_S = 1.0
@@ -101,30 +99,6 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.state in "Tt"
 
 
-def replace_if_stopped(reactor: Reactor, pid: Callable[[], int | None], replace: Callable[[], None]) -> None:
-    """Replace a helper process of the launcher that was stopped (SIGSTOP), and so does no work any more.
-
-    It is checked now and a moment later: when a whole node is continued, the launcher may be first.
-
-    Args:
-        pid: returns the helper's PID; None if it has ended.
-        replace: called if it is stopped at both times.
-    """
-
-    def stopped() -> bool:
-        number = pid()
-        return number is not None and is_stopped(number)
-
-    if stopped():
-        reactor.call_later(_STOPPED_FOR_S, lambda: replace() if stopped() else None)
-
-
-def reap(pid: int) -> None:
-    """Reap a child that has ended."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, pid, os.WEXITED)
-
-
 class Orphans:
     """Reaper of adopted processes that have ended, one by one.
 
@@ -164,21 +138,3 @@ class Orphans:
                     continue
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-
-
-class Children:
-    """Processes that the launcher itself has started and still needs: no leftovers of a rank.
-
-    Each part of the launcher that starts processes adds a source of their PIDs.
-    """
-
-    def __init__(self) -> None:
-        self._sources: list[Callable[[], Collection[int]]] = []
-
-    def add(self, pids: Callable[[], Collection[int]]) -> None:
-        """Add a source of PIDs, called each time they are needed."""
-        self._sources.append(pids)
-
-    def pids(self) -> set[int]:
-        """Return the PIDs of all of them now."""
-        return {pid for source in self._sources for pid in source()}

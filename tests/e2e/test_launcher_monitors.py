@@ -102,7 +102,7 @@ forever()
     assert line.endswith("; replacing it")
     assert ("was stopped" if how == signal.SIGSTOP else "exited (SIGKILL)") in line
     wait_until(lambda: set(launched.monitor_pids().values()) - {old} != set(), 10)
-    assert read_stat(old) is None
+    wait_until(lambda: read_stat(old) is None, 10)
     (launched.directory / "hang").touch()
     finished = launched.wait()
     assert finished.code == 1

@@ -87,7 +87,7 @@ def joined(
     )
     rendezvous.register(config, orders=coordination.orders, store=store)
     leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=node.say)
-    node.children.add(leader.pids)
+    node.children.append(leader.pids)
     lock: Lock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)

@@ -86,7 +86,7 @@ class FaultTolerantAgent(TorchAgent):
         self._monitors, self._say = launcher.monitors, launcher.say
         self._termination = Termination(
             launcher.reactor,
-            known_children=launcher.children.pids,
+            known_children=launcher.known_children,
             in_a_hurry=launcher.signals.is_in_a_hurry,
             say=launcher.say,
         )
@@ -106,7 +106,7 @@ class FaultTolerantAgent(TorchAgent):
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
         launcher.status.follow(self._machine)
-        launcher.inbox.open(self._receive)
+        launcher.take = self._receive
         if coordination.left is not None:
             self._hear(coordination.left)
 
@@ -130,7 +130,7 @@ class FaultTolerantAgent(TorchAgent):
                         self._launcher.reactor.run_once(None)
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
-            self._launcher.inbox.close()
+            self._launcher.take = lambda _event: None
             if self._coordination.left is None:
                 goodbye = Goodbye(f"its launcher failed: {launcher_lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)

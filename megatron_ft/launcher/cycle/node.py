@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.errors import ConfigError, FaultToleranceError
@@ -27,13 +27,11 @@ from megatron_ft.launcher.rules.events import Event, LauncherExit
 from megatron_ft.launcher.schedulers import schedulers
 from megatron_ft.link import helper_process, process_tree
 from megatron_ft.link.base.hosts import segment_file
-from megatron_ft.link.base.mailbox import Inbox
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import Abandoned, SignalForwarded
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.linux.process_setup import become_subreaper
 from megatron_ft.link.linux.processes import send_signal, would_end_by
-from megatron_ft.link.process_tree import Children
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
 from megatron_ft.memory.base import digests
@@ -69,10 +67,12 @@ class LauncherNode:
         self.line, self.log, self.log_dir, self.say = line, log, log_dir, say
         options = line.options
         self._orphans = process_tree.Orphans()
-        self.children = Children()
+        self.children: list[Callable[[], Collection[int]]] = []
+        """Sources of the PIDs of processes that the launcher itself has started and still needs."""
         become_subreaper()
         self.reactor = Reactor()
-        self.inbox: Inbox[Event | SignalWatch] = Inbox()
+        self.take: Callable[[Event | SignalWatch], object] = _drop
+        """Takes events; set while there is an agent."""
         self.infra_rank = line.node_rank
         """This node's number: --node-rank, else the scheduler's."""
         if self.infra_rank is None:
@@ -87,7 +87,7 @@ class LauncherNode:
         )
         self.orphan_watch = OrphanWatch(
             self.reactor,
-            lambda text: self.inbox.put(Abandoned(text=text)),
+            lambda text: self.put(Abandoned(text=text)),
             inherited_streams(line.namespace, ranks),
         )
         self._watch_signals()
@@ -100,7 +100,7 @@ class LauncherNode:
             os.path.join(self.run_dir.path, "launcher.sock"),
             self.reactor,
             say=say,
-            on_request=self.inbox.put,
+            on_request=self.put,
             on_order=self.monitors.pause_or_resume,
             on_question=self.status.facts,
         )
@@ -112,9 +112,9 @@ class LauncherNode:
         self.health = self._make_health_check()
         for each in (self.telemetry, self.forking, self.health):
             if each is not None:
-                self.children.add(each.pids)
-        self.children.add(lambda: helper_process.unreaped)
-        self.children.add(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
+                self.children.append(each.pids)
+        self.children.append(lambda: helper_process.unreaped)
+        self.children.append(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
         listeners: list[MonitorSlot | ControlSocket | Keeper] = [*self.monitors.slots, self.control, self.keeper]
         for listener in listeners:
             self.run_dir.add(listener.is_lost, listener.listen_again)
@@ -144,7 +144,7 @@ class LauncherNode:
             say=self.say,
             announce=announce,
             check_stop=self.signals.check,
-            known_children=self.children.pids,
+            known_children=self.known_children,
             environment=self.line.rank_environment,
         )
 
@@ -163,7 +163,7 @@ class LauncherNode:
             reactor=self.reactor,
             log=self.log,
             say=self.say,
-            on_event=self.inbox.put,
+            on_event=self.put,
             on_check=self._each_second,
         )
 
@@ -188,7 +188,7 @@ class LauncherNode:
             secret=secret,
             copies_bytes_per_s=options.memory_checkpoint_bandwidth * 10**6,
             say=self.say,
-            on_event=self.inbox.put,
+            on_event=self.put,
         )
 
     def _make_health_check(self) -> HealthCheck | None:
@@ -207,7 +207,7 @@ class LauncherNode:
             command,
             timeout_s=options.node_health_timeout,
             reactor=self.reactor,
-            known_children=self.children.pids,
+            known_children=self.known_children,
             directories=job_directories(options, self.log_dir),
         )
 
@@ -256,7 +256,7 @@ class LauncherNode:
         self.signals.drain()
         for number in self.signals.take_to_forward():
             self._forward(number)
-        self.inbox.put(self.signals)  # a forwarded one may have become a request to stop
+        self.put(self.signals)  # a forwarded one may have become a request to stop
         for slot in self.monitors.slots:
             slot.replace_if_stopped()
         self._reap_orphans()
@@ -283,6 +283,14 @@ class LauncherNode:
         self.status.hear(record, at_ns)
         self.telemetry.hear(record, is_spokesman=self.status.is_spokesman)
 
+    def put(self, event: Event | SignalWatch) -> None:
+        """Have the agent take an event, if there is one."""
+        self.take(event)
+
+    def known_children(self) -> set[int]:
+        """Return the PIDs of processes that are no leftovers of a rank."""
+        return {pid for source in self.children for pid in source()}
+
     def _each_second(self) -> None:
         self.orphan_watch.check()
         self.run_dir.mend()
@@ -291,8 +299,12 @@ class LauncherNode:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        known = self.children.pids()
+        known = self.known_children()
         self._orphans.reap(lambda pid: pid in known)
+
+
+def _drop(_event: object) -> None:
+    pass
 
 
 def reference_variables(cycle: int, now_s: float, waiting_s: float, infra_rank: int | None) -> dict[str, str]:

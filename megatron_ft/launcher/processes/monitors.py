@@ -39,7 +39,7 @@ from megatron_ft.link.messages.monitor_messages import (
     Stop,
     Suspect,
 )
-from megatron_ft.link.process_tree import replace_if_stopped
+from megatron_ft.link.process_tree import is_stopped
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import close_fds, listen
 from megatron_ft.monitor import process as monitor_process
@@ -51,6 +51,7 @@ _ATTACHED_FDS = 5
 _OVERDUE_NS = 5_000_000_000
 _SHORT_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
+_STOPPED_FOR_S = 0.1
 _STOP_WAIT_S = 2.0
 _SEND_S = 0.1
 _MAX_LAST_WORDS_BYTES = 1 << 20
@@ -158,8 +159,16 @@ class MonitorSlot:
             self._process.read()
 
     def replace_if_stopped(self) -> None:
-        """Replace a monitor that was stopped (SIGSTOP): it would detect no hang."""
-        replace_if_stopped(self._reactor, lambda: self.pid, lambda: self._replace("was stopped"))
+        """Replace a monitor that was stopped (SIGSTOP): it would detect no hang.
+
+        It is checked now and a moment later: when a whole node is continued, the launcher may be first.
+        """
+
+        def stopped() -> bool:
+            return self.pid is not None and is_stopped(self.pid)
+
+        if stopped():
+            self._reactor.call_later(_STOPPED_FOR_S, lambda: self._replace("was stopped") if stopped() else None)
 
     def replace_if_overdue(self) -> None:
         """Replace a monitor that has missed its own announced check by 5 s, whatever blocks it."""

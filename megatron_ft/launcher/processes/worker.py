@@ -90,7 +90,8 @@ class Worker:
         """Reap the process, once it has ended and nothing of its group is left."""
         assert self.exitcode is not None
         if not self.reaped:
-            process_tree.reap(self.pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, self.pid, os.WEXITED)
             self.reaped = True
             os.close(self.pidfd)
             self.on_reaped(self.exitcode)

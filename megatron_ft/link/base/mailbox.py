@@ -1,4 +1,4 @@
-"""Ways of events and effects to those that handle them. Pure."""
+"""Effects in order. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-class Inbox(Generic[T]):
-    """Events for a handler that is made after their sources. Those before ``open`` and after ``close`` are dropped."""
-
-    def __init__(self) -> None:
-        self._on_event: Callable[[T], object] | None = None
-
-    def open(self, on_event: Callable[[T], object]) -> None:
-        self._on_event = on_event
-
-    def put(self, event: T) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
-
-    def close(self) -> None:
-        self._on_event = None
 
 
 class Mailbox(Generic[T]):

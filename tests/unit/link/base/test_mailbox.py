@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.link.base.mailbox import Inbox, Mailbox
+from megatron_ft.link.base.mailbox import Mailbox
 
 
 def test_effect_posted_by_an_effect_is_handled_after_those_due_before() -> None:
@@ -38,14 +38,3 @@ def test_mailbox_that_closed_or_failed_handles_the_rest_later_or_never() -> None
         mailbox.post([5, 6])
     assert mailbox.post([7])  # it isn't busy for ever
     assert handled == [1, 2, 5, 6, 7]
-
-
-def test_inbox_drops_events_before_it_is_open_and_after_it_is_closed() -> None:
-    handled: list[int] = []
-    inbox: Inbox[int] = Inbox()
-    inbox.put(1)
-    inbox.open(handled.append)
-    inbox.put(2)
-    inbox.close()
-    inbox.put(3)
-    assert handled == [2]
