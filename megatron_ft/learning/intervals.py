@@ -152,8 +152,7 @@ class BoardIntervals:
 
 def reached_by(board: BoardSnapshot) -> tuple[int, int]:
     """Return the milestones of a rank: the number of its saves, and the last of 10, 32, 64, ... steps that it took."""
-    has_hooks = board.steps > 0 or bool(board.learning_facts & layout.FACT_HOOKS)
-    steps = board.steps if has_hooks else board.iterations_seen  # a loop without hooks counts no steps
+    steps = max(board.steps, board.iterations_seen)  # a loop without hooks counts no steps
     if steps >= _DOUBLED_FROM:
         return board.saves, 1 << (steps.bit_length() - 1)
     return board.saves, _FIRST_STEPS if steps >= _FIRST_STEPS else 0

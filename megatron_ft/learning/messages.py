@@ -1,8 +1,4 @@
-"""Messages by which timeouts are learned, the same between monitor, launcher and leader.
-
-A monitor sends its `Intervals` when its rank reaches a milestone. A launcher sends those of its node, merged, to the
-leader, and the leader those of the job to all launchers, which apply the rule and `Arm` their monitors.
-"""
+"""Messages by which timeouts are learned, the same between monitor, launcher and leader."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ from msgspec import field
 from msgspec.structs import replace
 
 from megatron_ft.link.base.codec import Count, Cycle, Message, PartMessage, Rank, Seconds
+from megatron_ft.link.base.layout import MAX_SECTIONS
 
-MOST_NAMES = 72 + 1
+MOST_NAMES = MAX_SECTIONS + 1
 """In one message: all sections of a board, and OUT_OF_SECTION."""
 _MOST_CHARACTERS = 64
 """Of a section's name."""
@@ -61,17 +58,17 @@ class Intervals(PartMessage, frozen=True):
 
 def merge(cycle: int, all_of: Iterable[Intervals]) -> Intervals:
     """Return the maxima. Merging twice changes nothing."""
-    saves, steps, ended, facts, seen = 0, 0, True, 0, dict[str, Observed]()
+    found, seen = Intervals(cycle, ended=True), dict[str, Observed]()
     for each in all_of:
-        saves, steps = max(saves, each.saves), max(steps, each.steps)
-        ended, facts = ended and each.ended, facts | each.facts
+        saves, steps = max(found.saves, each.saves), max(found.steps, each.steps)
+        found = Intervals(cycle, saves, steps, found.ended and each.ended, found.facts | each.facts, seen)
         for name, one in each.seen.items():
             if len(name) > _MOST_CHARACTERS or (name not in seen and len(seen) >= MOST_NAMES):
                 continue  # a launcher of another version, or a bad one: the result goes to all
             other = seen.get(name, one)
-            longest = max(other, one, key=lambda found: (found.longest_s, -found.rank))
+            longest = max(other, one, key=lambda it: (it.longest_s, -it.rank))
             seen[name] = replace(longest, count=max(one.count, other.count))
-    return Intervals(cycle, saves, steps, ended, facts, seen)
+    return found
 
 
 class Killed(PartMessage, frozen=True):

@@ -34,7 +34,6 @@ class ProgressSample:
 
     Args:
         at_ns: time (CLOCK_MONOTONIC).
-        iterations: number of iterations begun in this cycle.
         events: number of section events, heartbeats and iterations; None if the board couldn't be read.
         entered, completed: "backend/group" -> number of the last collective; None if the rank didn't answer.
         stacks: sampled calls of the main thread, innermost first, each with its instruction; empty if unknown.
@@ -45,7 +44,6 @@ class ProgressSample:
     """
 
     at_ns: int
-    iterations: int = 0
     events: int | None = None
     entered: Mapping[str, int] | None = None
     completed: Mapping[str, int] | None = None
@@ -58,12 +56,9 @@ class ProgressSample:
 
 
 def progress_between(before: ProgressSample, after: ProgressSample) -> str:
-    """Return what the rank did between two samples, as a predicate ("has begun an iteration"); empty if unknown."""
-    if before.events is not None and after.events is not None:
-        if after.iterations > before.iterations:
-            return "has begun an iteration"
-        if after.events > before.events:
-            return "has entered or left a section"
+    """Return what the rank did between two samples, as a predicate ("has called a hook"); empty if unknown."""
+    if before.events is not None and after.events is not None and after.events > before.events:
+        return "has called a hook"
     if done := _more(before.completed, after.completed):
         return f"has completed {counted(done, 'collective')}"
     if entered := _more(before.entered, after.entered):

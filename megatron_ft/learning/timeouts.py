@@ -48,11 +48,6 @@ class HeartbeatTimeouts:
         """True if both are set, so that a hang at any time would be noticed."""
         return self.initial is not None and self.subsequent is not None
 
-    def enforced(self, floor_s: float) -> HeartbeatTimeouts:
-        """Return timeouts to enforce: calculated values, but none below ``floor_s``; configured ones as they are."""
-        own = {"initial": self.initial, "subsequent": self.subsequent}
-        return HeartbeatTimeouts(**floored(own, floor_s), were_calculated=True) if self.were_calculated else self
-
 
 @dataclass
 class SectionTimeouts:
@@ -94,10 +89,6 @@ class SectionTimeouts:
         """The calculated values, by section and OUT_OF_SECTION."""
         out = {OUT_OF_SECTION: self.out_of_section} if self.is_out_of_section_calculated else {}
         return {**{name: self.section.get(name) for name in self.calculated_sections}, **out}
-
-    def enforced(self, floor_s: float) -> SectionTimeouts:
-        """Return timeouts to enforce: calculated values at or above their floor, configured ones as they are."""
-        return self.with_calculated(floored(self.calculated, floor_s))
 
 
 class _Current(msgspec.Struct):

@@ -1,8 +1,4 @@
-"""The last look at the rank of this monitor: its launcher is asked before an overdue rank counts as hung.
-
-Without an answer of the launcher, a rank that exceeds an enforced timeout is terminated; one that exceeds a timeout
-that isn't enforced is not even reported.
-"""
+"""The last look at the rank of this monitor: its launcher is asked before an overdue rank counts as hung."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
 from megatron_ft.link.linux.processes import read_stat
-from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, Suspect
+from megatron_ft.link.messages.monitor_messages import ExtendTimeout, Suspect
 from megatron_ft.monitor.collect_evidence import Probe
 from megatron_ft.monitor.process import AttachedRank
 from megatron_ft.monitor.reports import Reports
@@ -35,8 +31,8 @@ _reads = FileQueue()
 class LastLook:
     """The questions about the rank of this monitor.
 
-    While the launcher is asked, the overdue interval goes on: its rank may do so, too. If the interval is overdue again
-    after `_ANSWER_NS`, or at once because the launcher has confirmed it, the rank hangs.
+    While the launcher is asked, the overdue interval goes on: its rank may do so, too. If no answer comes within
+    `_ANSWER_NS`, the interval is overdue again: the rank hangs, or, if the timeout isn't enforced, is asked about anew.
 
     ``has_launcher``: there is a launcher to ask, which has all ranks examined. ``asks_first``: ask it about
     configured timeouts too, not only learned ones.
@@ -52,34 +48,29 @@ class LastLook:
         """Interval, and whether its timeout is enforced -> True if the launcher has confirmed that the rank hangs."""
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: RankHung) -> bool:
-        """Ask the launcher, or put the verdict off, where that is due. Return False if the rank is to be treated as
-        hung now."""
+        """Ask the launcher, where that is due. Return False if the rank is to be treated as hung now."""
         question = verdict.key, verdict.enforced
-        if self._has_launcher and (verdict.learned or self._asks_first) and question not in self._asked:
-            self._last, self._asked[question] = verdict, False
-            watched.detector.extend_timeout(verdict, round(verdict.elapsed_s * 1e9) + _ANSWER_NS)
-            self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict)))
-            return True
-        is_confirmed = self._asked.pop(question, False)
-        if verdict.enforced or is_confirmed:
+        is_confirmed = self._asked.get(question)
+        if not self._has_launcher or not (verdict.learned or self._asks_first) or is_confirmed:
             return False
-        watched.put_off(verdict)
+        if is_confirmed is False and verdict.enforced:
+            return False  # the launcher hasn't answered
+        self._last, self._asked[question] = verdict, False
+        watched.detector.extend_timeout(verdict, round(verdict.elapsed_s * 1e9) + _ANSWER_NS)
+        self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict)))
         return True
 
     def clear(self) -> None:
         """Forget all questions: ask about an interval that is still overdue again."""
         self._last, self._asked = None, {}
 
-    def obey(self, watched: WatchedRank, order: ExtendTimeout | ConfirmHang) -> None:
-        """Follow an order of the launcher; the next check of the board decides, because the rank may have moved on."""
-        if self._last is None:
-            return
-        if isinstance(order, ExtendTimeout):
-            watched.detector.extend_timeout(self._last, round(order.timeout_s * 1e9))
+    def obey(self, watched: WatchedRank, order: ExtendTimeout) -> None:
+        """Take the launcher's answer; the next check of the board decides, because the rank may have moved on."""
+        if (verdict := self._last) is not None:
+            watched.detector.extend_timeout(verdict, round(order.timeout_s * 1e9))
             self.clear()
-        else:
-            watched.detector.extend_timeout(self._last, 0)
-            self._asked[self._last.key, self._last.enforced] = True
+            if not order.timeout_s:
+                self._asked[verdict.key, verdict.enforced] = True
 
 
 def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
@@ -99,7 +90,6 @@ def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Progr
     transferred = _reads.call(partial(transferred_bytes, attached.pid), dict[int, int](), bound_s=_READ_S)
     return ProgressSample(
         at_ns=at_ns,
-        iterations=0 if snapshot is None else snapshot.iterations_seen,
         events=None if snapshot is None else snapshot.ring_head,
         entered=entered,
         completed=completed,

@@ -25,7 +25,6 @@ from megatron_ft.link.log import MONITOR
 from megatron_ft.link.messages.monitor_messages import (
     ORDERS,
     Collect,
-    ConfirmHang,
     ExtendTimeout,
     GuardGroup,
     Observation,
@@ -162,7 +161,7 @@ class MonitorService:
             case Arm():
                 watched.armed = order
                 self._next_look_ns = time.monotonic_ns()
-            case ExtendTimeout() | ConfirmHang():
+            case ExtendTimeout():
                 self._last_look.obey(watched, order)
                 self._next_look_ns = time.monotonic_ns()
 

@@ -19,7 +19,6 @@ from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts import monitor as records
 from megatron_ft.link.facts.minutes import MINUTE_NS
 from megatron_ft.link.facts.monitor import Minute
-from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.polling import has_hung_up
 from megatron_ft.link.linux.proc import has_mapped
@@ -192,10 +191,6 @@ class WatchedRank:
         is_first = self.has_ended and not self._has_shown_end
         self._has_shown_end |= is_first
         return is_first
-
-    def put_off(self, verdict: RankHung) -> None:
-        """Extend the overdue interval by its timeout, because the launcher can't tell whether ranks make progress."""
-        self.detector.extend_timeout(verdict, round((verdict.elapsed_s + verdict.timeout_s) * 1e9))
 
     def take_minute(self, *, at_once: bool = False, is_last: bool = False) -> Minute | None:
         """Return the intervals since the last of these; None if that is less than a minute ago, unless ``at_once``.

@@ -19,7 +19,7 @@ from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import ArmedTimeout
 from megatron_ft.link.facts.monitor import Attached, Signalled
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, Observation, Release, Report, Suspect
+from megatron_ft.link.messages.monitor_messages import Collect, ExtendTimeout, Observation, Release, Report, Suspect
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.monitor.process import MonitorOptions
 from megatron_ft.records.event_log import NullEventLog
@@ -109,7 +109,7 @@ def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_r
         launcher.slot.order(Collect(0, now_ns + 2_000_000_000, passive=True, again_ns=now_ns + 100_000_000))
         note = launcher.next(Observation).note
         assert (note.section, note.progress, note.found_hung) == ("step", "", False)
-        launcher.slot.order(ConfirmHang(0))
+        launcher.slot.order(ExtendTimeout(0))
         verdict = launcher.next(RankHung)
         assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
         assert launcher.next(Observation).note.found_hung
@@ -131,8 +131,8 @@ def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launche
         launcher.next(Suspect)
         now_ns = time.monotonic_ns()
         launcher.slot.order(Collect(0, now_ns + 3_000_000_000, passive=True, again_ns=now_ns + 1_500_000_000))
-        assert launcher.next(Observation).note.progress == "has entered or left a section"
-        launcher.slot.order(ConfirmHang(0))
+        assert launcher.next(Observation).note.progress == "has called a hook"
+        launcher.slot.order(ExtendTimeout(0))
         launcher.serve(0.5)
         assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
         assert process.poll() is None
@@ -143,7 +143,7 @@ def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
         attached(launcher, process)
         launcher.slot.order(Arm(0, {"step": 0.3}))
         launcher.next(Suspect)
-        launcher.slot.order(ConfirmHang(0))
+        launcher.slot.order(ExtendTimeout(0))
         verdict = launcher.next(RankHung)
         assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
         launcher.slot.order(Release(0))

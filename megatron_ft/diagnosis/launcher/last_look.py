@@ -21,7 +21,7 @@ from megatron_ft.learning.rule import MOST_EXTENDED
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.facts.launcher import MoreTime
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout, RankReport, Suspect
+from megatron_ft.link.messages.monitor_messages import ExtendTimeout, RankReport, Suspect
 
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
@@ -103,7 +103,7 @@ class LastLook(LauncherPart):
                 timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
                 turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
             else:
-                turn.do(OrderMonitor(local_rank, ConfirmHang(verdict.cycle)))
+                turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle)))
                 if progress and is_enforced and not self._options.given.observe_only:
                     turn.say(
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
@@ -119,5 +119,5 @@ class LastLook(LauncherPart):
         for local_rank, events in self._events.items():
             board = turn.board(local_rank)
             if board is not None and board.ring_head > events:
-                return f"rank {self._cycle.ranks[local_rank]} has entered or left a section"
+                return f"rank {self._cycle.ranks[local_rank]} has called a hook"
         return ""

@@ -5,7 +5,7 @@ All launchers keep what was learned, so that any of them can be at place 0 in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from megatron_ft.config.config import ConfigValues
@@ -83,8 +83,7 @@ class LauncherLearning(LauncherPart):
             case StateFileDone(StateFile(document=None)):
                 self._was_read(event, turn)
             case StateFileDone(of, _, problem):
-                if problem:
-                    self._say_once(problem, turn.say)
+                self._say_once(problem, turn)
                 if of.at_end:
                     turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
             case Intervals() if event.cycle == self._ranks.cycle:
@@ -112,42 +111,36 @@ class LauncherLearning(LauncherPart):
 
     def _learn(self, result: Intervals, turn: Turn) -> None:
         """Learn from the maxima of all nodes what may be learned now; name changes of more than a hundredth."""
-        is_only_steps = not result.ended and result.saves <= self._last.saves
+        is_at_save = result.ended or result.saves > self._last.saves
         self._last = result
         self._script_learns |= bool(result.facts & FACT_LEARNS)
-        seen, before = self._learnable(result, turn, is_only_steps=is_only_steps), self._in_force()
+        before, seen = self._in_force(), dict[str, Observed]()
+        is_off = self._options.learn == "off" and not self._enforces
+        if self._enforces and not is_at_save:  # enforced timeouts are learned at saves and at the end
+            self._say_once("" if result.facts & FACT_HOOKS else _NO_HOOKS, turn)
+        elif not is_off and (not self._path or self._may_write is not None):
+            reasons = reasons_against(result.facts, is_closing=result.ended)
+            for reason in reasons.values() if self._enforces else ():
+                self._say_once(reason, turn)
+            # a job that comes to the same long interval again is to pass it: until the end its timeout stays as it is
+            killed = () if result.ended else self._killed.get(result.cycle - 1, ())
+            names = [name for name, reason in reasons.items() if not reason and name not in killed]
+            seen = {name: each for name in names if (each := result.seen.get(name, Observed())).count}
         if seen:
             self._state = self._state.learn(seen, self._options.safety_factor)
             self._arm(turn)
-        changes, now = list[str](), self._in_force()
+        now, changes = self._in_force(), list[str]()
         for name, each in seen.items() if self._enforces else ():
             was_s = before.get(name, 0.0)
             if abs(now[name] - was_s) > 0.01 * was_s:
                 was = f"was {was_s:.4g} s; " if was_s else ""
-                changes.append(
-                    f"{name} {now[name]:.4g} s ({was}the longest took {each.longest_s:.4g} s, in rank {each.rank})"
-                )
+                longest = f"the longest took {each.longest_s:.4g} s, in rank {each.rank}"
+                changes.append(f"{name} {now[name]:.4g} s ({was}{longest})")
         if changes:
             turn.say_for_all(f"timeouts updated: {'; '.join(changes)}")
         is_written = bool(seen) and self._write(turn, at_end=result.ended)
         if self._ranks.place == 0 and result.ended and not is_written:
             turn.do(TellStateWritten(STATE_NOT_WRITTEN))
-
-    def _learnable(self, result: Intervals, turn: Turn, *, is_only_steps: bool) -> dict[str, Observed]:
-        """Return the intervals that make timeouts now."""
-        if (self._path and self._may_write is None) or (self._options.learn == "off" and not self._enforces):
-            return {}
-        if self._enforces and is_only_steps:  # enforced timeouts are learned at saves and at the end
-            if not result.facts & FACT_HOOKS:
-                self._say_once(_NO_HOOKS, turn.say_for_all)
-            return {}
-        reasons = reasons_against(result.facts, is_closing=result.ended)
-        for reason in filter(None, reasons.values() if self._enforces else ()):
-            self._say_once(reason, turn.say_for_all)
-        # a job that comes to the same long interval again is to pass it: until the end its timeout stays as it is
-        killed = () if result.ended else self._killed.get(result.cycle - 1, ())
-        names = [name for name, reason in reasons.items() if not reason and name not in killed]
-        return {name: each for name in names if (each := result.seen.get(name, Observed())).count}
 
     def killed(self, kill: Killed, turn: Turn, *, is_own: bool = True) -> None:
         """Note that a learned timeout has ended a rank; ``is_own``: one of this node, and the others are to hear of it.
@@ -178,16 +171,15 @@ class LauncherLearning(LauncherPart):
 
     def _was_read(self, event: StateFileDone, turn: Turn) -> None:
         self._may_write = not event.problem
-        if event.problem:
-            turn.say_for_all(event.problem)
+        self._say_once(event.problem, turn)
         if event.state is not None:
             self._state, superseded = that_applies(event.state, self.configured)
             for line in superseded:
-                turn.say_for_all(line)
+                self._say_once(line, turn)
             if timeouts := self._in_force():
                 told = ", ".join(f"{name} {timeout_s:.4g} s" for name, timeout_s in timeouts.items())
                 follows = "" if self._enforces else " (reported only)"
-                turn.say_for_all(f"timeouts loaded from {self._path}: {told}{follows}")
+                self._say_once(f"timeouts loaded from {self._path}: {told}{follows}", turn)
         self._say_what_is_off(turn)
         self._arm(turn)
 
@@ -215,12 +207,12 @@ class LauncherLearning(LauncherPart):
         if (timeouts := self._in_force()) and (local_ranks or not self._last.ended):
             turn.order(local_ranks or ranks.running & ranks.hooked, Arm(ranks.cycle, timeouts, self._enforces))
 
-    def _say_once(self, text: str, say: Callable[[str], None]) -> None:
-        if text not in self._said:
+    def _say_once(self, text: str, turn: Turn) -> None:
+        if text and text not in self._said:
             self._said.add(text)
-            say(text)
+            turn.say_for_all(text)
 
     def _say_what_is_off(self, turn: Turn) -> None:
         """Say that nothing is killed or detected, if so."""
         if not self._enforces and all(each is None for each in self.configured.values()):
-            self._say_once(_DETECTS_NOT if self._options.learn == "off" else _KILLS_NOT, turn.say_for_all)
+            self._say_once(_DETECTS_NOT if self._options.learn == "off" else _KILLS_NOT, turn)

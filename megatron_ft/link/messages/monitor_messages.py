@@ -68,19 +68,14 @@ class Release(Message, frozen=True):
 
 
 class ExtendTimeout(Message, frozen=True):
-    """Let the interval for which this rank is suspected last ``timeout_s`` in all, because a rank makes progress."""
+    """Answer to a `Suspect`: let the interval last ``timeout_s`` in all, because a rank makes progress.
 
-    cycle: Cycle
-    timeout_s: Seconds
-
-
-class ConfirmHang(Message, frozen=True):
-    """No rank makes progress: terminate the rank of this cycle, if the interval in question still lasts.
-
-    If the timeout isn't enforced, the rank is reported instead.
+    0: no rank does. If the interval still lasts, its rank hangs: it is terminated, or, if the timeout isn't enforced,
+    reported.
     """
 
     cycle: Cycle
+    timeout_s: Seconds = 0.0
 
 
 class Pause(Message, frozen=True):
@@ -97,7 +92,7 @@ class Stop(Message, frozen=True):
     """End: the job is over."""
 
 
-RankOrder = Collect | Release | ExtendTimeout | ConfirmHang | Arm
+RankOrder = Collect | Release | ExtendTimeout | Arm
 """Orders about one rank in one cycle."""
 Order = GuardGroup | RankOrder | Pause | Resume | Stop
 ORDERS: Vocabulary[Order] = Vocabulary(Order)

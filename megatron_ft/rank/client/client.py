@@ -17,6 +17,7 @@ from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
     HeartbeatTimeouts,
     SectionTimeouts,
+    floored,
     state_from_dict,
     state_to_dict,
 )
@@ -389,8 +390,11 @@ class RankMonitorClient:
     def _write_timeouts(self) -> None:
         assert self._section_timeouts is not None
         assert self.hb_timeouts is not None
-        floor_s = self._given.learned_floor
-        self._ready().write_timeouts(self._section_timeouts.enforced(floor_s), self.hb_timeouts.enforced(floor_s))
+        floor_s, sections, beats = self._given.learned_floor, self._section_timeouts, self.hb_timeouts
+        if beats.were_calculated:
+            own = {"initial": beats.initial, "subsequent": beats.subsequent}
+            beats = HeartbeatTimeouts(**floored(own, floor_s), were_calculated=True)
+        self._ready().write_timeouts(sections.with_calculated(floored(sections.calculated, floor_s)), beats)
         self._wake_monitor()
 
     def _wake_monitor(self) -> None:

@@ -12,7 +12,6 @@ HERE, THERE = ("train.py:9 step @4", "train.py:30 main @8"), ("train.py:9 step @
 
 STILL = ProgressSample(
     at_ns=0,
-    iterations=7,
     events=40,
     entered={"gloo/0": 9},
     completed={"gloo/0": 8},
@@ -27,8 +26,7 @@ LATER = replace(STILL, at_ns=1_000_000_000)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"iterations": 8, "events": 42}, "has begun an iteration"),
-        ({"events": 41}, "has entered or left a section"),
+        ({"events": 41}, "has called a hook"),
         ({"completed": {"gloo/0": 9}}, "has completed 1 collective"),
         ({"entered": {"gloo/0": 9, "gloo/tp": 2}}, "has entered 2 collectives"),
         ({"transferred": {100: 5_000_000 + LEAST_BYTES}}, "has read or written 0.1 MB"),

@@ -21,18 +21,6 @@ def read(state: dict[str, Any]) -> tuple[HeartbeatTimeouts | None, dict[str, flo
     return heartbeats, sections.calculated
 
 
-def test_calculated_timeout_below_the_floor_is_enforced_at_the_floor() -> None:
-    mixed = SectionTimeouts({"a": 0.1, "b": 0.2, "c": None, "d": 9.0}, 0.3, {"a", "d"}, True)
-    assert mixed.enforced(5.0) == SectionTimeouts({"a": 5.0, "b": 0.2, "c": None, "d": 9.0}, 5.0, {"a", "d"}, True)
-    assert mixed.section["a"] == 0.1
-    setup = SectionTimeouts({"setup": 0.1}, calculated_sections={"setup"})
-    assert setup.enforced(5.0).section == {"setup": 20.0}
-    configured = SectionTimeouts({"a": 0.1}, 0.3)
-    assert configured.enforced(5.0) == configured
-    assert HeartbeatTimeouts(0.1, 9.0, True).enforced(5.0) == HeartbeatTimeouts(5.0, 9.0, True)
-    assert HeartbeatTimeouts(0.1, None, False).enforced(5.0) == HeartbeatTimeouts(0.1, None, False)
-
-
 def test_the_state_may_hold_the_configured_values_for_who_takes_it_for_all_there_are() -> None:
     sections = SectionTimeouts({"a": 3.0, "b": 9.0, "c": None}, 4.0, {"a"}, False)
     state = state_to_dict(None, sections)["current_timeouts"]["section"]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import ConfirmHang, ExtendTimeout
+from megatron_ft.link.messages.monitor_messages import ExtendTimeout
 from megatron_ft.monitor import last_look
 from tests.support.agents import hung
 
@@ -31,29 +31,23 @@ def asked(verdict: RankHung) -> tuple[last_look.LastLook, mock.Mock]:
 def test_rank_past_its_learned_timeout_is_ended_if_the_launcher_is_silent() -> None:
     mine, watched = asked(OVERDUE)
     assert not mine.ask_launcher_first(watched, replace(OVERDUE, elapsed_s=13.1))
-    watched.put_off.assert_not_called()
 
 
-def test_report_only_suspicion_is_put_off_if_the_launcher_is_silent() -> None:
+def test_report_only_suspicion_is_asked_about_anew_if_the_launcher_is_silent() -> None:
     mine, watched = asked(REPORT_ONLY)
-    later = replace(REPORT_ONLY, elapsed_s=13.1)
+    later = replace(REPORT_ONLY, elapsed_s=13.5)
     assert mine.ask_launcher_first(watched, later)
-    watched.put_off.assert_called_once_with(later)
-    assert mine.ask_launcher_first(watched, later)
-    assert watched.reports.tell.call_count == 2, "it is asked anew"
+    watched.detector.extend_timeout.assert_called_with(later, 16.5 * S)
+    assert watched.reports.tell.call_count == 2
 
 
-def test_report_only_suspicion_is_put_off_without_a_launcher() -> None:
-    watched = mock.Mock()
-    mine = last_look.LastLook(mock.Mock(), has_launcher=False)
-    assert mine.ask_launcher_first(watched, REPORT_ONLY)
-    watched.put_off.assert_called_once_with(REPORT_ONLY)
-    assert not mine.ask_launcher_first(watched, OVERDUE)
+def test_monitor_without_a_launcher_asks_nobody() -> None:
+    assert not last_look.LastLook(mock.Mock(), has_launcher=False).ask_launcher_first(mock.Mock(), OVERDUE)
 
 
 def test_confirmed_hang_is_treated_as_one_once_the_board_shows_it_again() -> None:
     mine, watched = asked(REPORT_ONLY)
-    mine.obey(watched, ConfirmHang(0))
+    mine.obey(watched, ExtendTimeout(0))
     watched.detector.extend_timeout.assert_called_with(REPORT_ONLY, 0)
     assert not mine.ask_launcher_first(watched, REPORT_ONLY)
 
@@ -62,7 +56,7 @@ def test_extended_interval_is_asked_about_again_once_it_is_overdue() -> None:
     mine, watched = asked(OVERDUE)
     mine.obey(watched, ExtendTimeout(0, 12.5))
     watched.detector.extend_timeout.assert_called_with(OVERDUE, 12.5 * S)
-    mine.obey(watched, ConfirmHang(0))
+    mine.obey(watched, ExtendTimeout(0))
     assert mine.ask_launcher_first(watched, OVERDUE), "no question was open"
 
 
@@ -73,7 +67,7 @@ def test_extended_interval_is_asked_about_again_once_it_is_overdue() -> None:
 )
 def test_the_confirmation_of_a_report_counts_for_no_other_interval(other: RankHung) -> None:
     mine, watched = asked(REPORT_ONLY)
-    mine.obey(watched, ConfirmHang(0))
+    mine.obey(watched, ExtendTimeout(0))
     assert mine.ask_launcher_first(watched, other), "the launcher is asked about it"
     assert not mine.ask_launcher_first(watched, other)
 

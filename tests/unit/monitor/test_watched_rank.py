@@ -137,21 +137,16 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
     assert watched.board.words[step + layout.S_ARMED] == 0
 
 
-def test_an_extension_because_of_progress_is_explained_and_one_without_an_answer_is_not(
-    clock: Clock, watched: WatchedRank
-) -> None:
+def test_extended_interval_is_counted_when_it_ends(clock: Clock, watched: WatchedRank) -> None:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     watched.armed = Arm(0, {"step": 0.3})
-    for put_off in (True, False):
+    for count in (1, 2):
         recorder.start("step")
         while (verdict := watched.read()[1].verdict) is None:
             clock.pass_s(0.011)
-        if put_off:
-            watched.put_off(verdict)
-        else:
-            watched.detector.extend_timeout(verdict, 5 * S)
+        watched.detector.extend_timeout(verdict, 5 * S)
         assert watched.read()[1].verdict is watched.detector.suspect is None
         recorder.end("step")
         recorder.saved()
         (news,) = (each for each in watched.take_news(watched.read()[0]) if isinstance(each, Intervals))
-        assert news.seen["step"].count == 1 + (not put_off)
+        assert news.seen["step"].count == count

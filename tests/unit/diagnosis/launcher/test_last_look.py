@@ -9,13 +9,13 @@ from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.messages import Tell
 from megatron_ft.launcher.rules import events
-from megatron_ft.link.messages.monitor_messages import Collect, ConfirmHang, ExtendTimeout
+from megatron_ft.link.messages.monitor_messages import Collect, ExtendTimeout
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, attached, hung, observed, suspected
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
 PROGRESS = "rank 20 has read or written 12.0 MB"
-CONFIRMED = [events.OrderMonitor(0, ConfirmHang(0))]
+CONFIRMED = [events.OrderMonitor(0, ExtendTimeout(0))]
 
 
 def running(ranks: int = 2, *, nodes: int = 3, **options: object) -> Driven:
@@ -47,7 +47,7 @@ def reviewed(*hanging: int, rank: int | None = None, progress: str = "") -> Revi
 
 
 def orders(driven: Driven) -> list[events.Effect]:
-    kinds = ConfirmHang | ExtendTimeout
+    kinds = ExtendTimeout
     return [
         each
         for each in driven.done
@@ -141,9 +141,9 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
             reviewed(20),
             [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.OrderMonitor(1, ExtendTimeout(0, 120.1))],
         ),
-        (reviewed(0), [events.OrderMonitor(0, ConfirmHang(0)), events.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
-        (reviewed(10, 20), [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.OrderMonitor(1, ConfirmHang(0))]),
-        (reviewed(), [events.OrderMonitor(0, ConfirmHang(0)), events.OrderMonitor(1, ConfirmHang(0))]),
+        (reviewed(0), [events.OrderMonitor(0, ExtendTimeout(0)), events.OrderMonitor(1, ExtendTimeout(0, 120.1))]),
+        (reviewed(10, 20), [events.OrderMonitor(0, ExtendTimeout(0, 120.1)), events.OrderMonitor(1, ExtendTimeout(0))]),
+        (reviewed(), [events.OrderMonitor(0, ExtendTimeout(0)), events.OrderMonitor(1, ExtendTimeout(0))]),
     ],
 )
 @pytest.mark.parametrize("learned", [True, False])
