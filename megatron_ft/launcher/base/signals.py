@@ -104,9 +104,9 @@ class SignalWatch:
         return _take_all(self._to_forward)
 
     def take(self) -> list[StopAsked | Continued | float]:
-        """Return what has come since the last call, in order. A number: an early SIGINT is no second request; after
-        these seconds it will be one."""
-        return _take_all(self._untaken)
+        """Return what has come since the last call, in order, but first that the node was continued: its pause counts
+        for no rank. A number: an early SIGINT is no second request; after these seconds it will be one."""
+        return sorted(_take_all(self._untaken), key=lambda each: not isinstance(each, Continued))
 
     def is_in_a_hurry(self) -> bool:
         """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""

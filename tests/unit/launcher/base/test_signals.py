@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from megatron_ft.launcher.base.signals import SignalWatch
-from megatron_ft.launcher.rules.events import StopAsked
+from megatron_ft.launcher.rules.events import Continued, StopAsked
 from megatron_ft.link.reactor import Reactor
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -58,6 +58,15 @@ def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
     assert watch.take() == pytest.approx([2.0])
     assert watch.take() == []
     watch.close()
+
+
+def test_continuation_of_the_node_comes_before_a_request_to_stop_that_waited_for_it() -> None:
+    watch = watching()
+    watch.install()
+    watch.note(TERM, 0.0)
+    signal.raise_signal(signal.SIGCONT)
+    watch.close()
+    assert [type(each) for each in watch.take()] == [Continued, StopAsked]
 
 
 def test_request_to_stop_breaks_off_each_wait() -> None:
