@@ -116,12 +116,13 @@ from megatron_ft.launcher.rules.agent import AgentPhase
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent
 
-def serve(agent, real=FaultTolerantAgent._serve):
+def hear(agent, event, real=FaultTolerantAgent._hear):
+    real(agent, event)
     if agent._machine.phase is AgentPhase.RUNNING:
+        FaultTolerantAgent._hear = real
         raise KeyError("planted")
-    real(agent)
 
-FaultTolerantAgent._serve = serve
+FaultTolerantAgent._hear = hear
 kept = launcher_main._leave
 launcher_main._leave = lambda code: print("in order", flush=True) or kept(code)
 sys.exit(launcher_main.main())
@@ -143,7 +144,7 @@ def test_an_unforeseen_error_is_one_line(tmp_path: Path, has_logs: bool) -> None
         assert line.endswith(f" (its traceback is in {log})")
         records = [json.loads(each) for each in log.read_text().splitlines()]
         (failed,) = [each for each in records if each["ev"] == "launcher_failed"]
-        assert "in serve" in failed["traceback"]
+        assert "in hear" in failed["traceback"]
         (life,) = json.loads((logs / "result.json").read_text())["lives"]
         assert (life["outcome"], life["exit_code"]) == ("failed", 1)
         assert life["cause"] == "the launcher failed: KeyError: 'planted'"
