@@ -32,6 +32,7 @@ class Copy:
     """What one copy should be, and what has come, or why nothing has; None: it is on its way."""
 
     content: bytes
+    held: HeldSegment
     come: bytes | str | None = None
 
     @property
@@ -59,12 +60,13 @@ class Loop:
             return f"this isn't what was to come: {offer}"
         if self.refuses:
             return self.refuses
-        first = len(self.copies)
-        self.copies += [Copy(self.content) for _ in range(self.number)]
-        return [HeldSegment(first + at, 2, -1, 0, SegmentState.RECEIVING) for at in range(self.number)]
+        admitted = [HeldSegment(2, -1, 0, SegmentState.RECEIVING) for _ in range(self.number)]
+        self.copies += [Copy(self.content, held) for held in admitted]
+        return admitted
 
     def take(self, held: HeldSegment, fd: int) -> None:
-        self.copies[held.number].come = "nothing" if fd < 0 else os.pread(fd, 1 << 30, 0)
+        copy = next(each for each in self.copies if each.held is held)
+        copy.come = "nothing" if fd < 0 else os.pread(fd, 1 << 30, 0)
         held.state = SegmentState.VERIFIED if fd >= 0 and self.verified else SegmentState.LEAVING
         if fd >= 0:
             os.close(fd)

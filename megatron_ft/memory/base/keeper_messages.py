@@ -117,7 +117,6 @@ class SealedSegment(Message, frozen=True):
     From the launcher to that keeper: ``key`` isn't believed before the segment is verified.
     """
 
-    segment: Count
     rank: Rank
     key: SnapshotKey
 
@@ -125,7 +124,8 @@ class SealedSegment(Message, frozen=True):
 class DropSegment(Message, frozen=True):
     """Close the descriptor of the launcher, which answers with the same message once it has."""
 
-    segment: Count
+    rank: Rank
+    key: SnapshotKey
 
 
 LauncherToKeeper = Prepare | Settled | CopyTo | TakeStock | SealedSegment | DropSegment

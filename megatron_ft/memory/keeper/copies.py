@@ -258,9 +258,7 @@ class CopyKeeping:
             for old in self._segments.of(rank):
                 if old.state is not SegmentState.LEAVING and old.key != offer.complete:
                     self._segments.drop(old)
-            held = self._segments.add(rank, -1, 0, SegmentState.RECEIVING)
-            held.key = offer.key
-            admitted.append(held)
+            admitted.append(self._segments.add(rank, -1, 0, SegmentState.RECEIVING, offer.key))
         return admitted
 
     def take(self, held: HeldSegment, fd: int) -> None:

@@ -29,7 +29,6 @@ class SegmentState(Enum):
 class HeldSegment:
     """One segment. ``key``: None until a rank has written it."""
 
-    number: int
     rank: int
     fd: int
     nbytes: int
@@ -65,8 +64,8 @@ class Cycle:
     said: set[str] = field(default_factory=set)
 
 
-class Segments(dict[int, HeldSegment]):
-    """All segments, by number. Numbers are never used twice, by a keeper that replaces this one, either.
+class Segments(list[HeldSegment]):
+    """All segments.
 
     ``tell``: sends the launcher a message with descriptors.
     """
@@ -75,20 +74,16 @@ class Segments(dict[int, HeldSegment]):
         super().__init__()
         self._reactor = reactor
         self._tell = tell
-        self._next = 0
 
-    def add(self, rank: int, fd: int, nbytes: int, state: SegmentState, number: int | None = None) -> HeldSegment:
-        """Add a segment; ``number``: of an adopted one."""
-        number = self._next if number is None else number
-        self._next = max(self._next, number + 1)
-        held = self[number] = HeldSegment(number, rank, fd, nbytes, state)
+    def add(self, rank: int, fd: int, nbytes: int, state: SegmentState, key: SnapshotKey | None = None) -> HeldSegment:
+        self.append(held := HeldSegment(rank, fd, nbytes, state, key))
         return held
 
     def sealed(self, held: HeldSegment) -> None:
         """Have the launcher keep a segment, too. It is verified next."""
         assert held.key is not None
         held.state, held.is_with_launcher = SegmentState.SEALED, True
-        self._tell(m.SealedSegment(held.number, held.rank, held.key), (held.fd,))
+        self._tell(m.SealedSegment(held.rank, held.key), (held.fd,))
 
     def received(self, held: HeldSegment, fd: int) -> bool:
         """Take a segment that has come from a file or another node, -1 if none has. Return False if it was dropped."""
@@ -99,38 +94,38 @@ class Segments(dict[int, HeldSegment]):
             return True
         close_fds([fd])
         held.state = SegmentState.LEAVING
-        self.pop(held.number, None)
+        self.remove(held)
         return is_wanted
 
     def drop(self, held: HeldSegment) -> None:
         """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
         held.state = SegmentState.LEAVING
-        if held.is_with_launcher:
-            self._tell(m.DropSegment(held.number), ())
+        if held.is_with_launcher and held.key is not None:
+            self._tell(m.DropSegment(held.rank, held.key), ())
         else:
             self.close(held)
 
     def close(self, held: HeldSegment) -> None:
         """Free a segment in the background. It counts as memory until then."""
         if held.fd >= 0:  # else it is being closed, or its thread sees that it isn't wanted
-            work.aside(self._reactor, partial(os.close, held.fd), lambda _: self.pop(held.number, None))
+            work.aside(self._reactor, partial(os.close, held.fd), lambda _: self.remove(held))
             held.fd = -1
 
     def of(self, rank: int, *states: SegmentState) -> list[HeldSegment]:
         """Return the segments of a rank in any of these states; in all if none is given."""
-        return [each for each in self.values() if each.rank == rank and (not states or each.state in states)]
+        return [each for each in self if each.rank == rank and (not states or each.state in states)]
 
     def verified(self, rank: int) -> dict[SnapshotKey, HeldSegment]:
         return {each.key: each for each in self.of(rank, SegmentState.VERIFIED) if each.key is not None}
 
     def next_to_verify(self, complete: SnapshotKey | None) -> HeldSegment | None:
         """Return the sealed segment that is verified first: of the complete snapshot, then of the newest one."""
-        sealed = [each for each in self.values() if each.state is SegmentState.SEALED]
-        return max(sealed, key=lambda each: (each.key == complete, each.key, -each.number), default=None)
+        sealed = [each for each in self if each.state is SegmentState.SEALED]
+        return max(sealed, key=lambda each: (each.key == complete, each.key), default=None)
 
     def held_bytes(self) -> int:
         """Bytes that are allocated or about to be, and not given back yet."""
-        return sum(each.nbytes for each in self.values())
+        return sum(each.nbytes for each in self)
 
     def common(self, ranks: Iterable[int]) -> set[SnapshotKey]:
         """Return the snapshots of which all these ranks have a verified segment."""
@@ -140,7 +135,7 @@ class Segments(dict[int, HeldSegment]):
     def stock(self) -> Kept:
         """Return everything that is verified."""
         found: dict[tuple[SnapshotKey, int], set[int]] = {}
-        for each in self.values():
+        for each in self:
             if each.state is SegmentState.VERIFIED and each.key is not None:
                 found.setdefault((each.key, each.world), set()).add(each.rank)
         return Kept(
@@ -151,7 +146,7 @@ class Segments(dict[int, HeldSegment]):
         self, ranks: Collection[int], complete: SnapshotKey | None, settled: SnapshotKey | None
     ) -> Iterator[HeldSegment]:
         """Yield what is older than the snapshot that all ranks have, and what else of ``ranks`` is settled."""
-        for each in list(self.values()):
+        for each in self[:]:
             key, is_local = each.key, each.rank in ranks
             if key is None or each.state is SegmentState.LEAVING:
                 continue
@@ -171,7 +166,7 @@ class Segments(dict[int, HeldSegment]):
         ``lends``: other nodes may want segments of ranks that aren't of this node.
         """
         local = set(ranks)
-        for each in list(self.values()):
+        for each in self[:]:
             is_wanted = each.key is not None and (each.key.cycle >= cycle or each.key == restore)
             is_whole = each.state in (SegmentState.SEALED, SegmentState.VERIFIED)
             if each.state is not SegmentState.LEAVING and not (

@@ -177,14 +177,13 @@ class KeeperService:
                 for caller in list(self._callers.values()):
                     self._read(caller)
                 self._cycle.stock_due_s = time.monotonic() + (math.inf if within_s is None else within_s)
-            case m.SealedSegment(number, rank, key):
+            case m.SealedSegment(rank, key):
                 (fd,) = fds
-                held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, number)
-                held.key, held.is_with_launcher = key, True
-            case m.DropSegment(number):
-                dropped = self._segments.get(number)
-                if dropped is not None and dropped.state is SegmentState.LEAVING:
-                    self._segments.close(dropped)
+                held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, key)
+                held.is_with_launcher = True
+            case m.DropSegment(rank, key):
+                for held in [each for each in self._segments.of(rank, SegmentState.LEAVING) if each.key == key]:
+                    self._segments.close(held)
 
     def _prepare(self, order: m.Prepare) -> None:
         for caller in list(self._callers.values()):
@@ -396,8 +395,7 @@ class KeeperService:
 
     def _load(self, rank: int, key: SnapshotKey, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""
-        held, prepared = self._segments.add(rank, -1, 0, SegmentState.RECEIVING), self._cycle.prepared
-        held.key = key
+        held, prepared = self._segments.add(rank, -1, 0, SegmentState.RECEIVING, key), self._cycle.prepared
 
         def load() -> tuple[int, str]:
             is_wanted = lambda: held.state is SegmentState.RECEIVING  # noqa: E731

@@ -79,8 +79,8 @@ class Keeper:
         self._on_event = on_event
         self._listener: socket.socket | None = None
         self._process: HelperProcess | None = None
-        self._held: dict[int, tuple[m.SealedSegment, int]] = {}
-        """Each sealed segment with its descriptor, by number."""
+        self._held: dict[tuple[int, SnapshotKey], int] = {}
+        """Descriptor of each sealed segment, by rank and key."""
         self._orders: dict[type, m.LauncherToKeeper] = {}
         """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
@@ -144,8 +144,7 @@ class Keeper:
             key = settled.complete
         if prepared is None or key is None:
             return None
-        found = {each.rank: fd for each, fd in self._held.values() if each.key == key}
-        return key, prepared.world, {rank: found.get(rank, -1) for rank in prepared.ranks}
+        return key, prepared.world, {rank: self._held.get((rank, key), -1) for rank in prepared.ranks}
 
     def take_stock(self, then: Callable[[Kept], None]) -> None:
         """Call back with all that can be restored on this node. Nothing: without a keeper, or if it doesn't answer.
@@ -194,8 +193,8 @@ class Keeper:
         except OSError as error:
             self._replace(f"can't be started ({error.strerror})")
             return
-        for sealed, fd in list(self._held.values()):
-            self._order(sealed, (fd,))
+        for name, fd in list(self._held.items()):
+            self._order(m.SealedSegment(*name), (fd,))
         for order in list(self._orders.values()):
             self._order(order)
 
@@ -245,7 +244,7 @@ class Keeper:
 
     def _take_all(self) -> list[int]:
         """Return the descriptors of all segments, for the caller to close."""
-        fds = [fd for _, fd in self._held.values()]
+        fds = [*self._held.values()]
         self._held.clear()
         return fds
 
@@ -260,14 +259,14 @@ class Keeper:
 
     def _take(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
-            case m.SealedSegment(number):
-                if len(fds) != 1 or number in self._held:
+            case m.SealedSegment(rank, key):
+                if len(fds) != 1 or (rank, key) in self._held:
                     close_fds(fds)
                     raise ProtocolError("a segment comes with one descriptor, once")
-                self._held[number] = message, fds[0]
+                self._held[rank, key] = fds[0]
                 return
-            case m.DropSegment(number):
-                gone = [self._held.pop(number)[-1]] if number in self._held else []
+            case m.DropSegment(rank, key):
+                gone = [self._held.pop((rank, key))] if (rank, key) in self._held else []
                 # without a keeper the launcher is the last one that has it
                 is_last = self._process is None or not self._process.is_alive
                 (self._free if is_last else close_fds)(gone)

@@ -40,8 +40,7 @@ class Keeping:
         return self.why
 
     def verified(self, iteration: int) -> None:
-        held = self.segments.add(OWN, os.open(os.devnull, os.O_RDONLY), 8, SegmentState.VERIFIED)
-        held.key = of(iteration)
+        self.segments.add(OWN, os.open(os.devnull, os.O_RDONLY), 8, SegmentState.VERIFIED, of(iteration))
 
     def told(self, newest: int, complete: int | None = None) -> SnapshotKey | None:
         """What the launcher may be told of, once a copy that this begins has come."""

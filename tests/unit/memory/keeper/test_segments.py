@@ -10,8 +10,8 @@ from megatron_ft.memory.rules.snapshots import Kept, KeptSnapshot, SnapshotKey
 def add(
     segments: Segments, rank: int, key: SnapshotKey | None, state: SegmentState = SegmentState.VERIFIED
 ) -> HeldSegment:
-    held = segments.add(rank, -1, 100, state)
-    held.key, held.world = key, 2
+    held = segments.add(rank, -1, 100, state, key)
+    held.world = 2
     return held
 
 
@@ -45,15 +45,15 @@ def test_cycle_keeps_only_what_it_restores() -> None:
     assert list(segments.stale(1, CHOSEN, [0])) == gone
     assert list(segments.stale(1, CHOSEN, [0], lends=True)) == gone[:-1]
     assert set(segments.stale(1, None, [0])) == {*kept, *gone}
-    assert set(segments.values()) == {*kept, *gone}
+    assert set(segments) == {*kept, *gone}
 
 
 def test_complete_snapshot_is_verified_first_and_then_the_newest() -> None:
     segments = Segments(Reactor(), lambda *_: None)
-    for key in (OLD, CHOSEN, LATER, CHOSEN):
+    for key in (OLD, CHOSEN, LATER):
         add(segments, 0, key, SegmentState.SEALED)
     order = []
     while (held := segments.next_to_verify(CHOSEN)) is not None:
-        order.append(held.number)
+        order.append(held.key)
         held.state = SegmentState.VERIFIED
-    assert order == [1, 3, 2, 0]
+    assert order == [CHOSEN, LATER, OLD]

@@ -217,12 +217,12 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
     served.launcher.hear(Saved)
     inode = os.fstat(launchers).st_ino
     served.order(Prepare(1, (0,), 1))
-    assert served.launcher.hear(DropSegment)[0].segment == 0
+    assert served.launcher.hear(DropSegment)[0] == DropSegment(0, SnapshotKey(0, 0, 1))
     assert len(descriptors(inode)) == 2
     closing = HeldClose(monkeypatch, inode)
     os.close(launchers)
     assert closing.threads == []
-    served.order(DropSegment(0))
+    served.order(DropSegment(0, SnapshotKey(0, 0, 1)))
     wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0])
     closing.may_go_on.set()
     wait_until(lambda: not descriptors(inode))
@@ -329,7 +329,7 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
         data = os.pread(fd, 1 << 20, 0)
         rank.channel.send(BeginSegment(len(data)))
         if iteration > 3:  # the first one gives way
-            served.order(DropSegment(served.launcher.hear(DropSegment)[0].segment))
+            served.order(served.launcher.hear(DropSegment)[0])
         _, (ours,) = rank.hear(Granted)
         os.pwrite(ours, data, 0)
         rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
@@ -343,7 +343,7 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
 
 def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
     fd = sealed(1)
-    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 2)), (fd,))
+    served.order(SealedSegment(0, SnapshotKey(0, 0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.launcher.hear(DropSegment)
     assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.launcher.hear(KeeperSays)[0].text
@@ -354,7 +354,7 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
 
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
-    served.order(SealedSegment(0, 0, SnapshotKey(0, 0, 1)), (fd,))
+    served.order(SealedSegment(0, SnapshotKey(0, 0, 1)), (fd,))
     served.order(Prepare(0, (1,), 2, copies_key=KEY.hex()))
     port = served.launcher.hear(KeeperPort)[0].port
     fetched, why = copies.fetch(f"127.0.0.1:{port}", KEY, SnapshotKey(0, 0, 1), 0, lambda: True)

@@ -102,10 +102,10 @@ def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
     return closed
 
 
-def hold(processes: Processes, reactor: Reactor, number: int, key: SnapshotKey = KEY) -> int:
+def hold(processes: Processes, reactor: Reactor, key: SnapshotKey = KEY) -> int:
     """Have the launcher hold the writing end of a pipe as a segment. The other end."""
     reader, writer = os.pipe()
-    processes.ends[-1].send(SealedSegment(number, 0, key), (writer,))
+    processes.ends[-1].send(SealedSegment(0, key), (writer,))
     os.close(writer)
     reactor.run_once(BOUND_S)
     return reader
@@ -115,9 +115,9 @@ def hold(processes: Processes, reactor: Reactor, number: int, key: SnapshotKey =
 def test_segments_that_a_dead_keeper_has_dropped_or_left_are_freed_in_the_background(
     processes: Processes, reactor: Reactor, closing: Callable[[int], str], is_dropped: bool
 ) -> None:
-    reader = hold(processes, reactor, 0)
+    reader = hold(processes, reactor)
     if is_dropped:
-        processes.ends[-1].send(DropSegment(0))
+        processes.ends[-1].send(DropSegment(0, KEY))
     for _ in range(1 if is_dropped else 5):
         processes.die()
         reactor.run_once(BOUND_S)
@@ -129,11 +129,11 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_
     processes: Processes, reactor: Reactor
 ) -> None:
     (prepare,) = processes.heard()
-    reader = hold(processes, reactor, 3)
+    reader = hold(processes, reactor)
     processes.keeper.tell(Settled(KEY, KEY))
     processes.die()
     reactor.run_once(BOUND_S)
-    assert processes.heard() == [SealedSegment(3, 0, KEY), prepare, Settled(KEY, KEY), TakeStock()]
+    assert processes.heard() == [SealedSegment(0, KEY), prepare, Settled(KEY, KEY), TakeStock()]
     assert prepare == Prepare(0, (0,), 1, None, memory_pickle_key(SECRET), memory_copies_key(SECRET))
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
     processes.ends[-1].send(Stock(kept))
@@ -161,8 +161,8 @@ def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, re
 
 def test_complete_snapshot_is_had_though_its_keeper_has_died(processes: Processes, reactor: Reactor) -> None:
     assert processes.keeper.complete_snapshot() is None
-    fds = [hold(processes, reactor, 0), hold(processes, reactor, 1, SnapshotKey(0, 0, 8))]
-    held = [fd for _, fd in processes.keeper._held.values()]
+    fds = [hold(processes, reactor), hold(processes, reactor, SnapshotKey(0, 0, 8))]
+    held = [*processes.keeper._held.values()]
     processes.keeper.tell(Settled(KEY, KEY))
     processes.die()
     assert processes.keeper.complete_snapshot() == (KEY, 1, {0: held[0]})
@@ -190,7 +190,7 @@ def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
     processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STOCK_S", 0.01)
-    reader = hold(processes, reactor, 3)
+    reader = hold(processes, reactor)
     with monkeypatch.context() as patched:
         patched.setattr(helper_process, "send_signal", lambda pidfd, number: None)  # it takes no SIGKILL
         processes.keeper.take_stock(lambda kept: None)
