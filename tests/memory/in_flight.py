@@ -14,7 +14,9 @@ from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Fetch, Offer
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import Door
+from megatron_ft.memory.keeper.link import FAILURES
 from megatron_ft.memory.keeper.segments import HeldSegment, SegmentState
+from megatron_ft.memory.keeper.work import why
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 SECRET, SNAPSHOT = b"k" * 32, SnapshotKey(1, 0, 7)
@@ -94,11 +96,13 @@ class Peer:
         return copies.send(address or self.address, OFFER, key, self.loop.lend, bytes_per_s, check)
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
-        fd, why = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)
-        content = os.pread(fd, 1 << 30, 0) if fd >= 0 else b""
-        if fd >= 0:
-            os.close(fd)
-        return content, why
+        try:
+            fd = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)
+        except FAILURES as error:
+            return b"", why(error)
+        content = os.pread(fd, 1 << 30, 0)
+        os.close(fd)
+        return content, ""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from megatron_ft.memory.base.keeper_messages import (
     Prepare,
 )
 from megatron_ft.memory.keeper.service import KeeperService
-from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rank import saving
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import Saved, Settled
 from megatron_ft.rank.base import say
@@ -124,7 +124,7 @@ def be_rank_0(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(saving, "_saver", None)
     monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
-    monkeypatch.setattr(objects, "_keys", {})
+    monkeypatch.setattr(KeeperConnection, "pickle_key", "")
     say.forget()
 
 

@@ -51,13 +51,10 @@ def send(address: str, offer: Offer, key: bytes, lend: Lend, bytes_per_s: int, c
         return work.why(error)
 
 
-def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> tuple[int, str]:
-    """Return the descriptor of a sealed segment that the keeper of another node has; or -1, and why there is none."""
-    try:
-        with contextlib.closing(link.connect(address, key)) as peer:
-            return _take(peer, Fetch(snapshot, rank), is_wanted), ""
-    except link.FAILURES as error:
-        return -1, work.why(error)
+def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> int:
+    """Return the descriptor of a sealed segment that the keeper of another node has. Raises one of `FAILURES`."""
+    with contextlib.closing(link.connect(address, key)) as peer:
+        return _take(peer, Fetch(snapshot, rank), is_wanted)
 
 
 def _take(peer: Link, want: Fetch, is_wanted: Callable[[], bool]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.errors import ProtocolError, SnapshotError
+from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.link.linux.processes import is_gone
@@ -26,6 +26,7 @@ from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
+from megatron_ft.memory.keeper.link import FAILURES
 from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
@@ -399,12 +400,11 @@ class KeeperService:
 
         def load() -> tuple[int, str]:
             is_wanted = lambda: held.state is SegmentState.RECEIVING  # noqa: E731
-            if isinstance(source, CopySource):
-                return copies.fetch(source.address, self._copies.key, key, rank, is_wanted)
-            directory, name = os.path.split(source)
             try:
-                return segment_files.load(directory, name, rank, work.room_maker(is_wanted)), ""
-            except (SnapshotError, OSError) as error:
+                if isinstance(source, CopySource):
+                    return copies.fetch(source.address, self._copies.key, key, rank, is_wanted), ""
+                return segment_files.load(*os.path.split(source), rank, work.room_maker(is_wanted)), ""
+            except FAILURES as error:
                 return -1, work.why(error)
 
         def loaded(found: tuple[int, str]) -> None:

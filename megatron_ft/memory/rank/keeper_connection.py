@@ -86,12 +86,12 @@ class KeeperConnection:
 
     quiet_until_s = 0.0
     """Time until which no connection of this process asks the keeper, which hasn't answered."""
+    pickle_key = ""
+    """Key for the MAC of what this job pickles; known once a connection of this process was open."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._channel: Channel | None = None
-        self.pickle_key = ""
-        """Key for the MAC of what this job pickles; known once connected."""
 
     def open(self, within_s: float = _CONNECT_S, *, must: bool = True) -> bool:
         """Connect and say hello; return False if connected before. A keeper that dies is replaced: retry for a while.
@@ -110,7 +110,7 @@ class KeeperConnection:
         while True:
             try:
                 self._channel = connect(self._place.path, within_s)
-                self.pickle_key = self.ask(hello, within_s)[0].pickle_key
+                KeeperConnection.pickle_key = self.ask(hello, within_s)[0].pickle_key
             except (OSError, ProtocolError, SnapshotError) as error:
                 self.close()
                 if time.monotonic() > deadline_s or isinstance(error, FileNotFoundError | RefusedError):

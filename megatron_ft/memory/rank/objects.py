@@ -24,9 +24,6 @@ _PICKLE, _MAC, _LABEL, _TENSORS = "pickle", "mac", "label", "tensors"
 _CONNECT_S = 10.0
 """Seconds to wait for the keeper once, which may just have been started."""
 
-_keys: dict[str, str] = {}
-"""Key of the MAC, by the keeper's socket."""
-
 
 def save(iteration: int, value: object, label: str) -> None:
     """Begin to save; ``label`` tells the objects of one caller from those of others.
@@ -62,10 +59,9 @@ def available(label: str) -> dict[int, SnapshotKey]:
     found: dict[int, SnapshotKey] = {}
     for key in keys:
         try:
-            state, pickle_key = restoring.read(place, key, (_LABEL, _MAC, _PICKLE))
+            state = restoring.read(place, key, (_LABEL, _MAC, _PICKLE))
             if state.get(_LABEL) == label:
-                _check(state, pickle_key, _about(place, key, label))
-                _keys[place.path] = pickle_key
+                _check(state, KeeperConnection.pickle_key, _about(place, key, label))
                 found[key.iteration] = key
         except (OSError, SnapshotError, RuntimeError) as error:  # RuntimeError: torch's
             if not (isinstance(error, RefusedError) and found):  # else it has given way to a newer one
@@ -87,8 +83,8 @@ def load(key: SnapshotKey, label: str) -> Any:
     if key == place.restore:
         restoring.restore(place, key, state)
     else:
-        state, _ = restoring.read(place, key)
-    return unpack(state, _keys.get(place.path, ""), _about(place, key, label))
+        state = restoring.read(place, key)
+    return unpack(state, KeeperConnection.pickle_key, _about(place, key, label))
 
 
 def _about(place: Place, key: SnapshotKey, label: str) -> str:
@@ -99,15 +95,13 @@ def _about(place: Place, key: SnapshotKey, label: str) -> str:
 
 def _key(place: Place) -> str:
     """Return the key of the MAC; empty, with a line, if no keeper has one."""
-    if place.path in _keys:
-        return _keys[place.path]
-    with contextlib.closing(KeeperConnection(place)) as connection:
-        try:
-            connection.open(_CONNECT_S, must=False)
-            _keys[place.path] = connection.pickle_key
-        except SnapshotError as error:
-            say.warn_of_rank(f"no memory checkpoint is saved: {error}")
-        return connection.pickle_key
+    if not KeeperConnection.pickle_key:
+        with contextlib.closing(KeeperConnection(place)) as connection:
+            try:
+                connection.open(_CONNECT_S, must=False)
+            except SnapshotError as error:
+                say.warn_of_rank(f"no memory checkpoint is saved: {error}")
+    return KeeperConnection.pickle_key
 
 
 # -- the pickle ---------------------------------------------------------------------------------------------------

@@ -81,12 +81,12 @@ def begin_without(place: Place, key: SnapshotKey, newer_than: int) -> None:
         connection.tell(RankBegan(key, None, newer_than))
 
 
-def read(place: Place, key: SnapshotKey, names: Collection[str] | None = None) -> tuple[dict[str | int, Any], str]:
-    """Return the state of a snapshot, or its parts of these names, and the pickle key. The launcher isn't told."""
+def read(place: Place, key: SnapshotKey, names: Collection[str] | None = None) -> dict[str | int, Any]:
+    """Return the state of a snapshot, or its parts of these names. The launcher isn't told."""
     state: dict[str | int, Any] = {}
     with contextlib.closing(KeeperConnection(place)) as connection:
         fill_from(_fetch(connection, key), place, key, state, names)
-        return state, connection.pickle_key
+    return state
 
 
 def _fetch(connection: KeeperConnection, key: SnapshotKey) -> int:

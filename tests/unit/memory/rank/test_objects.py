@@ -11,6 +11,7 @@ import torch
 
 from megatron_ft.errors import SnapshotError
 from megatron_ft.memory.rank import objects, saving
+from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from tests.support.keepers import RealKeeper, keeper
 
@@ -99,7 +100,7 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
 def test_object_under_another_key_is_left_out_with_a_line(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    objects._keys[_place().path] = "of another job"
+    monkeypatch.setattr(KeeperConnection, "pickle_key", "of another job")
     objects.save(10, {"w": torch.ones(2)}, "here")
     assert objects.available("here") == {}
     assert "iteration 10 isn't used: its MAC isn't this job's" in capfd.readouterr().err
