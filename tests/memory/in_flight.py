@@ -8,12 +8,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from megatron_ft.link import tcp
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Fetch, Offer
 from megatron_ft.memory.keeper import copies
-from megatron_ft.memory.keeper.copies import Door
+from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.link import FAILURES
 from megatron_ft.memory.keeper.segments import HeldSegment, SegmentState
 from megatron_ft.memory.keeper.work import why
@@ -42,12 +44,15 @@ class Copy:
         return isinstance(self.come, bytes) and self.come != self.content
 
 
-class Loop:
+class Loop(CopyKeeping):
     """What the keeper's loop would answer. ``content``: of the next copy; ``number``: of segments in an offer."""
 
     number = 1
 
     def __init__(self, content: bytes) -> None:
+        loop: Any = SimpleNamespace(call_in_loop=lambda call: call())
+        self._segments: Any = SimpleNamespace(received=self._received)
+        super().__init__(self._segments, loop, lambda *_: None)
         self.content = content
         self.refuses = ""
         self.copies: list[Copy] = []
@@ -66,7 +71,7 @@ class Loop:
         self.copies += [Copy(self.content, held) for held in admitted]
         return admitted
 
-    def take(self, held: HeldSegment, fd: int) -> None:
+    def _received(self, held: HeldSegment, fd: int) -> None:
         copy = next(each for each in self.copies if each.held is held)
         copy.come = "nothing" if fd < 0 else os.pread(fd, 1 << 30, 0)
         held.state = SegmentState.VERIFIED if fd >= 0 and self.verified else SegmentState.LEAVING
@@ -84,7 +89,7 @@ class Peer:
         self.loop = Loop(content)
         listener = tcp.listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        Door(listener, SECRET, self.loop, lambda call: call())
+        threading.Thread(target=self.loop.serve, args=(listener, SECRET), daemon=True).start()
 
     def send(
         self,

@@ -1,8 +1,8 @@
 """Copies of snapshots on another node: offered, fetched, and given back.
 
 Segments go one way only: who needs one asks for it (`Fetch`). A keeper with a new snapshot offers it, and is asked on
-the same connection. `CopyKeeping` is of the keeper's loop, which owns the segments and decides which copies are made
-and kept; `send`, `fetch` and `Door` run in threads, which may wait: they ask the loop, and change no segment of it.
+the same connection. The keeper's loop owns the segments and decides which copies are made and kept; `send`, `fetch` and
+`CopyKeeping.serve` run in threads, which may wait: they ask the loop, and change no segment of it.
 """
 
 from __future__ import annotations
@@ -91,66 +91,6 @@ def _are_verified(segments: Sequence[HeldSegment]) -> bool | None:
     return False if SegmentState.LEAVING in states else True if states == {SegmentState.VERIFIED} else None
 
 
-class Door:
-    """Serves the keepers of other nodes, each connection in a thread, until the process ends.
-
-    ``ask`` has the keeper's loop make a call, and waits for what it returns.
-    """
-
-    def __init__(self, listener: socket.socket, key: bytes, host: CopyKeeping, ask: Callable[..., Any]) -> None:
-        self._listener = listener
-        self._key = key
-        self._host = host
-        self._ask = ask
-        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        listener.setblocking(True)
-        threading.Thread(target=self._accept, name="ft_door", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                time.sleep(_LOOK_S)  # no descriptors are left, or the peer has gone
-                continue
-            if self._connections.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(sock,), name="ft_peer", daemon=True).start()
-            else:
-                sock.close()
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            with contextlib.closing(Link(sock, self._key, Role.LISTENS)) as peer:
-                while True:
-                    match peer.receive():
-                        case Offer() as offer:
-                            self._keep(peer, offer)
-                        case Fetch() as want:
-                            _give(peer, want, lambda want: self._ask(lambda: self._host.lend(want)))
-                        case _:
-                            raise ProtocolError("an answer came without a question")
-        except link.FAILURES:
-            pass  # it has all it came for; a peer that didn't says so on its own node
-        finally:
-            self._connections.release()
-
-    def _keep(self, peer: Link, offer: Offer) -> None:
-        """Fetch the segments of a snapshot that is offered."""
-        admitted = self._ask(lambda: self._host.admit(offer))
-        if isinstance(admitted, str):
-            peer.send(NotKept(admitted))
-            return
-        are_verified = partial(_are_verified, admitted)
-        for at, held in enumerate(admitted):
-            fd = -1
-            try:
-                fd = _take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
-            finally:
-                for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
-                    self._ask(partial(self._host.take, each, fd))
-        peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))
-
-
 class CopyKeeping:
     """One keeper's. ``say`` prints a line once per subject and cycle."""
 
@@ -159,6 +99,7 @@ class CopyKeeping:
         self._reactor = reactor
         self._say = say
         self._cycle = Cycle(Prepare(-1, (), 1))
+        self._ask = reactor.call_in_loop
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
         self.port: int | None = None
@@ -182,7 +123,7 @@ class CopyKeeping:
                 if self.key:
                     listener = tcp.listen("", 0, backlog=_BACKLOG)
                     self.port = int(listener.getsockname()[1])
-                    Door(listener, self.key, self, self._reactor.call_in_loop)
+                    threading.Thread(target=self.serve, args=(listener, self.key), daemon=True).start()
             except OSError as error:
                 why = f"there is no port for them: {error.strerror or error}"
             if not self.port:
@@ -226,7 +167,7 @@ class CopyKeeping:
                 if self._copying is not offer:
                     raise SnapshotError("no longer needed")
 
-            lend = lambda want: self._reactor.call_in_loop(lambda: self.lend(want))  # noqa: E731
+            lend = lambda want: self._ask(lambda: self.lend(want))  # noqa: E731
             job = partial(send, self._address, offer, self.key, lend, prepared.copies_bytes_per_s, check)
             work.aside(self._reactor, job, partial(self._copied, offer))
         return self._done
@@ -258,10 +199,6 @@ class CopyKeeping:
             admitted.append(self._segments.add(rank, -1, 0, SegmentState.RECEIVING, offer.key))
         return admitted
 
-    def take(self, held: HeldSegment, fd: int) -> None:
-        """Take what has come for a segment of a copy, -1 if nothing has."""
-        self._segments.received(held, fd)
-
     def lend(self, want: Fetch) -> int | str | None:
         """Return what `Lend` returns, in the keeper's loop."""
         held = self._segments.verified(want.rank).get(want.key)
@@ -273,3 +210,53 @@ class CopyKeeping:
         if any(each.key == want.key for each in self._segments.of(want.rank, SegmentState.SEALED)):
             return None
         return f"there is no verified segment of rank {want.rank}"
+
+    # -- in threads -------------------------------------------------------------------------------------------
+
+    def serve(self, listener: socket.socket, key: bytes) -> None:
+        """Serve the keepers of other nodes, each connection in a thread, until the process ends."""
+        listener.setblocking(True)
+        connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+        def serve_one(sock: socket.socket) -> None:
+            try:
+                with contextlib.closing(Link(sock, key, Role.LISTENS)) as peer:
+                    while True:
+                        match peer.receive():
+                            case Offer() as offer:
+                                self._keep(peer, offer)
+                            case Fetch() as want:
+                                _give(peer, want, lambda want: self._ask(lambda: self.lend(want)))
+                            case _:
+                                raise ProtocolError("an answer came without a question")
+            except link.FAILURES:
+                pass  # it has all it came for; a peer that didn't says so on its own node
+            finally:
+                connections.release()
+
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                time.sleep(_LOOK_S)  # no descriptors are left, or the peer has gone
+                continue
+            if connections.acquire(blocking=False):
+                threading.Thread(target=serve_one, args=(sock,), daemon=True).start()
+            else:
+                sock.close()
+
+    def _keep(self, peer: Link, offer: Offer) -> None:
+        """Fetch the segments of a snapshot that is offered."""
+        admitted = self._ask(lambda: self.admit(offer))
+        if isinstance(admitted, str):
+            peer.send(NotKept(admitted))
+            return
+        are_verified = partial(_are_verified, admitted)
+        for at, held in enumerate(admitted):
+            fd = -1
+            try:
+                fd = _take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
+            finally:
+                for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
+                    self._ask(partial(self._segments.received, each, fd))
+        peer.send(Granted() if _awaited(are_verified) else NotKept("it is damaged, or no longer needed"))

@@ -20,7 +20,7 @@ from megatron_ft.integrations.local_checkpoints import (
 )
 from megatron_ft.integrations.replication import GroupWrapper, LazyCliqueReplicationStrategy
 from megatron_ft.integrations.tensor_aware import TensorAwareStateDict
-from megatron_ft.memory.rank import saving
+from megatron_ft.memory.rank import objects, saving
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from tests.support.keepers import RealKeeper, keeper

@@ -55,7 +55,7 @@ class Keeping:
         offer = Offer(of(iteration), (FOREIGN,), WORLD, None if complete is None else of(complete))
         (held,) = self.copies.admit(offer)
         assert isinstance(held, HeldSegment)
-        self.copies.take(held, os.open(os.devnull, os.O_RDONLY))
+        self.segments.received(held, os.open(os.devnull, os.O_RDONLY))
         held.is_with_launcher, held.state = False, SegmentState.VERIFIED
 
     @property
