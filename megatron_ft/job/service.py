@@ -45,19 +45,19 @@ more messages are heard in between then."""
 _SHORT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Link:
     """One launcher's connection.
 
     Args:
         host: its address; empty if the launcher is in this process.
-        greeting: ends the connection if no hello comes.
+        greeting: ends the connection if no hello comes; None once one has.
     """
 
     connection: Connection[FromMember]
     host: str
     name: str
-    greeting: Timer
+    greeting: Timer | None
 
 
 class Service:
@@ -89,8 +89,7 @@ class Service:
         self._keep, self._say = keep, say
         self._etcd = None if ledger is None else LeaderInEtcd(ledger, submit=self._submit)
         self._strangers: Counter[str] = Counter()
-        self._ungreeted: set[int] = set()
-        """Connections without a hello, and the number of them by address."""
+        """Number of connections without a hello by address."""
         self._next = 1
         self._settle_s = 0.0
         """Time before which the job isn't settled."""
@@ -172,27 +171,24 @@ class Service:
         )
         greeting = self._reactor.call_later(GREETING_S, functools.partial(self._ended, number))
         self.links[number] = Link(connection, host, name, greeting)
-        self._ungreeted.add(number)
         self._strangers[host] += 1
 
     def _heard(self, number: int, message: FromMember) -> None:
-        is_hello = isinstance(message, Hello)
-        if is_hello is not (number in self._ungreeted):
+        link = self.links[number]
+        if isinstance(message, Hello) is not (link.greeting is not None):
             self._ended(number, ProtocolError("a hello in another place than the first"))
             return
-        if is_hello:
-            self._greet(number)
+        self._greet(link)
         COORDINATOR.debug("from launcher", number, message)
         self._do(self._machine.heard(number, message, time.monotonic()))
         self._turn_soon()
 
-    def _greet(self, number: int) -> bool:
+    def _greet(self, link: Link) -> bool:
         """Count the connection as a stranger's no more; return False if it was none."""
-        if number not in self._ungreeted:
+        if (greeting := link.greeting) is None:
             return False
-        self._ungreeted.discard(number)
-        link = self.links[number]
-        link.greeting.cancel()
+        greeting.cancel()
+        link.greeting = None
         self._strangers[link.host] -= 1
         if not self._strangers[link.host]:
             del self._strangers[link.host]
@@ -202,7 +198,7 @@ class Service:
         """Forget a connection that has ended, or says nothing. A launcher that is refused is sent the reason first."""
         if (link := self.links.get(number)) is None:
             return
-        was_stranger = self._greet(number)
+        was_stranger = self._greet(link)
         del self.links[number]
         connection = link.connection
         if isinstance(problem, VersionError):
