@@ -166,8 +166,8 @@ class LeaderStart(Message, frozen=True):
 # -- from a launcher ------------------------------------------------------------------------------------------
 
 
-class NewLauncher(JobDefinition, frozen=True):
-    """First message of a launcher, about itself; one of another job, or with other rules, is refused.
+class Hello(JobDefinition, frozen=True):
+    """First message of a launcher on each connection; one of another job, or with other rules, is refused.
 
     Args:
         job: what tells this job from all others.
@@ -179,6 +179,9 @@ class NewLauncher(JobDefinition, frozen=True):
         bad: why earlier lives of the job call its host a bad node; empty if they don't.
         names_life: ``job`` contains the scheduler's identifier of this life of the job.
         since: revision of etcd's store when the launcher was started; 0 without etcd.
+        owns: the launcher has started this very leader, and holds the lock.
+        decided: the last decision that it has heard of.
+        up_s: seconds since the launcher was started.
     """
 
     instance: str
@@ -190,17 +193,6 @@ class NewLauncher(JobDefinition, frozen=True):
     bad: str = ""
     names_life: bool = False
     since: Int = 0
-
-
-class Hello(NewLauncher, frozen=True, kw_only=True):
-    """The first message on each connection.
-
-    Args:
-        owns: the launcher has started this very leader, and holds the lock.
-        decided: the last decision that it has heard of.
-        up_s: seconds since the launcher was started.
-    """
-
     owns: bool = False
     decided: Assignment | None = None
     standing: NodeStatus = NodeStatus()
@@ -212,7 +204,7 @@ class Hello(NewLauncher, frozen=True, kw_only=True):
         return self.decided is None and self.standing.phase is not NodePhase.EXCLUDED
 
 
-class Identity(NewLauncher, frozen=True, kw_only=True):
+class Identity(Hello, frozen=True, kw_only=True):
     """Identity of a launcher, as it knows it itself.
 
     Args:
@@ -231,8 +223,8 @@ class Identity(NewLauncher, frozen=True, kw_only=True):
 
     def hello(self, now_s: float, **more: Any) -> Hello:
         """Return the first message of a connection; ``more``: its fields that change."""
-        common = {name: getattr(self, name) for name in NewLauncher.__struct_fields__}
-        return Hello(**common, up_s=max(0.0, now_s - self.started_s), **more)
+        common = {name: getattr(self, name) for name in Hello.__struct_fields__}
+        return Hello(**common | more | {"up_s": max(0.0, now_s - self.started_s)})
 
 
 class Ready(Message, frozen=True):
