@@ -119,11 +119,6 @@ def test_names_are_in_natural_order() -> None:
     ]
 
 
-def test_nodes_without_ranks_have_places_by_their_names() -> None:
-    chosen, _ = choose([], [a_node("node10", 0), a_node("node2", 1), a_node("node1", 2)], 3)
-    assert [node.name for node in chosen] == ["node1", "node2", "node10"]
-
-
 @pytest.mark.parametrize("ranks", [True, False])
 def test_a_bad_node_is_the_spare_and_the_others_keep_their_order(ranks: bool) -> None:
     nodes = [a_node(name, at, at if ranks else None) for at, name in enumerate("abcd")]
@@ -132,14 +127,6 @@ def test_a_bad_node_is_the_spare_and_the_others_keep_their_order(ranks: bool) ->
     assert [slot.name for slot in slots] == ["a", "c", "d"]
     chosen, _ = choose([], nodes, 4, bad={"i-b"})
     assert [node.name for node in chosen] == ["a", "b", "c", "d"]
-
-
-def test_a_good_spare_gets_a_gap_before_a_bad_node_that_had_it() -> None:
-    slots = [Node("i-a", "a"), Node("before", "b")]
-    back, spare = a_node("b", 5), a_node("s", 6)
-    assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2)[0]] == ["a", "b"]
-    assert [node.name for node in choose(slots, [a_node("a"), back, spare], 2, bad={"i-b"})[0]] == ["a", "s"]
-    assert [node.name for node in choose(slots, [a_node("a"), back], 2, bad={"i-b"})[0]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("bad", "named", "has_spare", "names"), [
@@ -155,13 +142,6 @@ def test_a_bad_node_that_is_named_again_makes_place_for_a_good_spare(
     slots = [Node("i-a", "a"), Node("i-b", "b")]
     nodes = [a_node("a"), a_node("b"), *([a_node("s", 9)] if has_spare else [])]
     assert [node.name for node in choose(slots, nodes, 2, bad=bad, named=named)[0]] == names
-
-
-def test_a_bad_node_keeps_its_place_where_a_lost_one_needs_the_only_spare() -> None:
-    slots = [Node("i-a", "a"), Node("i-b", "b"), Node("i-c", "c")]
-    nodes = [a_node("a"), a_node("b"), a_node("s", 9)]
-    chosen, _ = choose(slots, nodes, 3, bad={"i-b"}, named="i-b")
-    assert [node.name for node in chosen] == ["a", "b", "s"]
 
 
 def test_host_that_is_back_is_told_of_once_by_the_coordinator() -> None:

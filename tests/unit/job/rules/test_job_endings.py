@@ -31,12 +31,6 @@ def follows(launcher: Launcher) -> tuple[Outcome, Action, int, str]:
     return verdict.outcome, verdict.decision.action, verdict.decision.restarts_left, verdict.decision.reason
 
 
-def test_the_node_that_hosts_the_coordinator_is_the_first_whoever_came_before() -> None:
-    job = Job(owner="c", max_nodes=3)
-    nodes = job.start("abc")
-    assert [node.member.place for node in nodes] == [1, 2, 0]
-
-
 def ended(**rules: Any) -> Job:
     """One whose coordinator stays for a spare that is still to hear of the end."""
     job = Job(min_nodes=2, max_nodes=2, **rules)

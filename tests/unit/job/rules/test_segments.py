@@ -48,11 +48,6 @@ def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) ->
     assert chosen("", ready) == takes_part
 
 
-def test_segments_are_ordered_by_the_given_ranks_at_first() -> None:
-    ready = [node("a0", 3), node("b1", 0), node("a2", 2), node("b3", 1)]
-    assert [each.instance for each in choose([], ready, 4, 2)[0]] == ["b1", "b3", "a2", "a0"]
-
-
 @pytest.mark.parametrize(
     ("ready", "takes_part"),
     [
