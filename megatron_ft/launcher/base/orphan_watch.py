@@ -58,22 +58,16 @@ class OrphanWatch:
         self.check()
 
 
-def has_reader(fd: int) -> bool:
-    """Return True for a pipe or a socket whose other end is open; files and terminals have none."""
-    return _is_read(fd) and not has_hung_up(fd)
+def has_reader(fd: int) -> bool | None:
+    """Return True for a pipe or a socket whose other end is open, False where a write would fail because it is closed.
 
-
-def has_lost_reader(fd: int) -> bool:
-    """Return True for a pipe or a socket whose other end is closed: a write to it fails."""
-    return _is_read(fd) and has_hung_up(fd)
-
-
-def _is_read(fd: int) -> bool:
+    None for what has no other end: files and terminals.
+    """
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        return None
+    return not has_hung_up(fd) if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
 
 
 def _step_daemon() -> int | None:

@@ -78,7 +78,7 @@ class SignalWatch:
         Python allows that in the main thread only. A launcher in another thread takes none, as torchrun does: signals
         stay with the program that called ``main``.
         """
-        if not _is_in_main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
@@ -128,16 +128,12 @@ class SignalWatch:
 
     def close(self) -> None:
         """Close the descriptors; further requests are ignored (the launcher is on its last steps)."""
-        if _is_in_main_thread():
+        if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGCONT):
                 signal.signal(number, signal.SIG_DFL)
         self._read.close()
         self._write.close()
-
-
-def _is_in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _take_all(noted: list[T]) -> list[T]:

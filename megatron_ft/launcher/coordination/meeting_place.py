@@ -25,7 +25,7 @@ from megatron_ft.job.rules.messages import EtcdSettings, Identity
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.schedulers import slurm
-from megatron_ft.launcher.schedulers.schedulers import rank as rank_by_scheduler
+from megatron_ft.launcher.schedulers.schedulers import rank as find_rank
 from megatron_ft.link.tcp import format_address
 
 _MAX_FAILED_STARTS = 2
@@ -107,13 +107,10 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         raise ConfigError(
             f"--local-addr: {local_addr} isn't an address of this machine; name one by which other nodes reach it"
         )
-    rank = line.node_rank
-    if rank is None:
-        rank = rank_by_scheduler(environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
     me = replace(
         me,
         endpoint=format_address(host, port),
-        rank=rank,
+        rank=find_rank(environ, given=line.node_rank, min_nodes=line.min_nodes, max_nodes=line.max_nodes),
         names_life=bool(line.where.run_id),
         is_named=line.is_named or bool(line.where.run_id),
         has_known_host=bool(etcd or is_here or slurm.hosts(environ, 1) or line.where.endpoint),

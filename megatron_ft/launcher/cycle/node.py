@@ -73,10 +73,9 @@ class LauncherNode:
         self.reactor = Reactor()
         self.take: Callable[[Event | SignalWatch], object] = _drop
         """Takes events; set while there is an agent."""
-        self.infra_rank = line.node_rank
-        """This node's number: --node-rank, else the scheduler's."""
-        if self.infra_rank is None:
-            self.infra_rank = schedulers.rank(os.environ, min_nodes=line.min_nodes, max_nodes=line.max_nodes)
+        self.infra_rank = schedulers.rank(
+            os.environ, given=line.node_rank, min_nodes=line.min_nodes, max_nodes=line.max_nodes
+        )
         self.telemetry = Telemetry(
             options,
             run_id=line.run_id,

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from megatron_ft.launcher.base.orphan_watch import has_lost_reader
+from megatron_ft.launcher.base.orphan_watch import has_reader
 from megatron_ft.link.base.rank_variables import ERROR_FILE_VARIABLE, OWN_ERROR_FILE_VARIABLE
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.files.own_files import open_regular
@@ -123,7 +123,7 @@ def _by_rank(option: str) -> Callable[[int], Std]:
 
 def _no_files(count: int) -> LogsDest:
     filtered: dict[str, Any] = dict.fromkeys(_filtered(), os.devnull)
-    out, err = (os.devnull if has_lost_reader(fd) else "" for fd in (1, 2))  # a rank would fail at its first line
+    out, err = (os.devnull if has_reader(fd) is False else "" for fd in (1, 2))  # a rank would fail at its first line
     return LogsDest(
         stdouts=dict.fromkeys(range(count), out),
         stderrs=dict.fromkeys(range(count), err),

@@ -37,8 +37,10 @@ def detect(environ: Mapping[str, str], choice: str = "auto", *, full_name: str =
     return SchedulerEnvironment()
 
 
-def rank(environ: Mapping[str, str], *, min_nodes: int, max_nodes: int) -> int | None:
-    """Return this launcher's rank among the job's; None without one."""
+def rank(environ: Mapping[str, str], *, given: int | None = None, min_nodes: int, max_nodes: int) -> int | None:
+    """Return this launcher's rank among the job's: the one that the user gave, else the scheduler's; None without."""
+    if given is not None:
+        return given
     names = [each.rank_variable(environ, min_nodes, max_nodes) for each in SCHEDULERS.values()]
     return next((value for name in ("GROUP_RANK", *names) if (value := number(environ, name)) is not None), None)
 
