@@ -73,12 +73,12 @@ def run(
     log.write(as_record(line.options, command))
     lives = read_lives(log_dir)
     before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
-    meeting = records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.me.rank)
     process_setup.raise_file_limit()
     try:
-        ranks = config.nproc_per_node
-        node = LauncherNode(line, ranks=ranks, log=log, log_dir=log_dir, say=say, announce=announce, server=server)
-        log.write(meeting)
+        node = LauncherNode(
+            line, ranks=config.nproc_per_node, log=log, log_dir=log_dir, say=say, announce=announce, server=server
+        )
+        log.write(records.Meeting(how="alone" if place.is_alone else "coordinated", rank=place.me.rank))
         try:
             result = ResultFile(
                 log,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from megatron_ft.launcher.base.command_line import CommandLine
     from megatron_ft.launcher.outcome import LauncherEnd
 
-_EXIT_FAILED = 1
 _LONGEST_EXIT_S = 10.0
 """Longer than any exit function of this package may wait for a file server, or for a reader of the output."""
 
@@ -76,10 +75,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             return _run(argv, server).code
         except ConfigError as error:
             put(launcher_lines.user_mistake(str(error)))
-            _tell_kubernetes(str(error), MISTAKE_CODE)
-            if server is not None and not server.is_gone:  # the job may have begun, and ended it
-                server.end(set)
-            return MISTAKE_CODE
+            return _failed(f"mistake: {error}", server, MISTAKE_CODE)
         except OSError as error:
             return _cannot_start(error, server)
 
@@ -102,24 +98,20 @@ def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: b
     """Report what the launcher can't get before the job begins: files, processes, memory. Return the exit code."""
     text = launcher_lines.cannot_start(error)
     launcher_lines.make_printer(has_others=has_others)(text)
-    return _failed(text, server)
+    return _failed(f"failed: {text}", server)
 
 
-def _failed(text: str, server: ServerProcess | None) -> int:
-    """Clean up after a reported failure of the launcher itself. Return the exit code."""
+def _failed(reason: str, server: ServerProcess | None, code: int = 1) -> int:
+    """Clean up after a reported mistake, or failure of the launcher itself. Return the exit code."""
     with contextlib.suppress(OSError, ImportError):  # imports need files, too
-        _tell_kubernetes(text, _EXIT_FAILED)
-    if server is not None and not server.is_gone:
+        from megatron_ft.launcher.schedulers import kubernetes, schedulers
+
+        if schedulers.detect(os.environ).are_pods:
+            kubernetes.write_reason(reason)
+    if server is not None and not server.is_gone:  # the job may have begun, and ended it
         with contextlib.suppress(OSError):  # it is killed first; its children may be left
             server.end(set)
-    return _EXIT_FAILED
-
-
-def _tell_kubernetes(why: str, code: int) -> None:
-    from megatron_ft.launcher.schedulers import kubernetes, schedulers
-
-    if schedulers.detect(os.environ).are_pods:
-        kubernetes.write_reason(f"{'mistake' if code == MISTAKE_CODE else 'failed'}: {why}")
+    return code
 
 
 def _leave(code: int) -> NoReturn:
@@ -233,7 +225,7 @@ def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
             raise  # reported by the caller
         except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
             text = job.report_unforeseen(error, log, launcher_lines.make_printer(has_others=line.max_nodes > 1))
-            code = _failed(text, server)
+            code = _failed(f"failed: {text}", server)
             log.write(RunEnded(exit_code=code))
             return outcome.LauncherEnd(code, error=error)
 

@@ -431,12 +431,11 @@ class FaultTolerantAgent(TorchAgent):
         reported = self._monitors[local_rank].last_words(cycle)
         return read_last_words(reported, self._error_files.get(local_rank, ""), self._stderrs.get(local_rank, ""))
 
-    def _failures(self, failed: Sequence[RankExited], cause: Cause | None) -> dict[int, ProcessFailure]:
+    def _failures(self, failed: Sequence[RankExited], cause: Cause) -> dict[int, ProcessFailure]:
         """Return torch's table of failures, by global rank; torch takes the earliest one for the root cause."""
-        first = None if cause is None else cause.rank
         failures: dict[int, ProcessFailure] = {}
         earliest = 0
-        for rank_exit in sorted(failed, key=lambda rank_exit: (rank_exit.rank != first, rank_exit.at_ns)):
+        for rank_exit in sorted(failed, key=lambda rank_exit: (rank_exit.rank != cause.rank, rank_exit.at_ns)):
             failure = _process_failure(rank_exit, self._error_files.get(rank_exit.local_rank, ""))
             earliest = earliest or failure.timestamp
             failure.timestamp = max(earliest, failure.timestamp)

@@ -34,7 +34,8 @@ class Worker:
     pidfd: int
     on_exit: Callable[[Worker], None]
     """Called once, when the end is seen."""
-    on_reaped: Callable[[int], None] = lambda _code: None
+    process: subprocess.Popen[bytes] | None = None
+    """Told of its end when it is reaped: otherwise Popen would wait for a number that may be reused by then."""
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     exitcode: int | None = None
     """Exit code as in ``subprocess``; None while it lives."""
@@ -54,11 +55,7 @@ class Worker:
         Raises:
             OSError: there is no descriptor left.
         """
-
-        def on_reaped(code: int) -> None:
-            process.returncode = code  # otherwise Popen would wait for a number that may be reused by then
-
-        return cls(local_rank, process.pid, os.pidfd_open(process.pid), on_exit, on_reaped)
+        return cls(local_rank, process.pid, os.pidfd_open(process.pid), on_exit, process)
 
     def poll_end(self) -> bool:
         """Note its end, and call ``on_exit``, when it is first seen. Return True if it has ended."""
@@ -94,7 +91,8 @@ class Worker:
                 os.waitid(os.P_PID, self.pid, os.WEXITED)
             self.reaped = True
             os.close(self.pidfd)
-            self.on_reaped(self.exitcode)
+            if self.process is not None:
+                self.process.returncode = self.exitcode
 
 
 WorkerCallback = Callable[[Worker], None]

@@ -596,8 +596,9 @@ class Agent:
         verdict, orders, left = self._verdict, self._orders, self._orders.left
         cause = None if self.ended is None else self.ended.cause
         if left is not None and cause is not None:
-            is_min_healthy = self._options.min_healthy
-            self._over(conclusion.finish(self.cycle, orders, verdict, cause, left, min_healthy=is_min_healthy))
+            self._over(
+                conclusion.finish(self.cycle, orders, verdict, cause, left, min_healthy=self._options.min_healthy)
+            )
         elif left is not None:
             text = "" if verdict is None else verdict.cause.text
             over = LauncherExit(Exit.SUCCEEDED, 0, verdict=verdict)
