@@ -75,7 +75,7 @@ class CollectiveWatch(LauncherPart):
         if event.reports or event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
         ends = options.given.watch_collectives.how == END and event.is_waited and not options.given.observe_only
-        self._is_told, self._is_asked = True, False
+        self._is_told = True
         follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
         turn.say_for_all(
             f"no collective has completed on any rank for {event.verdict.elapsed_s:.0f} s: {event.text} ({follows})"
@@ -127,9 +127,8 @@ class CollectiveWatch(LauncherPart):
         """Nanoseconds since then in which the node was stopped, which don't count."""
         self._is_told = False
         """True once this silence was reported to the user."""
-        self._is_asked = False
-        """True while the coordinator's review is awaited."""
         self._ask_again_ns = 0
+        """Earliest time of the next question, if the last one isn't answered."""
 
     def _judge(self, turn: Turn) -> None:
         counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._cycle.observed)}
@@ -161,10 +160,8 @@ class CollectiveWatch(LauncherPart):
             # an enforced timeout that applies to each of these ranks now does the rest
             if all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
                 return
-            if self._is_asked:  # no answer: ranks of other nodes go on, or another coordinator has taken over
-                self._is_asked, self._ask_again_ns = False, turn.now_ns + self._timeout_ns
-                return
-            self._is_asked, self._ask_again_ns = True, turn.now_ns + _ANSWER_NS
+            # without an answer ranks of other nodes go on, or another coordinator has taken over
+            self._ask_again_ns = turn.now_ns + _ANSWER_NS + self._timeout_ns
             turn.do(Hang(self._cycle.cycle, self._verdict(min(judged), silent_ns / 1e9, turn), passive=True))
 
     def _verdict(self, local_rank: int, elapsed_s: float, turn: Turn) -> RankHung:
