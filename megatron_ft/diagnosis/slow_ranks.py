@@ -50,7 +50,9 @@ class SlowRanksAtLeader(LeaderPart):
 
     def begin(self, cycle: JobCycle) -> Answers:
         self._cycle = cycle
-        self._seen: dict[int, RankWaits] = {}
+        self._first: dict[int, RankWaits] = {}
+        """Looks at each rank before this window."""
+        self._last: dict[int, RankWaits] = {}
         self._nodes: dict[int, str] = {}
         self._runs: dict[int, _Run] = {}
         self._lags: Mapping[int, float] = {}
@@ -69,12 +71,13 @@ class SlowRanksAtLeader(LeaderPart):
             if self._due_s is None:
                 self._begin_window(now_s)
             for each in message.ranks:
-                self._seen[each.rank] = each.plus(self._seen.get(each.rank))
+                self._first.setdefault(each.rank, each)
+                self._last[each.rank] = each
                 self._nodes[each.rank] = node.name
         return ()
 
     def _begin_window(self, now_s: float) -> None:
-        self._seen = {}
+        self._first = dict(self._last)
         self._began_s, self._due_s = now_s, now_s + window_s(self._cycle.decision.world)
 
     def tick(self, now_s: float) -> Answers:
@@ -82,7 +85,8 @@ class SlowRanksAtLeader(LeaderPart):
         if self._due_s is None or now_s < self._due_s or self._cycle.outcome is not None:
             return []
         over_s = now_s - self._began_s
-        seen = {rank: each for rank, each in self._seen.items() if each.looks >= _LEAST_LOOKS}
+        seen = {rank: each.since(self._first[rank]) for rank, each in self._last.items()}
+        seen = {rank: each for rank, each in seen.items() if each.looks >= _LEAST_LOOKS}
         lags = lags_of(seen)
         if not lags:
             self._begin_window(now_s)

@@ -14,7 +14,7 @@ def window_s(nodes: int) -> float:
 
 
 class RankWaits(Message, frozen=True):
-    """Looks at a rank's collectives.
+    """Looks at a rank's collectives since it has begun to train.
 
     Args:
         waiting: looks that found it in a collective.
@@ -31,15 +31,16 @@ class RankWaits(Message, frozen=True):
         """Share of its time that the rank spends in collectives."""
         return self.waiting / self.looks
 
-    def plus(self, more: RankWaits | None) -> RankWaits:
-        """Return all looks of both."""
-        if more is None:
+    def since(self, before: RankWaits) -> RankWaits:
+        """Return the looks after those ``before``; all of them if the rank has begun to count anew."""
+        if self.looks < before.looks:
             return self
-        return RankWaits(self.rank, self.looks + more.looks, self.waiting + more.waiting, self.waits + more.waits)
+        counts = self.looks - before.looks, self.waiting - before.waiting, self.waits - before.waits
+        return RankWaits(self.rank, *counts)
 
 
 class Waits(PartMessage, frozen=True):
-    """Looks at the ranks of a node since it told this last."""
+    """Looks at the ranks of a node."""
 
     cycle: Cycle
     ranks: tuple[RankWaits, ...]

@@ -10,7 +10,6 @@ from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.link.base.launcher_part import LauncherPart
-from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.facts.launcher import SlowRank
 
 
@@ -25,8 +24,6 @@ class SlowRanksOnNode(LauncherPart):
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._cycle = cycle
         self._due_ns: int | None = None
-        self._told: dict[int, RankWaits] = {}
-        """By local rank, all looks that the coordinator was told of."""
         self._slow: dict[int, RankLag] = {}
         self.lags = Lags(cycle.cycle, 0.0)
         """Which ranks of the running cycle hold the others back, on the launcher that speaks for the job."""
@@ -44,7 +41,7 @@ class SlowRanksOnNode(LauncherPart):
         return self._due_ns
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Tell the coordinator of the looks since the last time, when that is due, until the launcher has to stop."""
+        """Tell the coordinator of all looks, when that is due, until the launcher has to stop."""
         if is_stopping:
             self._due_ns = None
         if self._due_ns is None or turn.now_ns < self._due_ns:
@@ -53,22 +50,10 @@ class SlowRanksOnNode(LauncherPart):
         boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._cycle.observed)}
         # nothing is read any more of a rank that has ended its monitoring
         monitored = [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
-        more = [self._more(local_rank, turn.seen.collectives[local_rank]) for local_rank in monitored]
-        if told := tuple(each for each in more if each is not None):
-            turn.do(Waits(self._cycle.cycle, told))
-
-    def _more(self, local_rank: int, counts: CollectiveCounts | None) -> RankWaits | None:
-        """Return the looks since the last time; None without any."""
-        if counts is None:
-            return None
-        rank = self._cycle.ranks[local_rank]
-        now = RankWaits(rank, counts.looks, counts.waiting, counts.waits)
-        before = self._told.get(local_rank, RankWaits(rank, 0, 0, 0))
-        self._told[local_rank] = now
-        looks = now.looks - before.looks
-        if looks <= 0:  # none, or it is another board: the rank has begun its monitoring again
-            return None
-        return RankWaits(rank, looks, max(0, now.waiting - before.waiting), max(0, now.waits - before.waits))
+        counts = ((self._cycle.ranks[local_rank], turn.seen.collectives[local_rank]) for local_rank in monitored)
+        told = (RankWaits(rank, each.looks, each.waiting, each.waits) for rank, each in counts if each is not None)
+        if ranks := tuple(told):
+            turn.do(Waits(self._cycle.cycle, ranks))
 
     def hear(self, event: Lags, turn: Turn) -> None:
         """Take the result for all ranks, and tell the user which ones hold the others back, or don't any more."""

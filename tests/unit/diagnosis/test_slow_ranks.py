@@ -27,10 +27,16 @@ class Leader:
         self._part = SlowRanksAtLeader()
         cycle: Any = SimpleNamespace(decision=SimpleNamespace(cycle=0, world=1), outcome=None)
         self._part.begin(cycle)
+        self._sums: dict[int, RankWaits] = {}
 
     def told(self, row: Sequence[RankWaits], at_s: float) -> Lags | None:
+        """Return the answer to these looks, which are those since the last time."""
+        for each in row:
+            sums = self._sums.get(each.rank, RankWaits(each.rank, 0, 0, 0))
+            counts = sums.looks + each.looks, sums.waiting + each.waiting, sums.waits + each.waits
+            self._sums[each.rank] = RankWaits(each.rank, *counts)
         node: Any = SimpleNamespace(name="node")
-        self._part.hear(node, 0, Waits(0, tuple(row)), at_s)
+        self._part.hear(node, 0, Waits(0, tuple(self._sums.values())), at_s)
         answers: Any = self._part.tick(at_s)
         return answers[0].message if answers else None
 
@@ -190,6 +196,11 @@ def test_each_rank_is_compared_with_the_median_of_the_others(waiting: Sequence[i
     assert found == {rank: pytest.approx(lag) for rank, lag in enumerate(lags)}
 
 
+def test_looks_are_counted_from_those_before_or_anew() -> None:
+    assert RankWaits(3, 90, 40, 9).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 40, 10, 2)
+    assert RankWaits(3, 20, 8, 2).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 20, 8, 2)
+
+
 def test_windows_of_large_jobs_are_longer() -> None:
     assert [window_s(nodes) for nodes in (1, 100, 10_000)] == [12.0, 12.0, 200.0]
 
@@ -199,7 +210,7 @@ def test_result_goes_to_the_launcher_that_speaks_for_the_job() -> None:
     sent: list[actions.Send] = []
     for tick in range(40):
         for link in (0, 1):
-            waits = Waits(0, (RankWaits(link, 50, 30 * link, 10 * link),))
+            waits = Waits(0, (RankWaits(link, 50 * tick, 30 * link * tick, 10 * link * tick),))
             machine.heard(link, m.Beat(), tick * TELL_S / 4)
             machine.heard(link, waits, tick * TELL_S / 4)
         sent += [each for each in machine.settle(tick * TELL_S / 4) if isinstance(each, actions.Send)]

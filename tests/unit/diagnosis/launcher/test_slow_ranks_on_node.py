@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_ft.diagnosis.launcher.slow_ranks_on_node import SlowRanksOnNode
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits
 from megatron_ft.launcher.rules.events import Write
-from megatron_ft.link.base.layout import CollectiveCounts
+from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts
 from megatron_ft.link.facts.launcher import SlowRank
 from tests.support.agents import Driven, attached
 
@@ -30,26 +30,16 @@ def told(driven: Driven) -> list[tuple[RankWaits, ...]]:
     return [each.ranks for each in driven.told if isinstance(each, Waits)]
 
 
-def test_looks_since_the_last_time_are_told() -> None:
+def test_looks_at_monitored_ranks_are_told_twice_in_a_window() -> None:
     driven = running()
     sees(driven, 0, 50, 10, 4)
-    driven.wait(8.0)
-    sees(driven, 0, 120, 15, 6)
+    driven.wait(6.0)
     sees(driven, 1, 70, 70, 1)
-    driven.wait(8.0)
-    driven.wait(8.0)
-    assert told(driven) == [
-        (RankWaits(0, 50, 10, 4),),
-        (RankWaits(0, 70, 5, 2), RankWaits(10, 70, 70, 1)),
-    ]
-
-
-def test_looks_on_another_board_begin_anew() -> None:
-    driven = running()
-    for looks in (50, 20, 60):
-        sees(driven, 0, looks, 0, 0)
-        driven.wait(8.0)
-    assert told(driven) == [(RankWaits(0, 50, 0, 0),), (RankWaits(0, 40, 0, 0),)]
+    driven.wait(6.0)
+    driven.boards[0] = BoardSnapshot(closing=True)
+    driven.wait(6.0)
+    both = RankWaits(0, 50, 10, 4), RankWaits(10, 70, 70, 1)
+    assert told(driven) == [both[:1], both, both[1:]]
 
 
 def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
