@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool = False, mode: int = 0o666) -> None:
@@ -13,17 +14,24 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool 
     mode of the file (less the umask). Raises OSError, and then leaves no temporary file behind.
     """
     target = os.path.realpath(path)
-    replace(None, target, data.encode() if isinstance(data, str) else data, mode=mode, fsync=fsync)
-    if fsync:
-        descriptor = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with opened_folder(os.path.dirname(target), fsync=fsync) as folder:
+        replace(
+            folder, os.path.basename(target), data.encode() if isinstance(data, str) else data, mode=mode, fsync=fsync
+        )
+
+
+@contextlib.contextmanager
+def opened_folder(path: str, *, fsync: bool) -> Iterator[int]:
+    """Yield a descriptor of a directory, which needn't be readable unless its content is to be synchronised."""
+    folder = os.open(path or ".", (os.O_RDONLY if fsync else os.O_PATH) | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def replace(
-    folder: int | None,
+    folder: int,
     name: str,
     data: bytes,
     check: Callable[[int], None] = lambda _owner: None,
@@ -31,12 +39,12 @@ def replace(
     mode: int,
     fsync: bool,
 ) -> None:
-    """Write a temporary file, then rename it to `name`: a name in the open `folder`, or a path if that is None.
+    """Write a temporary file in the open `folder`, then rename it to `name`.
 
     `check` is called before each of the two steps with the owner of the temporary file, and raises if the file must not
     be replaced.
     """
-    temporary = os.path.join(os.path.dirname(name), temporary_name())
+    temporary = temporary_name()
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -51,6 +59,8 @@ def replace(
     except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
         os.unlink(temporary, dir_fd=folder)
         raise
+    if fsync:
+        os.fsync(folder)
 
 
 def temporary_name() -> str:

@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 
-from megatron_ft.link.files.atomic_write import replace, temporary_name
+from megatron_ft.link.files.atomic_write import opened_folder, replace, temporary_name
 
 _READABLE_BYTES = 64 << 20
 
@@ -79,14 +79,9 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
         ForeignFileError: something else is in its place, and stays.
         OSError: the file can't be written; no temporary file is left.
     """
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        name = os.path.basename(path)
+    name = os.path.basename(path)
+    with opened_folder(os.path.dirname(path), fsync=fsync) as folder:
         replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=mode, fsync=fsync)
-        if fsync:
-            os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def open_own_folder(path: str) -> int:

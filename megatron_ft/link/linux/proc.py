@@ -13,7 +13,7 @@ import contextlib
 import os
 
 from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
-from megatron_ft.link.linux.processes import children, is_masked, read_stat, signal_masks
+from megatron_ft.link.linux.processes import children, is_masked, read_stat
 
 _MAX_THREADS = 256
 _MAX_PROCESSES = 256
@@ -39,8 +39,7 @@ def lost_processes(pid: int) -> list[tuple[int, str, int]]:
 
 def handles(pid: int, number: int) -> bool:
     """Return True if a process catches this signal and its main thread doesn't block it."""
-    masks, bit = signal_masks(f"/proc/{pid}"), 1 << (number - 1)
-    return bool(masks and masks["SigCgt"] & bit and not masks["SigBlk"] & bit)
+    return is_masked(f"/proc/{pid}", number, "SigCgt") is True and not is_masked(f"/proc/{pid}", number, "SigBlk")
 
 
 def has_open(pid: int, name: str) -> bool:

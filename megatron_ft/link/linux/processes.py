@@ -58,22 +58,14 @@ def read_stat(pid: int) -> ProcessStat | None:
     return ProcessStat(pid, comm, state, int(fields[1]), int(fields[2]), int(fields[3]), exitcode=exitcode)
 
 
-def age_s(pid: int) -> float:
-    """Return the seconds since a process was started.
-
-    Raises:
-        OSError: there is no such process, or it is hidden.
-    """
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        ticks = int(file.read().rpartition(b")")[2].split()[_START_TIME])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
 def process_began_ns() -> int:
     """Return when this process was started, ns of CLOCK_MONOTONIC; now, if /proc doesn't tell."""
     now_ns = time.monotonic_ns()
-    with contextlib.suppress(OSError):
-        return max(0, now_ns - round(age_s(os.getpid()) * 1e9))  # its age counts time in which the host was suspended
+    with contextlib.suppress(OSError), open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[_START_TIME])
+        # its age counts time in which the host was suspended
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return max(0, now_ns - round(age_s * 1e9))
     return now_ns
 
 
@@ -165,20 +157,15 @@ def would_end_by(pid: int, number: int) -> bool:
     return is_masked(f"/proc/{pid}", number, "SigBlk", "SigIgn", "SigCgt") is False
 
 
-def signal_masks(place: str) -> dict[str, int]:
-    """Return the signal sets (proc(5)) of the thread at this place in /proc, by name; empty if it is gone."""
+def is_masked(place: str, number: int, *names: str) -> bool | None:
+    """Return True if any of these sets (proc(5)) of the thread at this place has the signal; None if it is gone."""
     try:
         with open(f"{place}/status", errors="replace") as file:  # the name may be cut within a character
             lines = [line.partition(":") for line in file]
     except OSError:
-        return {}
-    return {name: int(mask, 16) for name, _, mask in lines if name in ("SigBlk", "SigIgn", "SigCgt")}
-
-
-def is_masked(place: str, number: int, *names: str) -> bool | None:
-    """Return True if any of these sets (proc(5)) of the thread at this place has the signal; None if it is gone."""
-    masks = signal_masks(place)
-    return any(masks[name] >> (number - 1) & 1 for name in names) if masks else None
+        return None
+    masks = [int(mask, 16) for name, _, mask in lines if name in names]
+    return any(mask >> (number - 1) & 1 for mask in masks) if masks else None
 
 
 def carries(pid: int, marker: bytes) -> bool:
