@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import os
 import select
 import socket
@@ -65,12 +66,15 @@ class Received(NamedTuple):
 
 def encode(message: Message | Fact | Mapping[str, Any], fd_count: int = 0) -> bytes:
     """Encode one message, or a mapping in place of one."""
-    head = b'{"v":%d,"fds":%d' % (PROTOCOL_VERSION, fd_count)
-    if not isinstance(message, Mapping):
-        head += b',"type":"%b"' % name_of(type(message)).encode()
-    body = encode_as(head, message)
+    body = encode_as(_head(type(message), fd_count), message)
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
+
+
+@functools.cache
+def _head(kind: type, fd_count: int) -> bytes:
+    name = b"" if issubclass(kind, Mapping) else b',"type":"%b"' % name_of(kind).encode()
+    return b'{"v":%d,"fds":%d%b' % (PROTOCOL_VERSION, fd_count, name)
 
 
 class Decoder:
