@@ -66,7 +66,8 @@ class Received(NamedTuple):
 
 def encode(message: Message | Fact | Mapping[str, Any], fd_count: int = 0) -> bytes:
     """Encode one message, or a mapping in place of one."""
-    body = encode_as(_head(type(message), fd_count), message)
+    kind: Any = type(message)
+    body = encode_as(_head(kind, fd_count), message)
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.link.linux.process_setup import isolated_command, restore_file_limit_of
+from megatron_ft.link.linux.process_setup import isolated_command, restore_file_limit
 
 if TYPE_CHECKING:
     import subprocess  # at run time only where a monitor is started: it reads this file, too
@@ -89,7 +89,7 @@ def spawn(
         env=env,
         start_new_session=True,
     )
-    restore_file_limit_of(process.pid)
+    restore_file_limit(process.pid)
     return process
 
 

@@ -16,7 +16,7 @@ from megatron_ft.link import process_tree
 from megatron_ft.link.base.rank_variables import is_set_for_ranks, shared_environment, without_ranks
 from megatron_ft.link.base.signal_rules import signal_name
 from megatron_ft.link.facts.launcher import ForkServer
-from megatron_ft.link.linux.process_setup import restore_file_limit_of
+from megatron_ft.link.linux.process_setup import restore_file_limit
 from megatron_ft.link.linux.processes import send_signal, wait_gone
 from megatron_ft.link.messages import fork_server_messages as messages
 from megatron_ft.link.messages.fork_server_messages import FilesChanged, Forked, FromServer, Orders, RankSpec
@@ -58,7 +58,7 @@ class ServerProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        restore_file_limit_of(self.pid)
+        restore_file_limit(self.pid)
         self.pidfd = os.pidfd_open(self.pid)
 
     def read(self) -> list[FromServer]:

@@ -21,7 +21,7 @@ from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
-from megatron_ft.link.linux.process_setup import restore_file_limit_of
+from megatron_ft.link.linux.process_setup import restore_file_limit
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
@@ -148,7 +148,7 @@ class HealthCheck:
         )
         assert process.stdout is not None
         if not setpriv:
-            restore_file_limit_of(process.pid)
+            restore_file_limit(process.pid)
         try:
             return Worker.of(process), process.stdout
         except OSError:

@@ -71,27 +71,22 @@ def raise_file_limit() -> None:
     """Raise the soft limit of open files to the hard one, if the system permits it."""
     global _limit_before
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _limit_before is None and limits[0] != limits[1]:
+    if limits[0] != limits[1]:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
             _limit_before = limits
 
 
 def soft_limit_before() -> int | None:
-    """Return the soft limit before it was raised; None if it wasn't."""
+    """Return the soft limit before it was raised; None if it never was."""
     return None if _limit_before is None else _limit_before[0]
 
 
-def restore_file_limit() -> None:
-    """Undo ``raise_file_limit``; descriptors above the limit stay open."""
-    global _limit_before
-    if _limit_before is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, _limit_before)
-        _limit_before = None
+def restore_file_limit(pid: int = 0) -> None:
+    """Undo ``raise_file_limit`` in this process, or in a child that has just been started, if that lives.
 
-
-def restore_file_limit_of(pid: int) -> None:
-    """Restore the limit in a child that has just been started and has few descriptors; ignore one that has ended."""
+    Descriptors above the limit stay open.
+    """
     if _limit_before is not None:
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _limit_before)

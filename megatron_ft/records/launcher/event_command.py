@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron_ft.launcher.base.rank_environment import without_secret
 from megatron_ft.link.base.signal_rules import exit_words
-from megatron_ft.link.linux.process_setup import restore_file_limit_of
+from megatron_ft.link.linux.process_setup import restore_file_limit
 from megatron_ft.link.reactor import Priority, Reactor, Timer
 
 BOUND_S = 30.0
@@ -86,7 +86,7 @@ class EventCommand:
         finally:
             os.close(stdin)
         self._process = process
-        restore_file_limit_of(process.pid)
+        restore_file_limit(process.pid)
         try:
             self._pidfd = os.pidfd_open(process.pid)
         except OSError:
