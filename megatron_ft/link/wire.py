@@ -66,14 +66,13 @@ class Received(NamedTuple):
 
 def encode(message: Message | Fact | Mapping[str, Any], fd_count: int = 0) -> bytes:
     """Encode one message, or a mapping in place of one."""
-    kind: Any = type(message)
-    body = encode_as(_head(kind, fd_count), message)
+    body = encode_as(_head(type(message), fd_count), message)
     assert len(body) <= MAX_MESSAGE_BYTES, len(body)
     return _LENGTH.pack(len(body)) + body
 
 
 @functools.cache
-def _head(kind: type, fd_count: int) -> bytes:
+def _head(kind: Any, fd_count: int) -> bytes:
     name = b"" if issubclass(kind, Mapping) else b',"type":"%b"' % name_of(kind).encode()
     return b'{"v":%d,"fds":%d%b' % (PROTOCOL_VERSION, fd_count, name)
 
