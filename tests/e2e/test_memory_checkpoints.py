@@ -188,18 +188,6 @@ def test_restore_that_fails_is_told_to_the_launcher_and_tried_again(
     assert weights(finished) == weights(without_memory)
 
 
-AT_EXIT = """
-import atexit
-from megatron_ft.memory.base.threads import each_of
-done = []
-atexit.register(lambda: (each_of([*range(10)], done.append, 4), say("copied", sorted(done))))
-"""
-
-
-def test_handler_at_the_interpreters_end_has_its_tensors_copied(launcher: Launcher) -> None:
-    assert "copied [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" in launcher.run(AT_EXIT, "--nproc-per-node=1").out
-
-
 def test_job_that_saves_nothing_has_no_keeper(launcher: Launcher) -> None:
     launched = launcher.start("say('begun')\nforever()", "--nproc-per-node", "1")
     launched.wait_for("begun")

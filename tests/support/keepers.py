@@ -32,20 +32,29 @@ from tests.memory.flips import DIGEST
 
 
 class RealKeeper:
-    """Keeper of one rank, in cycle 0. ``answers``: with a launcher that takes each snapshot for complete."""
+    """Keeper of one rank, in cycle 0, if it is ``prepared``. ``answers``: with a launcher that takes each snapshot for
+    complete.
+    """
 
-    def __init__(self, path: Path, *, answers: bool = False) -> None:
+    def __init__(self, path: Path, *, answers: bool = False, prepared: bool = True) -> None:
         here, there = socket.socketpair()
         self.path = path
         self.launcher = Channel(here)
         self._listener = listen(str(path))
-        self._service = KeeperService(self._listener, Channel(there), DIGEST)
+        self.may_verify = threading.Event()
+        self.may_verify.set()
+        self._service = KeeperService(self._listener, Channel(there), self._digest)
         self._thread = threading.Thread(target=self._service.run, daemon=True)
         self._thread.start()
-        self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
+        if prepared:
+            self.launcher.send(Prepare(0, (0,), 1, pickle_key="aa" * 32))
         self.heard: list[Any] = []
         if answers:
             threading.Thread(target=self._answer, daemon=True).start()
+
+    def _digest(self, data: Any) -> bytes:
+        self.may_verify.wait()
+        return DIGEST(data)
 
     def _answer(self) -> None:
         with contextlib.suppress(ChannelClosedError, OSError, ValueError):

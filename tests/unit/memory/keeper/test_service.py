@@ -8,7 +8,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from megatron_ft.link.wire import Channel, Received, accept_peer, close_fds, connect, listen
+from megatron_ft.link.wire import Channel, Received, accept_peer, close_fds, connect
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.keeper_messages import (
     KEEPER_TO_LAUNCHER,
@@ -39,10 +38,12 @@ from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rules.retention import BeginSegment, NodeMemory
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, KeeperPort, Kept, KeptSnapshot, Saved, SnapshotKey
 from tests.support.extras import skip_module_without
+from tests.support.launching import wait_until
 
 skip_module_without("xxhash")
 
-from tests.memory.flips import DIGEST, PLACE, filled  # noqa: E402 - needs xxhash
+from tests.memory.flips import PLACE, filled  # noqa: E402 - needs xxhash
+from tests.support.keepers import RealKeeper  # noqa: E402
 
 T = TypeVar("T")
 BOUND_S = 20.0
@@ -68,41 +69,22 @@ class Peer:
         return parsed, fds
 
 
-class Served:
-    """A keeper that runs; ``launcher``: the launcher's end."""
+class Served(RealKeeper):
+    """A keeper that isn't prepared. ``hears``: the launcher's end."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        ours, theirs = socket.socketpair()
-        self.launcher = Peer(Channel(ours), KEEPER_TO_LAUNCHER)
-        self._listener = listen(path)
-        self.may_verify = threading.Event()
-        self.may_verify.set()
-        keeper = service.KeeperService(self._listener, Channel(theirs), self._digest)
-        self._thread = threading.Thread(target=keeper.run, daemon=True)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, prepared=False)
+        self.hears = Peer(self.launcher, KEEPER_TO_LAUNCHER)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def _digest(self, data: Any) -> bytes:
-        self.may_verify.wait()
-        return DIGEST(data)
-
-    def order(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        self.launcher.channel.send(message, fds)
+    def order(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        self.launcher.send(message, fds)
 
     def rank(self, rank: int, cycle: int = 0) -> Peer:
         """A rank that is welcome."""
-        peer = Peer(connect(self.path, BOUND_S), KEEPER_TO_RANK)
+        peer = Peer(connect(str(self.path), BOUND_S), KEEPER_TO_RANK)
         peer.channel.send(KeeperHello(cycle, rank))
         peer.hear(Granted)
         return peer
-
-    def end(self) -> None:
-        self.launcher.channel.close()
-        self._thread.join(BOUND_S)
-        self._listener.close()
-        assert not self._thread.is_alive()
 
 
 @pytest.fixture
@@ -119,10 +101,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[NodeMemory], None]:
 
 @pytest.fixture
 def served(tmp_path: Path, memory: object) -> Iterator[Served]:
-    made = Served(str(tmp_path / "keeper.sock"))
-    made.start()
+    made = Served(tmp_path / "keeper.sock")
     yield made
-    made.end()
+    made.close()
 
 
 def descriptors(inode: int) -> list[int]:
@@ -133,13 +114,6 @@ def descriptors(inode: int) -> list[int]:
             if os.stat(f"/proc/self/fd/{name}").st_ino == inode:
                 found.append(int(name))
     return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < until
-        select.select([], [], [], 0.005)
 
 
 class HeldClose:
@@ -178,7 +152,7 @@ def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") ->
     os.pwrite(fd, data, 0)
     os.close(fd)
     rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
-    hold, (fd,) = served.launcher.hear(SealedSegment)
+    hold, (fd,) = served.hears.hear(SealedSegment)
     assert (hold.rank, hold.key) == (0, SnapshotKey(0, 0, iteration))
     return fd
 
@@ -201,7 +175,7 @@ def test_hello_of_another_place_is_refused_with_the_reason(
     served.order(Prepare(0, (0,), 1))
     first = served.rank(0)
     monkeypatch.setattr(service, "accept_peer", accept_another)
-    stranger = Peer(connect(served.path, BOUND_S), KEEPER_TO_RANK)
+    stranger = Peer(connect(str(served.path), BOUND_S), KEEPER_TO_RANK)
     stranger.channel.send(KeeperHello(cycle, rank))
     assert stranger.hear(NotKept)[0].why == why
     first.channel.close()
@@ -214,18 +188,18 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
     rank = served.rank(0)
     launchers = written(served, rank, 1)
     rank.hear(Granted)
-    served.launcher.hear(Saved)
+    served.hears.hear(Saved)
     inode = os.fstat(launchers).st_ino
     served.order(Prepare(1, (0,), 1))
-    assert served.launcher.hear(DropSegment)[0] == DropSegment(0, SnapshotKey(0, 0, 1))
+    assert served.hears.hear(DropSegment)[0] == DropSegment(0, SnapshotKey(0, 0, 1))
     assert len(descriptors(inode)) == 2
     closing = HeldClose(monkeypatch, inode)
     os.close(launchers)
     assert closing.threads == []
     served.order(DropSegment(0, SnapshotKey(0, 0, 1)))
-    wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0])
+    wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0], BOUND_S)
     closing.may_go_on.set()
-    wait_until(lambda: not descriptors(inode))
+    wait_until(lambda: not descriptors(inode), BOUND_S)
 
 
 def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
@@ -243,14 +217,14 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
     rank = served.rank(0, cycle=1)
     rank.channel.send(BeginSegment(4096, 0))
     assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
-    assert served.launcher.hear(KeeperSays)
+    assert served.hears.hear(KeeperSays)
     closing.may_go_on.set()
 
     def is_freed() -> bool:
         rank.channel.send(BeginSegment(4096, 0))
         return "allocated" not in rank.hear(NotKept)[0].why
 
-    wait_until(is_freed)
+    wait_until(is_freed, BOUND_S)
     assert "blocking_call" in closing.threads[0]
 
 
@@ -259,18 +233,18 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     rank = served.rank(0)
     fds = [written(served, rank, 1)]
     rank.hear(Granted)
-    served.launcher.hear(Saved)
+    served.hears.hear(Saved)
     served.may_verify.clear()
     fds.append(written(served, rank, 2))
     served.order(TakeStock(0.05))
     first = KeptSnapshot(SnapshotKey(0, 0, 1), 1, (0,))
-    assert served.launcher.hear(Stock)[0] == Stock(Kept((first,)))
+    assert served.hears.hear(Stock)[0] == Stock(Kept((first,)))
     both = Kept((first, KeptSnapshot(SnapshotKey(0, 0, 2), 1, (0,))))
     served.may_verify.set()
-    served.launcher.hear(Saved)
-    assert served.launcher.hear(Stock)[0] == Stock(both)  # once all is verified
+    served.hears.hear(Saved)
+    assert served.hears.hear(Stock)[0] == Stock(both)  # once all is verified
     served.order(TakeStock())
-    assert served.launcher.hear(Stock)[0] == Stock(both)
+    assert served.hears.hear(Stock)[0] == Stock(both)
     close_fds(fds)
 
 
@@ -288,7 +262,7 @@ def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
     for _ in range(2):
         rank.channel.send(BeginSegment(4096))
         assert rank.hear(NotKept)[0].why == "the keeper has too many open files"
-    assert "too many open files" in served.launcher.hear(KeeperSays)[0].text  # once
+    assert "too many open files" in served.hears.hear(KeeperSays)[0].text  # once
     monkeypatch.setattr(segment, "create", create)
     close_fds([written(served, rank, 1)])
     rank.hear(Granted)
@@ -300,7 +274,7 @@ def test_rank_restores_the_file_of_an_earlier_life(served: Served, tmp_path: Pat
     served.order(Prepare(1, (0,), 1, earlier, files=f"{tmp_path}/{name}"))
     rank = served.rank(0, cycle=1)
     rank.channel.send(Fetch(earlier))
-    hold, fds = served.launcher.hear(SealedSegment)
+    hold, fds = served.hears.hear(SealedSegment)
     assert (hold.rank, hold.key) == (0, earlier)
     _, segments = rank.hear(Granted)
     state: dict[str | int, Any] = {"a": torch.zeros(100, dtype=torch.uint8)}
@@ -316,7 +290,7 @@ def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: S
     rank = served.rank(0)
     rank.channel.send(Fetch(earlier))
     said = f"{path}: rank 0 can't be restored: No such file or directory"
-    assert served.launcher.hear(KeeperSays)[0].text == said
+    assert served.hears.hear(KeeperSays)[0].text == said
     assert "has no verified segment" in rank.hear(NotKept)[0].why
 
 
@@ -329,15 +303,15 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
         data = os.pread(fd, 1 << 20, 0)
         rank.channel.send(BeginSegment(len(data)))
         if iteration > 3:  # the first one gives way
-            served.order(served.launcher.hear(DropSegment)[0])
+            served.order(served.hears.hear(DropSegment)[0])
         _, (ours,) = rank.hear(Granted)
         os.pwrite(ours, data, 0)
         rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
-        close_fds([fd, ours, *served.launcher.hear(SealedSegment)[1]])
+        close_fds([fd, ours, *served.hears.hear(SealedSegment)[1]])
         if iteration == 3:
             why = "the newest of this node are rank 0 3, rank 1 none"
             said = f"none of the last 3 memory checkpoints of rank 0 is one that all ranks have: {why}"
-            assert served.launcher.hear(KeeperSays)[0].text == said
+            assert served.hears.hear(KeeperSays)[0].text == said
         rank.hear(Granted)
 
 
@@ -345,10 +319,10 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     fd = sealed(1)
     served.order(SealedSegment(0, SnapshotKey(0, 0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
-    served.launcher.hear(DropSegment)
-    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.launcher.hear(KeeperSays)[0].text
+    served.hears.hear(DropSegment)
+    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.hears.hear(KeeperSays)[0].text
     served.order(TakeStock())
-    assert served.launcher.hear(Stock)[0] == Stock(Kept())
+    assert served.hears.hear(Stock)[0] == Stock(Kept())
     os.close(fd)
 
 
@@ -356,9 +330,9 @@ def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(
     fd = sealed(1, world=2)
     served.order(SealedSegment(0, SnapshotKey(0, 0, 1)), (fd,))
     served.order(Prepare(0, (1,), 2, copies_key=KEY.hex()))
-    port = served.launcher.hear(KeeperPort)[0].port
+    port = served.hears.hear(KeeperPort)[0].port
     fetched = copies.fetch(f"127.0.0.1:{port}", KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
     assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     served.order(TakeStock())
-    assert served.launcher.hear(Stock)[0].kept.port == port
+    assert served.hears.hear(Stock)[0].kept.port == port
     close_fds([fd, fetched])

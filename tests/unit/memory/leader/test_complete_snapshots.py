@@ -74,16 +74,11 @@ def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_over_when_one_ha
 def test_snapshot_that_the_cycle_goes_on_from_is_complete_until_a_newer_one_is() -> None:
     snapshots = CompleteSnapshots(1, 2, key(7))
     assert not snapshots.has_complete
+    assert snapshots.saved(1, key(7)) is None  # of another cycle
     snapshots.saved(0, key(8, 1))
     assert snapshots.saved(1, key(9, 1)) == Settled(key(8, 1), key(7))
     assert snapshots.saved(0, key(9, 1)) == Settled(key(9, 1), key(9, 1))
     assert snapshots.has_complete
-
-
-def test_snapshot_of_another_cycle_is_not_counted() -> None:
-    snapshots = CompleteSnapshots(1, 1)
-    assert snapshots.saved(0, key(5)) is None
-    assert snapshots.saved(0, key(5, 1)) == Settled(key(5, 1), key(5, 1))
 
 
 def test_node_that_has_missed_answers_gets_them_again() -> None:
@@ -98,16 +93,11 @@ def test_node_that_has_missed_answers_gets_them_again() -> None:
 
 def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinator_that_takes_over() -> None:
     snapshots, said = CompleteSnapshots(1, 2, key(5)), Restored(1, key(5))
-    assert not snapshots.restored(0, said)
-    assert not snapshots.restored(0, said)
-    assert not snapshots.restored(1, Restored(1, key(4)))
-    assert snapshots.restored(1, said)
-    assert not snapshots.restored(1, said)
+    told = [(0, said), (0, said), (1, Restored(1, key(4))), (1, said), (1, said)]
+    assert [snapshots.restored(*each) for each in told] == [False, False, False, True, False]
     first_told_another = CompleteSnapshots(1, 2, key(5))
     first_told_another.had_restored(0)
-    assert first_told_another.restored(1, said)
-    first_told_another.had_restored(1)
-    assert not first_told_another.restored(1, said)
+    assert [first_told_another.restored(1, said) for _ in range(2)] == [True, False]
 
 
 def fails_and_meets(
@@ -138,17 +128,23 @@ def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
     return [each.text for each in told]
 
 
-def test_decision_carries_the_newest_snapshot_and_all_are_told_once_it_is_restored() -> None:
+STOCK = kept(0, key(7)), kept(1, key(7))
+
+
+def in_cycle_1() -> Coordinator:
+    """A job whose second cycle goes on from iteration 7; the first one ended at 9."""
     machine = begun(RULES, "ab")
-    decision, said = fails_and_meets(machine, 0, kept(0, key(7), key(8)), kept(1, key(7)))
-    assert (decision.cycle, restored(decision), said) == (
-        1,
-        Restore(key(7), reached=9),
-        [],
-    )
-    assert machine.heard(0, Restored(1, key(7)), 0.0) == []
-    told = machine.heard(1, Restored(1, key(7)), 0.0)
-    assert lines(told) == ["restored iteration 7 from memory, 2 iterations redone"]
+    decision, said = fails_and_meets(machine, 0, *STOCK)
+    assert (decision.cycle, restored(decision), said) == (1, Restore(key(7), reached=9), [])
+    return machine
+
+
+@pytest.mark.parametrize(("newer_than", "more"), [(None, ""), (5, ", newer than the 5 on disk")])
+def test_all_are_told_once_the_snapshot_is_restored(newer_than: int | None, more: str) -> None:
+    machine, message = in_cycle_1(), Restored(1, key(7), newer_than=newer_than)
+    assert machine.heard(0, message, 0.0) == []
+    told = machine.heard(1, message, 0.0)
+    assert lines(told) == [f"restored iteration 7 from memory{more}, 2 iterations redone"]
     assert links(told, m.Tell) == [0, 1]
 
 
@@ -200,43 +196,25 @@ def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -
     assert restored(decided) == Restore(key(7))
 
 
-def test_bad_snapshot_is_not_restored_again_and_all_are_told_why() -> None:
-    """It is good after a rank was killed before its restore, and another one after that: neither was its fault."""
-    machine = begun(RULES, "ab")
-    stock = kept(0, key(7)), kept(1, key(7))
-    fails_and_meets(machine, 0, *stock)
-    for cycle, tries in ((1, 1), (2, None)):
-        machine.heard(0, Restored(cycle, key(7), is_whole=False), 0.0)
-        decision, said = fails_and_meets(machine, cycle, *stock)
+@pytest.mark.parametrize(
+    ("is_read", "text", "is_mixed", "tries"),
+    [
+        (True, "rank 1 raised NaN", False, [1, None, None]),
+        (False, "rank 1 can't restore iteration 7 from memory: No such file", True, [1, None, None]),
+        (False, "no route to the store", False, [0, 0, 0]),
+    ],
+)
+def test_snapshot_is_bad_and_all_are_told_once_two_cycles_that_read_it_have_failed(
+    is_read: bool, text: str, is_mixed: bool, tries: list[int | None]
+) -> None:
+    machine, bad = in_cycle_1(), "2 cycles that restored iteration 7 failed before a new one"
+    for cycle, number in enumerate(tries, 1):
+        if is_read:
+            machine.heard(0, Restored(cycle, key(7), is_whole=False), 0.0)
+        decision, said = fails_and_meets(machine, cycle, *STOCK, text=text, is_mixed=is_mixed)
         again = restored(decision)
-        assert (again and again.tries) == tries
-    assert said == ["cycle 3 restores nothing from memory: 2 cycles that restored iteration 7 failed before a new one"]
-    decision, said = fails_and_meets(machine, 3, *stock)
-    assert restored(decision) is None, "abandoned"
-
-
-def test_snapshot_that_no_rank_has_read_is_restored_again_however_often_cycles_fail() -> None:
-    machine = begun(RULES, "ab")
-    stock = kept(0, key(7)), kept(1, key(7))
-    for cycle in range(4):
-        decision, said = fails_and_meets(machine, cycle, *stock, text="no route to the store")
-        restore = restored(decision)
-        assert restore is not None
-        assert (restore.key, restore.tries, said) == (key(7), 0, [])
-
-
-def test_snapshot_that_ranks_cannot_restore_twice_is_not_restored_again() -> None:
-    machine = begun(RULES, "ab")
-    stock = kept(0, key(7)), kept(1, key(7))
-    fails_and_meets(machine, 0, *stock)
-    text = "rank 1 can't restore iteration 7 from memory: No such file or directory"
-    decision, _ = fails_and_meets(machine, 1, *stock, text=text, is_mixed=True)
-    restore = restored(decision)
-    assert restore is not None
-    assert (restore.key, restore.tries) == (key(7), 1)
-    decision, said = fails_and_meets(machine, 2, *stock, text=text, is_mixed=True)
-    assert restored(decision) is None
-    assert said == ["cycle 3 restores nothing from memory: 2 cycles that restored iteration 7 failed before a new one"]
+        assert (again and again.tries) == number
+        assert (f"cycle {cycle + 1} restores nothing from memory: {bad}" in said) == (cycle == 2 and number is None)
 
 
 WHOLE, FIRST, WITHOUT = (Restored(1, key(7), *given) for given in ((True,), (False,), (False, 1)))
@@ -255,8 +233,7 @@ WHOLE, FIRST, WITHOUT = (Restored(1, key(7), *given) for given in ((True,), (Fal
 def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
     told: list[tuple[int, Restored]],
 ) -> None:
-    machine = begun(RULES, "ab")
-    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    machine = in_cycle_1()
     for link, message in told:
         machine.heard(link, message, 0.0)
     ended = machine.settle(0.0)
@@ -267,36 +244,21 @@ def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
 
 @pytest.mark.parametrize("told", [[WITHOUT, WITHOUT], [WHOLE, WHOLE], [FIRST, WHOLE]])
 def test_cycle_in_which_all_ranks_restore_or_none_does_goes_on(told: list[Restored]) -> None:
-    machine = begun(RULES, "ab")
-    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
+    machine = in_cycle_1()
     for link, message in enumerate(told):
         machine.heard(link, message, 0.0)
     assert links(machine.settle(0.0), m.End) == []
 
 
-def test_line_names_the_checkpoint_on_disk_and_the_age_of_files() -> None:
-    machine = begun(RULES, "ab")
-    fails_and_meets(machine, 0, kept(0, key(7)), kept(1, key(7)))
-    for link in (0, 1):
-        said = lines(machine.heard(link, Restored(1, key(7), newer_than=5), 0.0))
-    assert said == ["restored iteration 7 from memory, newer than the 5 on disk, 2 iterations redone"]
-
-
-def test_job_without_snapshots_gets_no_line_and_no_further_message() -> None:
-    machine = begun(RULES, "ab")
-    decision, said = fails_and_meets(machine, 0, Kept(), Kept())
-    assert (restored(decision), said) == (None, [])
-
-
 def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
     machine = begun(RULES, "ab")
+    assert fails_and_meets(machine, 0, Kept(), Kept())[1] == []
     for link in (0, 1):
-        machine.heard(link, Saved(key(5)), 0.0)
-    decision, said = fails_and_meets(machine, 0, Kept(), Kept())
-    why = "no keeper says that it has a snapshot"
-    assert (restored(decision), said) == (None, [f"cycle 1 restores nothing from memory: {why}"])
+        machine.heard(link, Saved(key(5, 1)), 0.0)
     decision, said = fails_and_meets(machine, 1, Kept(), Kept(), text="again")
-    assert (restored(decision), said) == (None, [])
+    why = "no keeper says that it has a snapshot"
+    assert (restored(decision), said) == (None, [f"cycle 2 restores nothing from memory: {why}"])
+    assert fails_and_meets(machine, 2, Kept(), Kept(), text="once more")[1] == []
 
 
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:

@@ -106,33 +106,26 @@ def failure(keeper: RealKeeper) -> RestoreFailed:
 # -- what is saved ------------------------------------------------------------------------------------------------
 
 
-def _swap_by_data(weights: list[Any], averages: list[Any]) -> None:
-    for weight, average in zip(weights, averages, strict=True):
-        weight.data.copy_(average)
+def _each(act: Callable[[Any, Any], object]) -> Callable[[list[Any], list[Any]], object]:
+    return lambda weights, averages: [*map(act, weights, averages)]
 
 
-def _swap_by_foreach(weights: list[Any], averages: list[Any]) -> None:
-    with torch.no_grad():
-        torch._foreach_copy_([weight.data for weight in weights], averages)
+SWAPS: dict[str, Callable[[list[Any], list[Any]], object]] = {
+    "by data": _each(lambda weight, average: weight.data.copy_(average)),
+    "by foreach": lambda weights, averages: torch._foreach_copy_([each.data for each in weights], averages),
+    "swap_tensors": _each(
+        lambda weight, average: torch.utils.swap_tensors(weight, torch.nn.Parameter(average.clone()))
+    ),
+    "load_state_dict": lambda weights, averages: torch.nn.ParameterList(weights).load_state_dict(
+        {str(at): each for at, each in enumerate(averages)}
+    ),
+    "assigned": _each(lambda weight, average: setattr(weight, "data", average.clone())),
+}
 
 
-def _swap_tensors(weights: list[Any], averages: list[Any]) -> None:
-    for weight, average in zip(weights, averages, strict=True):
-        torch.utils.swap_tensors(weight, torch.nn.Parameter(average.clone()))
-
-
-def _load_state_dict(weights: list[Any], averages: list[Any]) -> None:
-    torch.nn.ParameterList(weights).load_state_dict({str(at): each for at, each in enumerate(averages)})
-
-
-def _assign(weights: list[Any], averages: list[Any]) -> None:
-    for weight, average in zip(weights, averages, strict=True):
-        weight.data = average.clone()
-
-
-@pytest.mark.parametrize("swap", [_swap_by_data, _swap_by_foreach, _swap_tensors, _load_state_dict, _assign])
+@pytest.mark.parametrize("swap", SWAPS)
 def test_weights_swapped_for_an_evaluation_right_after_save_are_not_in_the_snapshot(
-    keeper: RealKeeper, swap: Callable[[list[Any], list[Any]], None]
+    keeper: RealKeeper, swap: str
 ) -> None:
     weights = [torch.nn.Parameter(torch.full((64 << 10,), 1.0)) for _ in range(24)]
     averages = [torch.full((64 << 10,), 2.0) for _ in weights]
@@ -142,7 +135,7 @@ def test_weights_swapped_for_an_evaluation_right_after_save_are_not_in_the_snaps
     save(1, {"p": list(weights)})
     optimizer.step()
     memory_checkpoint.save(2, {"p": list(weights)})
-    swap(weights, averages)
+    SWAPS[swap](weights, averages)
     memory_checkpoint.wait()
     found = restored(2, {})["p"]
     assert {float(value) for each in found for value in each.unique()} == {1.0}
@@ -288,13 +281,19 @@ def test_copy_without_memory_costs_one_snapshot_and_not_the_training(
 def test_thread_that_cannot_start_costs_one_snapshot_and_not_the_training(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is a state that has grown copied into the segment of before."""
+
     def fail(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        assert not save(1)
-    assert save(2)
+    for iteration, grown in ((1, 8), (3, 1 << 22)):
+        copied: list[Any] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            patched.setattr(saving, "copy_tensors", lambda *of, copied=copied: copied.append(of))
+            assert not save(iteration, {"w": torch.zeros(grown)})
+        assert copied == []
+        assert save(iteration + 1)
 
 
 # -- keepers ------------------------------------------------------------------------------------------------------
@@ -327,20 +326,6 @@ def test_keeper_that_does_not_answer_is_waited_for_once(
         memory_checkpoint.save(iteration, {"w": torch.ones(2)})
     assert 0.4 < time.monotonic() - began_s < 5.0
     assert scripted.count(BeginSegment) == 1
-
-
-def test_state_that_has_grown_is_not_copied_into_the_segment_of_before_if_no_thread_can_start(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cannot(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    copied = []
-    assert save(1, {"w": torch.zeros(8)})
-    monkeypatch.setattr(threading.Thread, "start", cannot)
-    monkeypatch.setattr(saving, "copy_tensors", lambda *of: copied.append(of))
-    assert not save(2, {"w": torch.zeros(1 << 22)})
-    assert copied == []
 
 
 def test_keeper_that_refuses_is_asked_again_also_one_that_replaces_it(scripted: ScriptedKeeper) -> None:
