@@ -28,6 +28,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "answer"),
     [
         (["reprot"], "there is no command reprot (did you mean 'report'?)"),
+        (["report"], "the following arguments are required: LOG_DIR"),
+        (["replay", "logs"], "there is no command replay any more: use megatron-ft report LOG_DIR --suggest-timeouts"),
         (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
         (["report", "logs", "--png", "x"], "there is no option png any more: megatron-ft report --html FILE"),
         (["pause", "--pid", "x"], "argument --pid: invalid int value: 'x'"),
@@ -39,7 +41,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_command_that_does_not_exist_says_in_one_line_what_to_use(
+def test_mistake_or_command_that_is_gone_is_one_line(
     words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(words) == 2

@@ -38,12 +38,6 @@ def test_terminal_report_shows_goodput_and_section_intervals(hung: Path, capsys:
     assert cells[8] == "10.4 x"
 
 
-def test_a_name_from_a_log_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(HANG,), sections=NASTY))
-    assert main.main(["report", str(tmp_path)]) == 0
-    assert "[red]save[/red]" in capsys.readouterr().out
-
-
 def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(hung), "--json", "--html", str(tmp_path / "t")]) == 0
     captured = capsys.readouterr()

@@ -221,48 +221,6 @@ def test_fault_is_noticed_by_the_first_failure_that_we_did_not_cause(tmp_path: P
     assert cycle.noticed_after_s == pytest.approx(2.5)
 
 
-def test_records_of_nodes_with_different_clocks_are_aligned(tmp_path: Path) -> None:
-    """The other node's monotonic clock began elsewhere; its wall clock is right."""
-    write_kill_then_hang(Logs(tmp_path))
-    shift = 5000  # node-b was started that many seconds before node-a
-    other = Logs(tmp_path, host="node-b", wall_offset=DAWN - shift * S)
-    other.write(
-        "launcher",
-        (shift + 0.5, "cycle_started", started(0, 2)),
-        (shift + 10.3, "cycle_ended", ended(0, "membership", 2, "another node had to restart", 25)),
-        opened=shift + 0.0,
-    )
-    other.write(
-        "monitor",
-        (shift + 0.9, "attached", {"rank": 2, "cycle": 0, "pid": 7}),
-        (shift + 11.9, "attached", {"rank": 2, "cycle": 1, "pid": 8}),
-        (shift + 16.0, "first_iteration", first_iteration(2, 1, 20, shift + 15.0)),
-        opened=shift + 0.1,
-    )
-    run = only_run(tmp_path)
-    assert run.hosts == ("node-a", "node-b")
-    killed = run.cycles[0]
-    assert killed.cause is not None
-    assert (killed.cause.kind, killed.cause.rank) == (CauseKind.SIGNAL, 1)  # the node that knows the cause wins
-    assert killed.end_ns == DAWN + int(10.3 * S)  # rank 2 is the last
-
-
-def test_a_directory_that_is_used_again_holds_two_runs(tmp_path: Path) -> None:
-    write_kill_then_hang(Logs(tmp_path))
-    again = Logs(tmp_path)
-    again.write(
-        "launcher",
-        (1000.5, "cycle_started", started(0, 0)),
-        (1001.0, "cycle_ended", {"cycle": 0, "outcome": "succeeded", "cause": None, "action": "finish"}),
-        opened=1000.0,
-    )
-    again.write("monitor", (1000.8, "attached", {"rank": 0, "cycle": 0, "pid": 1}), opened=1000.4)
-    first, second = split_runs(read_directory(tmp_path))
-    assert len(first.cycles) == 3
-    assert len(second.cycles) == 1
-    assert second.cycles[0].outcome == "succeeded"
-
-
 def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     write_kill_then_hang(logs)

@@ -87,29 +87,6 @@ def write_crash(logs: Logs, *, section: bool = True) -> None:
     )
 
 
-def test_goodput_of_a_run_classifies_all_its_seconds(tmp_path: Path) -> None:
-    """0 to 5 and 6 to 15 count, 6 to 8 were done twice, 9 was never finished the first time."""
-    write_crash(Logs(tmp_path))
-    goodput = only(tmp_path).run.accounting.goodput
-    assert goodput is not None
-    assert (goodput.iterations, goodput.redone) == (6 + 10, 3)
-    found = {each.value: round(seconds, 3) for each, seconds in goodput.seconds.items() if seconds}
-    assert found == {"start_up": 10.0, "productive_step": 6.0 + 12.0, "redone_step": 4.0, "restart": 10.0}
-    assert goodput.total_s == pytest.approx(42.0)
-
-
-def test_goodput_is_unknown_without_iterations(tmp_path: Path) -> None:
-    logs = Logs(tmp_path)
-    logs.write("launcher", (1.0, "cycle_started", started(0, 0)))
-    logs.write("monitor", *told(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0)))
-    assert only(tmp_path).run.accounting.goodput is None
-    (tmp_path / "more").mkdir()
-    one = Logs(tmp_path / "more")
-    one.write("launcher", (1.0, "cycle_started", started(0, 0)))
-    one.write("monitor", *told(0, 0, 2.0, (3.0, ITERATION, 7)))
-    assert only(tmp_path / "more").run.accounting.goodput is None
-
-
 def test_intervals_table_shows_timeouts_beside_observed_lengths(tmp_path: Path) -> None:
     write_crash(Logs(tmp_path))
     analysis = only(tmp_path)
@@ -279,21 +256,24 @@ def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
     assert analysis.run.passed_over == 0
 
 
-def test_steps_before_a_hang_are_drawn_however_short_their_part_of_the_minute(tmp_path: Path) -> None:
-    """Nine steps in nine seconds, then a hang of minutes in the tenth one."""
-    logs = Logs(tmp_path)
-    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (130.0, "run_ended", {"exit_code": 1}))
-    steps = [(3.0 + number, ITERATION, number) for number in range(10)]
-    short = [(3.0 + number + part, kind, 0) for number in range(9) for part, kind in ((0.1, START), (0.5, END))]
-    logs.write("monitor", *told(0, 0, 2.0, *sorted([*steps, *short, (12.1, START, 0)])))
-    analysis = only(tmp_path)
-    assert states(analysis, [3, 6, 12]) == ["step (summed up)"] * 2
+NINE_STEPS = [(3.0 + number, ITERATION, number) for number in range(10)]
+"""In nine seconds; in the tenth step there is a hang of minutes."""
+SHORT = [(3.0 + number + part, kind, 0) for number in range(9) for part, kind in ((0.1, START), (0.5, END))]
+LONG = [(3.0 + 5 * number + part, kind, 0) for number in range(10) for part, kind in ((0.1, START), (4.9, END))]
+"""In a single iteration."""
 
 
-def test_a_minute_with_one_long_iteration_is_drawn_to_its_end(tmp_path: Path) -> None:
-    """Ten intervals of "step" in one iteration: only their sum is known, and nothing of the next iteration."""
+@pytest.mark.parametrize(
+    ("events", "end_s", "edges"),
+    [
+        ([*NINE_STEPS, *SHORT, (12.1, START, 0)], 130.0, [3, 6, 12]),
+        ([(3.0, ITERATION, 7), *LONG], 61.0, [3, 6, 30, 50]),
+    ],
+)
+def test_steps_are_drawn_however_short_their_part_of_the_minute_and_to_the_end_of_a_long_one(
+    tmp_path: Path, events: list[tuple[float, int, int]], end_s: float, edges: list[float]
+) -> None:
     logs = Logs(tmp_path)
-    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (61.0, "run_ended", {"exit_code": 0}))
-    steps = [(3.0 + 5 * number + part, kind, 0) for number in range(10) for part, kind in ((0.1, START), (4.9, END))]
-    logs.write("monitor", *told(0, 0, 2.0, (3.0, ITERATION, 7), *steps))
-    assert states(only(tmp_path), [3, 6, 30, 50]) == ["step (summed up)"] * 3
+    logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (end_s, "run_ended", {"exit_code": 1}))
+    logs.write("monitor", *told(0, 0, 2.0, *sorted(events)))
+    assert {*states(only(tmp_path), edges)} == {"step (summed up)"}

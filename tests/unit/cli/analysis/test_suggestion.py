@@ -100,9 +100,3 @@ def test_name_from_a_log_stays_a_name(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_suggested_timeout_is_rounded_up_and_never_below_the_floor(longest_s: float, timeout_s: float) -> None:
     assert suggested_s(longest_s) == timeout_s
     assert FIELDS["rank_section_timeouts"].parse(f"step:{suggested_s(longest_s):g}") == {"step": timeout_s}
-
-
-def test_replay_names_its_replacement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(tmp_path), "--suggest"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "megatron-ft report LOG_DIR --suggest-timeouts" in line

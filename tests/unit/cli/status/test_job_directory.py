@@ -101,20 +101,6 @@ def test_status_of_an_empty_or_missing_directory_says_so(tmp_path: Path, capsys:
     assert "can't be read: No such file or directory" in capsys.readouterr().err
 
 
-def test_job_without_a_result_is_over_by_the_records_of_its_launchers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in range(2):
-        begun = (1.0, "cycle_started", {**started(0, number), "group_rank": number})
-        end = (9.0, "run_ended", {"exit_code": 94})
-        Logs(tmp_path, host=f"node-{number}", run_id="none").write("launcher", begun, end)
-    assert main(["status", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("job: ended with exit code 94, 1 cycle")
-    assert "ended (exit code 94)" in lines[4]
-    assert lines[-1].endswith(" ago")
-
-
 def test_logs_in_a_subdirectory_of_the_given_one_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "megatron_ft").mkdir()
     write_job(tmp_path / "megatron_ft")

@@ -132,8 +132,3 @@ def test_job_without_a_result_is_over_once_all_launchers_have_ended() -> None:
     assert seen(first, node("b", began(1), records.RunEnded(exit_code=1))).exit_code is None
     assert not seen(first, node("b", began(1))).is_over
     assert not seen(first, node("b", began(1), FAILED)).is_over
-
-
-def test_node_that_trained_at_the_end_of_a_job_is_lost() -> None:
-    job = seen(node("a", began(0)), life=Life(job="job", outcome=Ending.FINISHED, exit_code=0))
-    assert (job.is_over, states(job)) == (True, [("a", State.LOST)])
