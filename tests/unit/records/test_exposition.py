@@ -70,9 +70,7 @@ def test_fifth_scraper_at_once_is_refused_and_served_when_another_has_gone(serve
 @pytest.mark.parametrize(("host", "where"), [("127.0.0.1", r"127\.0\.0\.1:"), ("", "port ")])
 def test_taken_port_is_a_mistake_in_one_line(host: str, where: str) -> None:
     first = MetricsServer(host, 0, shown)
-    with pytest.raises(
-        ConfigError, match=rf"^no metrics can be served at {where}{first.port}: Address already in use"
-    ):
+    with pytest.raises(ConfigError, match=rf"^no metrics can be served at {where}{first.port}: Address already in use"):
         MetricsServer(host, first.port, shown)
     first.close()
 
