@@ -17,7 +17,7 @@ from megatron_ft.integrations import local_checkpoints
 from megatron_ft.integrations.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, names_of_classes
 from megatron_ft.learning import state as learned
-from megatron_ft.learning.state import StateFile, StateFileDone
+from megatron_ft.learning.state import StateFile
 from megatron_ft.learning.state_file import carry_out
 from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, state_to_dict
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
@@ -259,9 +259,9 @@ class FitCallback(LightningCallback):
 
     def _load_timeouts(self, client: RankMonitorClient, path: str) -> None:
         """Load the file's timeouts, the same on all ranks: rank 0 reads it and broadcasts the content."""
-        found = StateFileDone(StateFile(path))
+        found = StateFile(path)
         if agreement.rank() == 0 or not agreement.has_process_group():
-            found = carry_out(found.of)
+            found = carry_out(found)
         found = agreement.from_rank_0(found)
         self._fit.may_write = not found.problem
         if found.problem:

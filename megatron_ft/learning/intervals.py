@@ -118,7 +118,7 @@ class BoardIntervals:
             count, longest_ns = self._ended.get(index, (0, 0))
             seen[name] = Observed(count, max(longest_ns, open_ns.get(index, 0)) / 1e9, board.rank)
         ended = bool(board.learning_facts & layout.FACT_RUN_ENDS)
-        return Intervals(board.cycle, *reached_by(board), ended, board.learning_facts | facts, seen)
+        return Intervals(board.cycle, reached_by(board), ended, board.learning_facts | facts, seen)
 
     def take_minute(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Minute:
         """Return what was counted since the last minute was taken, up to ``now_ns``, and begin a new minute."""

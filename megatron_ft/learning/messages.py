@@ -35,8 +35,7 @@ class Intervals(PartMessage, frozen=True):
     """Intervals of a cycle so far: of a rank, of a node, or of the job.
 
     Args:
-        saves: number of persistent saves.
-        steps: the last of 10, 32, 64, 128, ... steps that was reached.
+        reached: milestones: the number of persistent saves, and the last of 10, 32, 64, 128, ... steps.
         ended: the run is over; merged: of all.
         facts: FACT_ bits that are true; merged: of any.
         seen: by section, and OUT_OF_SECTION. A section that exists (is configured, or was added by the hooks) and was
@@ -44,24 +43,18 @@ class Intervals(PartMessage, frozen=True):
     """
 
     cycle: Cycle
-    saves: Count = 0
-    steps: Count = 0
+    reached: tuple[Count, Count] = (0, 0)
     ended: bool = False
     facts: Count = 0
     seen: Mapping[str, Observed] = field(default_factory=dict)
-
-    @property
-    def reached(self) -> tuple[int, int]:
-        """The last milestones: saves count for more than steps."""
-        return self.saves, self.steps
 
 
 def merge(cycle: int, all_of: Iterable[Intervals]) -> Intervals:
     """Return the maxima. Merging twice changes nothing."""
     found, seen = Intervals(cycle, ended=True), dict[str, Observed]()
     for each in all_of:
-        saves, steps = max(found.saves, each.saves), max(found.steps, each.steps)
-        found = Intervals(cycle, saves, steps, found.ended and each.ended, found.facts | each.facts, seen)
+        reached = max(found.reached, each.reached)
+        found = Intervals(cycle, reached, found.ended and each.ended, found.facts | each.facts, seen)
         for name, one in each.seen.items():
             if len(name) > _MOST_CHARACTERS or (name not in seen and len(seen) >= MOST_NAMES):
                 continue  # a launcher of another version, or a bad one: the result goes to all

@@ -87,23 +87,16 @@ class LearnedState(msgspec.Struct, frozen=True, kw_only=True):
         return {**head, **state_to_dict(self.heartbeats, in_force)}
 
 
-@dataclass(frozen=True, slots=True)
-class StateFile(PartEffect):
-    """Read the file of learned timeouts, or replace it by ``document``; answered by ``StateFileDone``.
+@dataclass(frozen=True)
+class StateFile(PartEffect, PartEvent):
+    """Read the file of learned timeouts, or replace it by ``document``; and the result, an event.
 
-    ``at_end``: of the run.
+    ``at_end``: of the run. ``state``: what was read; ``problem``: why the file can't be used, in a line.
     """
 
     path: str
     document: Mapping[str, Any] | None = None
     at_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StateFileDone(PartEvent):
-    """Answer to a ``StateFile``. ``state``: what was read; ``problem``: why the file can't be used, in a line."""
-
-    of: StateFile
     state: LearnedState | None = None
     problem: str = ""
 

@@ -7,13 +7,14 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, parse
+from megatron_ft.learning.state import LearnedState, StateFile, parse
 from megatron_ft.link.files.atomic_write import write_whole
 
 _MOST_BYTES = 1 << 20
@@ -53,20 +54,20 @@ def write_state(path: str, document: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
 
 
-def carry_out(of: StateFile) -> StateFileDone:
+def carry_out(of: StateFile) -> StateFile:
     """Read the file, or write it with the time, creating its directory if needed."""
     path = of.path
     if of.document is None:
         try:
-            return StateFileDone(of, read_state(path))
+            return replace(of, state=read_state(path))
         except ConfigError as error:
             left = "leaving it alone, timeouts learned in this run are not written"
-            return StateFileDone(of, problem=f"{path} {error}: {left}")
+            return replace(of, problem=f"{path} {error}: {left}")
     at = datetime.now(timezone.utc)
     times = {"written_at_unix_s": at.timestamp(), "written_at_utc": at.isoformat(timespec="seconds")}
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_state(path, {**of.document, **times})
     except OSError as error:
-        return StateFileDone(of, problem=f"learned timeouts can't be written to {path}: {error.strerror or error}")
-    return StateFileDone(of)
+        return replace(of, problem=f"learned timeouts can't be written to {path}: {error.strerror or error}")
+    return of

@@ -223,7 +223,7 @@ def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_writ
     )
     with rank(launcher.path, script) as process:
         attached(launcher, process)
-        while launcher.next(Intervals).steps < 32:
+        while launcher.next(Intervals).reached[1] < 32:
             pass
         board = launcher.slot._board
         assert board is not None

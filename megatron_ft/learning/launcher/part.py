@@ -14,7 +14,7 @@ from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
-from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, configured_of, that_applies
+from megatron_ft.learning.state import LearnedState, StateFile, configured_of, that_applies
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
 from megatron_ft.link.base.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.link.facts.monitor import Attached
@@ -37,7 +37,7 @@ class TellStateWritten(PartEffect):
 class LauncherLearning(LauncherPart):
     """The part of one launcher, for the whole job."""
 
-    HEARS = Intervals | Killed | StateFileDone
+    HEARS = Intervals | Killed | StateFile
 
     def __init__(self, options: ConfigValues) -> None:
         self._options = options
@@ -77,15 +77,15 @@ class LauncherLearning(LauncherPart):
         if (result := self._gathering.take(in_run, turn.now_s)) is not None:
             turn.do(result)
 
-    def hear(self, event: Intervals | Killed | StateFileDone, turn: Turn) -> None:
+    def hear(self, event: Intervals | Killed | StateFile, turn: Turn) -> None:
         """Take a message of the leader, or about the file; the leader's on other cycles are ignored."""
         match event:
-            case StateFileDone(StateFile(document=None)):
+            case StateFile(document=None):
                 self._was_read(event, turn)
-            case StateFileDone(of, _, problem):
-                self._say_once(problem, turn)
-                if of.at_end:
-                    turn.do(TellStateWritten(STATE_NOT_WRITTEN if problem else STATE_WRITTEN))
+            case StateFile():
+                self._say_once(event.problem, turn)
+                if event.at_end:
+                    turn.do(TellStateWritten(STATE_NOT_WRITTEN if event.problem else STATE_WRITTEN))
             case Intervals() if event.cycle == self._ranks.cycle:
                 self._learn(event, turn)
             case Killed() if event.cycle == self._ranks.cycle:
@@ -111,7 +111,7 @@ class LauncherLearning(LauncherPart):
 
     def _learn(self, result: Intervals, turn: Turn) -> None:
         """Learn from the maxima of all nodes what may be learned now; name changes of more than a hundredth."""
-        is_at_save = result.ended or result.saves > self._last.saves
+        is_at_save = result.ended or result.reached[0] > self._last.reached[0]
         self._last = result
         self._script_learns |= bool(result.facts & FACT_LEARNS)
         before, seen = self._in_force(), dict[str, Observed]()
@@ -169,7 +169,7 @@ class LauncherLearning(LauncherPart):
         self._state = self._state.doubled(name, timeout_s, self.configured)
         self._arm(turn)
 
-    def _was_read(self, event: StateFileDone, turn: Turn) -> None:
+    def _was_read(self, event: StateFile, turn: Turn) -> None:
         self._may_write = not event.problem
         self._say_once(event.problem, turn)
         if event.state is not None:

@@ -41,19 +41,19 @@ class Job:
 
     def hear(self, member: int, length_s: float = 1.0, *, saves: int = 0, steps: int = 0, ended: bool = False) -> None:
         seen = {"step": Observed(10 + member, length_s, member)}
-        self.part.hear(member, Intervals(CYCLE, saves, steps, ended, 1 << member, seen), self.now_s)
+        self.part.hear(member, Intervals(CYCLE, (saves, steps), ended, 1 << member, seen), self.now_s)
         self.tick()
 
 
 def test_maxima_are_due_when_all_members_have_reached_the_milestone() -> None:
     job = Job()
     job.hear(0, 9.0, saves=1)
-    job.part.hear(1, Intervals(CYCLE + 1, 1), job.now_s)
+    job.part.hear(1, Intervals(CYCLE + 1, (1, 0)), job.now_s)
     job.hear(1, steps=64)
     assert job.results == []
     job.hear(0, 9.0, saves=2)
     job.hear(1, 1.5, saves=1)
-    assert job.results == [Intervals(CYCLE, 2, 0, False, 3, {"step": Observed(11, 9.0, 0)})]
+    assert job.results == [Intervals(CYCLE, (2, 0), False, 3, {"step": Observed(11, 9.0, 0)})]
     job.hear(1, 1.5, saves=2)
     job.tick(WAIT_S)
     assert len(job.results) == 1, "nobody has reached another one"
@@ -83,7 +83,7 @@ def test_results_are_a_second_apart_but_for_the_end_of_the_run() -> None:
     job.hear(0, saves=3)
     assert len(job.results) == 2
     job.hear(0, saves=3, ended=True)
-    assert job.results[2:] == [replace(job.results[-1], saves=3, ended=True)]
+    assert job.results[2:] == [replace(job.results[-1], reached=(3, 0), ended=True)]
 
 
 def test_end_is_told_once_all_members_that_are_in_the_run_have_ended() -> None:
@@ -121,7 +121,7 @@ def test_intervals_learned_before_all_ranks_have_ended_are_no_end() -> None:
     job = Job()
     job.hear(1, ended=True)
     job.hear(0, saves=1)
-    assert [(each.ended, each.saves) for each in job.results] == [(False, 1)]
+    assert [(each.ended, each.reached) for each in job.results] == [(False, (1, 0))]
 
 
 def test_monitor_that_replaces_another_takes_nothing_back() -> None:
@@ -147,8 +147,7 @@ answers = st.lists(
     st.builds(
         Intervals,
         st.just(CYCLE),
-        st.integers(0, 3),
-        st.sampled_from([0, 10, 32]),
+        st.tuples(st.integers(0, 3), st.sampled_from([0, 10, 32])),
         st.booleans(),
         st.integers(0, 63),
         st.dictionaries(st.sampled_from(["setup", "step", "save"]), observed),

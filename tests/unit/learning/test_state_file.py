@@ -14,7 +14,7 @@ import pytest
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.learning import state_file
-from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone
+from megatron_ft.learning.state import LearnedState, StateFile
 from megatron_ft.learning.state_file import carry_out, read_state, write_state
 
 STATE = LearnedState(timeouts={"step": 12.0}, configured_s={})
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> str:
 def test_state_is_read_as_it_was_written_with_the_time(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ft_state.json"
     wanted = StateFile(str(path), DOCUMENT, at_end=True)
-    assert carry_out(wanted) == StateFileDone(wanted)
+    assert carry_out(wanted) == wanted
     found = read_state(str(path))
     assert found == STATE
     document = json.loads(path.read_text())
@@ -68,7 +68,7 @@ def test_broken_file_is_refused_with_a_reason_and_left_alone(content: bytes, why
     with pytest.raises(ConfigError, match=why) as error:
         read_state(path)
     assert "\n" not in str(error.value)
-    assert carry_out(StateFile(path)) == StateFileDone(StateFile(path), None, f"{path} {error.value}: {LEFT}")
+    assert carry_out(StateFile(path)) == StateFile(path, problem=f"{path} {error.value}: {LEFT}")
     assert Path(path).read_bytes() == content
 
 
@@ -103,7 +103,7 @@ def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", fail)
         found = carry_out(StateFile(path))
-    assert found == StateFileDone(StateFile(path), None, f"{path} can't be read: {os.strerror(number)}: {LEFT}")
+    assert found == StateFile(path, problem=f"{path} can't be read: {os.strerror(number)}: {LEFT}")
     assert read_state(path) is not None
 
 

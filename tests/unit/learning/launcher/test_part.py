@@ -15,7 +15,7 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.launcher.rules import events
 from megatron_ft.learning.launcher.part import TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
-from megatron_ft.learning.state import LearnedState, StateFile, StateFileDone, parse
+from megatron_ft.learning.state import LearnedState, StateFile, parse
 from megatron_ft.link.base.layout import (
     FACT_ENOUGH_STEPS,
     FACT_HOOKS,
@@ -46,10 +46,10 @@ READY = REPORTED | FACT_LEARNS
 _saves = itertools.count(1)
 
 
-def result(cycle: int = 0, at: str = "save", facts: int = READY, steps: int = 100, **longest_s: float) -> Intervals:
+def result(cycle: int = 0, at: str = "save", facts: int = READY, **longest_s: float) -> Intervals:
     """Maxima of all nodes, in a job whose script asks for learned timeouts."""
     seen = {name: Observed(100, seconds, 3) for name, seconds in longest_s.items()}
-    return Intervals(cycle, next(_saves) if at == "save" else 0, steps, at == "end", facts, seen)
+    return Intervals(cycle, (next(_saves) if at == "save" else 0, 100), at == "end", facts, seen)
 
 
 def state(configured: dict[str, float | None] | None = None, **sections: float) -> LearnedState:
@@ -69,7 +69,7 @@ def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: in
 
 def loaded(file: LearnedState | None = None, **options: Any) -> Driven:
     driven = attached(**options)
-    driven.hear(StateFileDone(StateFile(PATH), file))
+    driven.hear(StateFile(PATH, state=file))
     return driven
 
 
@@ -126,7 +126,7 @@ def test_file_is_read_once_per_node_and_arms_all_ranks() -> None:
     driven = attached()
     assert reads(driven) == [StateFile(PATH)]
     assert arms(driven) == {}
-    driven.hear(StateFileDone(StateFile(PATH), state(step=90.0, setup=300.0)))
+    driven.hear(StateFile(PATH, state=state(step=90.0, setup=300.0)))
     assert arms(driven) == {rank: {"step": 90.0, "setup": 300.0} for rank in range(2)}
     assert driven.said[-1] == f"timeouts loaded from {PATH}: step 90 s, setup 300 s"
     driven.done.clear()
@@ -160,7 +160,7 @@ def test_configured_timeout_that_was_changed_is_told_and_not_replaced() -> None:
 @pytest.mark.parametrize("problem", ["", "it is a directory: leaving it alone"])
 def test_learned_timeouts_are_written_unless_the_file_cant_be_used(problem: str) -> None:
     driven = attached()
-    driven.hear(StateFileDone(StateFile(PATH), None, problem))
+    driven.hear(StateFile(PATH, problem=problem))
     driven.hear(result(step=20.0))
     assert bool(writes(driven)) is (not problem)
     assert driven.said.count("it is a directory: leaving it alone") == bool(problem)
@@ -171,7 +171,7 @@ def test_nothing_is_learned_before_the_file_was_read() -> None:
     driven = attached()
     driven.hear(result(step=20.0))
     assert arms(driven) == {}
-    driven.hear(StateFileDone(StateFile(PATH), state(step=300.0)), result(step=20.0))
+    driven.hear(StateFile(PATH, state=state(step=300.0)), result(step=20.0))
     assert armed_s(driven) == 200.0
 
 
@@ -189,7 +189,7 @@ def test_ranks_are_told_at_the_end_what_became_of_the_file(ok: bool, value: int)
     assert driven.all_of(TellStateWritten) == []
     problem = "" if ok else "learned timeouts can't be written to /ckpt: Read-only file system"
     for _ in range(2):
-        driven.hear(StateFileDone(StateFile(PATH, {}, at_end=True), problem=problem))
+        driven.hear(StateFile(PATH, {}, at_end=True, problem=problem))
     assert driven.all_of(TellStateWritten)[0] == TellStateWritten(value)
     assert driven.said.count(problem) == (not ok)
 
@@ -205,7 +205,7 @@ def test_ranks_are_told_at_once_that_nothing_is_written_at_the_end() -> None:
 
 def news(length_s: float, saves: int = 0, *, facts: int = 0, ended: bool = False) -> Intervals:
     """What a monitor reports."""
-    return Intervals(0, saves, ended=ended, facts=facts, seen={"step": Observed(9, length_s)})
+    return Intervals(0, (saves, 0), ended, facts=facts, seen={"step": Observed(9, length_s)})
 
 
 def test_maxima_are_sent_when_all_ranks_of_the_node_have_reached_the_milestone() -> None:
@@ -213,7 +213,7 @@ def test_maxima_are_sent_when_all_ranks_of_the_node_have_reached_the_milestone()
     driven.hear(events.MonitorReport(0, news(3.0, 1, facts=FACT_LEARNS)))
     assert answers(driven) == []
     driven.hear(events.MonitorReport(1, news(2.0, 1, facts=FACT_SAVED)))
-    assert answers(driven) == [Intervals(0, 1, facts=FACT_LEARNS | FACT_SAVED, seen={"step": Observed(9, 3.0)})]
+    assert answers(driven) == [Intervals(0, (1, 0), facts=FACT_LEARNS | FACT_SAVED, seen={"step": Observed(9, 3.0)})]
 
 
 def test_rank_that_has_exited_is_not_waited_for_and_its_last_intervals_count() -> None:
@@ -276,7 +276,7 @@ def test_enforced_timeouts_are_learned_after_saves_and_reported_ones_also_betwee
 def test_section_that_no_rank_has_closed_is_not_learned() -> None:
     driven = loaded()
     seen = {"setup": Observed(0, 500.0, 1), "step": Observed(9, 1.0, 1)}
-    driven.hear(Intervals(0, 1, facts=READY, seen=seen))
+    driven.hear(Intervals(0, (1, 0), facts=READY, seen=seen))
     assert arms(driven)[0].keys() == {"step"}
 
 
