@@ -30,8 +30,8 @@ from typing import Any
 from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN
 from megatron_ft.learning.rule import reasons_against
-from megatron_ft.learning.state_file import write_state
-from megatron_ft.learning.timeouts import OUT_OF_SECTION
+from megatron_ft.learning.state_file import carry_out
+from megatron_ft.learning.timeouts import OUT_OF_SECTION, StateFile
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
 from megatron_ft.link.base.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
 from megatron_ft.rank.base import agreement, say, user_code
@@ -362,11 +362,8 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
         # e.g. nothing observed: the training goes on under the old timeouts
         say.warn(f"timeouts were not updated: {error}")
         return
-    if get_rank_safe() == 0:
-        try:
-            write_state(path, client.state_dict())
-        except OSError as error:
-            say.warn(f"{path} can't be written: {error.strerror or error}. A restart won't know these timeouts")
+    if get_rank_safe() == 0 and (problem := carry_out(StateFile(path, client.state_dict())).problem):
+        say.warn(f"{problem}. A restart won't know these timeouts")
 
 
 def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:

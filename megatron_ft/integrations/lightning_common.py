@@ -16,10 +16,9 @@ from megatron_ft.errors import ConfigError, RankMonitorClientError, show
 from megatron_ft.integrations import local_checkpoints
 from megatron_ft.integrations.lightning_finished import why_finished, withdraw_flag, write_flag_of_fit
 from megatron_ft.integrations.lightning_packages import LightningCallback, names_of_classes
-from megatron_ft.learning import state as learned
-from megatron_ft.learning.state import StateFile
+from megatron_ft.learning import timeouts as learned
 from megatron_ft.learning.state_file import carry_out
-from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, state_to_dict
+from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts, StateFile, state_to_dict
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControlRequest
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
@@ -279,7 +278,7 @@ class FitCallback(LightningCallback):
             calculated = {name: timeout_s for name, timeout_s in state.timeouts.items() if name in known}
             sections = SectionTimeouts().with_calculated(calculated)
             client.load_state_dict(state_to_dict(state.heartbeats, sections))
-            summary = ", ".join(f"{name} {learned.shown_s(value)}" for name, value in calculated.items())
+            summary = ", ".join(f"{name} {value:.4g} s" for name, value in calculated.items())
             self._info(f"timeouts loaded from {path}: {summary or 'heartbeats'}")
 
     def _calculate(self, client: RankMonitorClient, calculate: Callable[..., object], **selected: Any) -> None:

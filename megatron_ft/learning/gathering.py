@@ -1,8 +1,8 @@
 """Maxima of several members: of the ranks of a node at its launcher, of the nodes of a job at its leader. Pure.
 
-The first news of a milestone begins the wait for the other members, which ends when all have reached it, as a
-collective would, or after a while. The end of a run is due once all members have told it: what some do after the
-others' end counts, too. A new leader knows nothing at first, and goes on from the next milestone. Times are seconds.
+The first news of a milestone begins the wait for the other members. The end of a run is due once all have told it: what
+some do after the others' end counts, too. A new leader knows nothing at first, and goes on from the next milestone.
+Times are seconds.
 """
 
 from __future__ import annotations

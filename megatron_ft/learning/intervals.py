@@ -20,7 +20,7 @@ from megatron_ft.monitor.rules.hang_detector import Gap, lost_between
 
 _IDLE, _HEARTBEATS = -1, -2
 """Indices of the time out of section and of heartbeats among those of sections."""
-_FIRST_STEPS, _DOUBLED_FROM = 10, 32
+_FIRST_STEPS = 32
 
 
 class BoardIntervals:
@@ -85,17 +85,13 @@ class BoardIntervals:
             self._since[index] = at
         elif kind == layout.EVENT_END:
             self._add(index, at, gaps)
-            if not self._depth():
+            if all(other < 0 for other in self._since):
                 self._since[_IDLE] = at
         elif kind == layout.EVENT_ITERATION:
             self._iterations[1:] = [(value, at)]
         elif kind == layout.EVENT_HEARTBEAT:
             self._add(_HEARTBEATS, at, gaps)
             self._since[_HEARTBEATS] = at
-
-    def _depth(self) -> int:
-        """Return the number of open sections."""
-        return sum(index >= 0 for index in self._since)
 
     def _add(self, index: int, at_ns: int, gaps: Sequence[Gap]) -> None:
         """Count an interval that has ended, if its beginning is known."""
@@ -105,8 +101,9 @@ class BoardIntervals:
         count, longest_ns = self._ended.get(index, (0, 0))
         self._ended[index] = count + 1, max(longest_ns, length_ns)
         is_first = index == _IDLE and self._opened < FIRST_INTERVALS
+        depth = sum(other >= 0 for other in self._since)
         minute = self._minute.setdefault(index, SectionMinute())
-        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=self._depth(), is_first=is_first)
+        minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=depth, is_first=is_first)
 
     def observed(self, board: BoardSnapshot, now_ns: int, gaps: Sequence[Gap] = ()) -> Intervals:
         """Return the intervals of this cycle so far; open ones count with their age."""
@@ -151,11 +148,9 @@ class BoardIntervals:
 
 
 def reached_by(board: BoardSnapshot) -> tuple[int, int]:
-    """Return the milestones of a rank: the number of its saves, and the last of 10, 32, 64, ... steps that it took."""
+    """Return the milestones of a rank: the number of its saves, and the last of 32, 64, 128, ... steps that it took."""
     steps = max(board.steps, board.iterations_seen)  # a loop without hooks counts no steps
-    if steps >= _DOUBLED_FROM:
-        return board.saves, 1 << (steps.bit_length() - 1)
-    return board.saves, _FIRST_STEPS if steps >= _FIRST_STEPS else 0
+    return board.saves, 1 << (steps.bit_length() - 1) if steps >= _FIRST_STEPS else 0
 
 
 def _length_ns(since_ns: int, at_ns: int, gaps: Sequence[Gap]) -> int:

@@ -10,10 +10,8 @@ from msgspec.structs import replace
 from megatron_ft.link.base.codec import Count, Cycle, Message, PartMessage, Rank, Seconds
 from megatron_ft.link.base.layout import MAX_SECTIONS
 
-MOST_NAMES = MAX_SECTIONS + 1
-"""In one message: all sections of a board, and OUT_OF_SECTION."""
-_MOST_CHARACTERS = 64
-"""Of a section's name."""
+MOST_NAMES, _MOST_CHARACTERS = MAX_SECTIONS + 1, 64
+"""In one message: all sections of a board, and OUT_OF_SECTION; of a section's name."""
 FACT_SAVED, FACT_SETUP_OPEN = 1 << 8, 1 << 9
 """There was a save; the section "setup" is open. The other facts are those of the board."""
 
@@ -35,7 +33,7 @@ class Intervals(PartMessage, frozen=True):
     """Intervals of a cycle so far: of a rank, of a node, or of the job.
 
     Args:
-        reached: milestones: the number of persistent saves, and the last of 10, 32, 64, 128, ... steps.
+        reached: milestones: the number of persistent saves, and the last of 32, 64, 128, ... steps.
         ended: the run is over; merged: of all.
         facts: FACT_ bits that are true; merged: of any.
         seen: by section, and OUT_OF_SECTION. A section that exists (is configured, or was added by the hooks) and was

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
-from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP, HangKind
 from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, timeout_word
+from megatron_ft.link.facts.minutes import OUT_OF_SECTION
 
 REPORT_FLOOR_S = 5.0
 """Least timeout that reports: with five times a step of 20 ms, a page fault would be reported."""
@@ -76,9 +76,8 @@ def with_armed(arm: Arm | None, board: BoardSnapshot) -> BoardSnapshot:
         return ArmedTimeout(timeout_ns, arm.enforced) if own_ns is None or arm.enforced else None
 
     def armed_heartbeat(kind: HangKind, own_ns: int | None) -> int | None:
-        are_learned = bool(board.heartbeat_flags & layout.FLAG_ARE_LEARNED)
-        found = armed(kind.value, own_ns, True) if are_learned else None
-        return None if found is None else found.timeout_ns
+        found = armed(kind.value, own_ns, True) if board.heartbeat_flags & layout.FLAG_ARE_LEARNED else None
+        return found and found.timeout_ns
 
     return board._replace(
         sections=tuple(

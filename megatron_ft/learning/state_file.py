@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Any
 
 import msgspec
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.learning.state import LearnedState, StateFile, parse
+from megatron_ft.learning.timeouts import LearnedState, StateFile, parse
 from megatron_ft.link.files.atomic_write import write_whole
 
 _MOST_BYTES = 1 << 20
@@ -27,9 +23,8 @@ def read_state(path: str) -> LearnedState | None:
         ConfigError: the file can't be read, isn't a regular one, was written by a newer version, or is no state.
     """
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block for ever
-                raise ConfigError("is not a regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block for ever
+            raise ConfigError("is not a regular file")
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
@@ -44,18 +39,11 @@ def read_state(path: str) -> LearnedState | None:
         raise ConfigError(f"is not JSON: {error}") from None
 
 
-def write_state(path: str, document: Mapping[str, Any]) -> None:
-    """Replace the file. If the process is killed at any moment, the file is the old one or the new one.
-
-    Raises:
-        OSError: the file can't be written; no temporary file is left.
-    """
-    # whatever the umask, other users can't set the timeouts by which ranks are terminated
-    write_whole(path, json.dumps(document, indent=2, allow_nan=False) + "\n", fsync=True, mode=0o664)
-
-
 def carry_out(of: StateFile) -> StateFile:
-    """Read the file, or write it with the time, creating its directory if needed."""
+    """Read the file, or write it, creating its directory if needed.
+
+    If the process is killed at any moment, the file is the old one or the new one.
+    """
     path = of.path
     if of.document is None:
         try:
@@ -63,11 +51,11 @@ def carry_out(of: StateFile) -> StateFile:
         except ConfigError as error:
             left = "leaving it alone, timeouts learned in this run are not written"
             return replace(of, problem=f"{path} {error}: {left}")
-    at = datetime.now(timezone.utc)
-    times = {"written_at_unix_s": at.timestamp(), "written_at_utc": at.isoformat(timespec="seconds")}
+    text = json.dumps(of.document, indent=2, allow_nan=False) + "\n"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        write_state(path, {**of.document, **times})
+        # whatever the umask, other users can't set the timeouts by which ranks are terminated
+        write_whole(path, text, fsync=True, mode=0o664)
     except OSError as error:
         return replace(of, problem=f"learned timeouts can't be written to {path}: {error.strerror or error}")
     return of

@@ -49,12 +49,10 @@ class LastLook:
 
     def ask_launcher_first(self, watched: WatchedRank, verdict: RankHung) -> bool:
         """Ask the launcher, where that is due. Return False if the rank is to be treated as hung now."""
-        question = verdict.key, verdict.enforced
+        question, asks = (verdict.key, verdict.enforced), self._has_launcher and (verdict.learned or self._asks_first)
         is_confirmed = self._asked.get(question)
-        if not self._has_launcher or not (verdict.learned or self._asks_first) or is_confirmed:
+        if not asks or is_confirmed or (is_confirmed is False and verdict.enforced):  # False: there was no answer
             return False
-        if is_confirmed is False and verdict.enforced:
-            return False  # the launcher hasn't answered
         self._last, self._asked[question] = verdict, False
         watched.detector.extend_timeout(verdict, round(verdict.elapsed_s * 1e9) + _ANSWER_NS)
         self._reports.tell(Suspect(self._reports.rank_hung(watched.attached, verdict)))

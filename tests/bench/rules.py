@@ -15,7 +15,7 @@ import numpy as np
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import MOST_EXTENDED, calculate
-from megatron_ft.learning.state import LearnedState
+from megatron_ft.learning.timeouts import LearnedState, floored
 from tests.bench.figures import Row
 from tests.bench.recorded import recorded
 from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
@@ -111,7 +111,7 @@ class OneRule(Reference):
         self._apply()
 
     def _apply(self) -> None:
-        self.timeout_s = self._state.in_force(FLOOR_S).get(self._section, _NONE)
+        self.timeout_s = floored(self._state.timeouts, FLOOR_S).get(self._section, _NONE)
         self.limit_s = MOST_EXTENDED * self.timeout_s
 
 

@@ -16,17 +16,19 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.logs.read import read_directory
-from megatron_ft.learning.state_file import write_state
+from megatron_ft.learning.state_file import carry_out
+from megatron_ft.learning.timeouts import StateFile
 from megatron_ft.link.facts.shared import Warning_
 from megatron_ft.link.file_queue import FileQueue
 
 WRITER = """
 import sys
-from megatron_ft.learning.state_file import write_state
+from megatron_ft.learning.state_file import carry_out
+from megatron_ft.learning.timeouts import StateFile
 path = sys.argv[1]
 print("ready", flush=True)
 for number in range(10**9):
-    write_state(path, {"number": number, "padding": "x" * 200_000, "again": number})
+    carry_out(StateFile(path, {"number": number, "padding": "x" * 200_000, "again": number}))
 """
 
 
@@ -34,7 +36,7 @@ def test_killing_the_writer_at_any_moment_leaves_the_old_or_the_new_file(tmp_pat
     path = str(tmp_path / "ft_state.json")
     seed = random.SystemRandom().randrange(1 << 32)
     moments = random.Random(seed)
-    write_state(path, {"number": -1, "padding": "x" * 200_000, "again": -1})
+    carry_out(StateFile(path, {"number": -1, "padding": "x" * 200_000, "again": -1}))
     seen = set()
     for _ in range(12):
         with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:

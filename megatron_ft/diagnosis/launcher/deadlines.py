@@ -20,7 +20,7 @@ from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.launcher.rules.events import SignalRanks, Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
-from megatron_ft.learning.state import HEARTBEATS
+from megatron_ft.learning.timeouts import HEARTBEATS
 from megatron_ft.link.base.escalation import Escalation
 from megatron_ft.link.base.intervals import SETUP
 from megatron_ft.link.base.launcher_part import LauncherPart

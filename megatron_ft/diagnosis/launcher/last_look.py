@@ -1,10 +1,7 @@
-"""The last look before a rank is terminated: evidence of all ranks comes first, and may drop the verdict. Pure.
+"""The last look before a rank is terminated, as `megatron_ft.learning` describes it. Pure.
 
-A monitor asks here when a learned timeout of its rank is over, and with ``min-healthy`` also when a configured one is.
-The coordinator has evidence collected on the ranks of all nodes, none of which gets a signal, and tells all nodes the
-result. If a rank has made progress meanwhile, suspects of a learned timeout go on: a quarter longer each time, up to
-MOST_EXTENDED timeouts, because some ranks only seem to move. With ``min-healthy``, where the nodes go on without a rank
-that hangs, only a rank that others wait for is terminated; one that only waits goes on for its timeout once more.
+With ``min-healthy`` a monitor also asks when a configured timeout is over: the nodes go on without a rank that hangs,
+so that only one that others wait for is terminated. A rank that only waits goes on for its timeout once more.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from megatron_ft.link.messages.monitor_messages import ExtendTimeout, RankReport
 
 _MORE = 1.25
 _LEAST_MORE_S = 1.0
-_OF_VERDICT = ("rank", "local_rank", "cycle", "kind", "section", "iteration", "elapsed_s", "timeout_s")
 
 
 class LastLook(LauncherPart):
@@ -85,10 +81,11 @@ class LastLook(LauncherPart):
         for local_rank, verdict in sorted(suspects.items()):
             elapsed_s, most_s = verdict.elapsed_s, MOST_EXTENDED * verdict.timeout_s
             is_enforced = verdict.learned and verdict.enforced
+            only_waits = self._options.min_healthy and review.hanging and verdict.rank not in review.hanging
             if progress and verdict.learned and elapsed_s < most_s:
                 until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
-                facts = {name: getattr(verdict, name) for name in _OF_VERDICT}
+                facts = {name: getattr(verdict, name) for name in MoreTime.__struct_fields__ if hasattr(verdict, name)}
                 turn.do(Write(MoreTime(**facts, until_s=until_s, progress=progress)))
                 interval = verdict.iteration, verdict.timed
                 if is_enforced and interval not in self._said:
@@ -98,7 +95,7 @@ class LastLook(LauncherPart):
                         f"{verdict.timeout_s:.4g} s, but {progress}: extending the timeout, to at most "
                         f"{most_s:.1f} s in total"
                     )
-            elif self._only_waits(verdict, review):
+            elif only_waits and verdict.enforced and local_rank in self._cycle.running:
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
                 timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
                 turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
@@ -109,10 +106,6 @@ class LastLook(LauncherPart):
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"
                     )
-
-    def _only_waits(self, verdict: RankHung, review: Reviewed) -> bool:
-        is_asked = self._options.min_healthy and verdict.enforced and verdict.local_rank in self._cycle.running
-        return is_asked and bool(review.hanging) and verdict.rank not in review.hanging
 
     def _own_progress(self, turn: Turn) -> str:
         """Return what a rank of this node has done since the first suspicion, in words."""

@@ -40,8 +40,8 @@ from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
 from megatron_ft.learning.launcher.part import TellStateWritten
-from megatron_ft.learning.state import StateFile
 from megatron_ft.learning.state_file import carry_out
+from megatron_ft.learning.timeouts import StateFile
 from megatron_ft.link import process_tree
 from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.base.mailbox import Mailbox

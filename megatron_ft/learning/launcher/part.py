@@ -1,4 +1,4 @@
-"""The launcher's part of learning: the file is read once, monitors are armed and heard, and armed again. Pure.
+"""The launcher's part of learning. Pure.
 
 All launchers keep what was learned, so that any of them can be at place 0 in the next cycle: that one writes the file.
 """
@@ -14,7 +14,7 @@ from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.learning.gathering import OF_RANKS_S, Gathering
 from megatron_ft.learning.messages import Arm, Intervals, Killed, Observed
 from megatron_ft.learning.rule import REPORT_FLOOR_S, reasons_against
-from megatron_ft.learning.state import LearnedState, StateFile, configured_of, that_applies
+from megatron_ft.learning.timeouts import LearnedState, StateFile, configured_of, floored, that_applies
 from megatron_ft.link.base.launcher_part import LauncherPart, PartEffect
 from megatron_ft.link.base.layout import FACT_HOOKS, FACT_LEARNS, STATE_NOT_WRITTEN, STATE_WRITTEN
 from megatron_ft.link.facts.monitor import Attached
@@ -199,7 +199,7 @@ class LauncherLearning(LauncherPart):
         return self._script_learns or self._options.learn == "on"
 
     def _in_force(self) -> dict[str, float]:
-        return self._state.in_force(self._options.learned_floor if self._enforces else REPORT_FLOOR_S)
+        return floored(self._state.timeouts, self._options.learned_floor if self._enforces else REPORT_FLOOR_S)
 
     def _arm(self, turn: Turn, local_ranks: Collection[int] | None = None) -> None:
         """Arm the monitors of these ranks, or of all; of none in a run that is over, which may do something else."""

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
 from megatron_ft.learning.rule import calculate, reasons_against, with_armed
-from megatron_ft.learning.state import LearnedState
+from megatron_ft.learning.timeouts import LearnedState, floored
 from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
     FACT_ENOUGH_STEPS,
@@ -40,8 +40,8 @@ def test_timeout_is_never_below_125_percent_of_the_longest_interval(factor: floa
     ("name", "timeout_s"), [("step", 60.0), ("checkpointing", 60.0), ("out_of_section", 60.0), ("setup", 240.0)]
 )
 def test_interval_of_a_fraction_of_a_millisecond_makes_no_timeout_below_the_floor(name: str, timeout_s: float) -> None:
-    assert LearnedState(timeouts={name: calculate(0.0002, None, 5.0)}).in_force(60.0) == {name: timeout_s}
-    assert LearnedState(timeouts={name: 1000.0}).in_force(60.0) == {name: 1000.0}
+    assert floored({name: calculate(0.0002, None, 5.0)}, 60.0) == {name: timeout_s}
+    assert floored({name: 1000.0}, 60.0) == {name: 1000.0}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base import directories
 from megatron_ft.launcher.base.directories import RunDirectory
-from megatron_ft.learning.state_file import write_state
+from megatron_ft.learning.state_file import carry_out
+from megatron_ft.learning.timeouts import StateFile
 
 STRANGER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
@@ -54,7 +55,7 @@ def test_directories_and_files_we_make_cannot_be_written_by_others(tmp_path: Pat
     assert [mode(default), mode(default.parent), mode(state), mode(state.parent)] == [0o700, 0o700, 0o700, 0o755]
     shutil.rmtree(run_dir := directories.make_run_directory())
     assert not os.path.exists(run_dir)
-    write_state(str(tmp_path / "ft_state.json"), {})
+    carry_out(StateFile(str(tmp_path / "ft_state.json"), {}))
     assert not mode(tmp_path / "ft_state.json") & stat.S_IWOTH
 
 

@@ -15,7 +15,7 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.launcher.rules import events
 from megatron_ft.learning.launcher.part import TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
-from megatron_ft.learning.state import LearnedState, StateFile, parse
+from megatron_ft.learning.timeouts import LearnedState, StateFile, parse
 from megatron_ft.link.base.layout import (
     FACT_ENOUGH_STEPS,
     FACT_HOOKS,
