@@ -5,13 +5,11 @@ averaged with the value before, which may come from an earlier run, and never be
 interval that is open at the time of the calculation counts as observed. A rank is terminated by it after 60 s at the
 earliest (``learned_floor``; "setup", of which a run has only one, after four times that), and reported after 5 s.
 
-**Where.** Nothing is learned in the training process. The hooks store words on the board. Each monitor keeps, for each
-section of its rank, the number of intervals, the longest, and a histogram of the last minute for the event log
-(`intervals`). At a milestone (a save, a number of steps, the end of its run) it sends them to its launcher. Once all
-ranks have got there, the launcher sends their maxima to the leader, and the leader those of all nodes to all launchers,
-in one message (`gathering`). Each launcher's part (`launcher`) applies the rule to what it knows and arms its
-monitors; that of place 0 also writes ``ft_state.json`` (`state`). What is learned at the end of a run applies from the
-next run on.
+**Where.** Nothing is learned in the training process: the hooks store words on the board, from which its monitor counts
+intervals (`intervals`). At a milestone (a save, a number of steps, the end of the run) it tells its launcher the
+longest. Once all ranks have got there, the launcher sends their maxima to the leader, and the leader those of all nodes
+to all launchers (`gathering`). Each launcher (`launcher`) applies the rule and arms its monitors; that of place 0 also
+writes ``ft_state.json`` (`timeouts`). What is learned at the end of a run applies from the next run on.
 
 **Conditions** are those of Megatron's own modules (`rule.reasons_against`): "setup" only after a persistent checkpoint
 was loaded, "step" after 16 iterations, "checkpointing" only from saves that are not asynchronous, the time out of

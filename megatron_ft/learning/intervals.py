@@ -38,7 +38,6 @@ class BoardIntervals:
         """
         if not self._since:
             self._since[_IDLE] = board.last_transition_ns or board.start_ns
-        self._opened = sum(each.open_count for each in board.sections)
         self._lost = 0
         self._minute: dict[int, SectionMinute] = {}
         self._iterations: list[tuple[int, int]] = []
@@ -81,7 +80,6 @@ class BoardIntervals:
             self._since.clear()  # a stray write: which event it was isn't known
         elif kind == layout.EVENT_START:
             self._add(_IDLE, at, gaps)
-            self._opened += 1
             self._since[index] = at
         elif kind == layout.EVENT_END:
             self._add(index, at, gaps)
@@ -100,7 +98,7 @@ class BoardIntervals:
         length_ns = _length_ns(since_ns, at_ns, gaps)
         count, longest_ns = self._ended.get(index, (0, 0))
         self._ended[index] = count + 1, max(longest_ns, length_ns)
-        is_first = index == _IDLE and self._opened < FIRST_INTERVALS
+        is_first = index == _IDLE and count < FIRST_INTERVALS
         depth = sum(other >= 0 for other in self._since)
         minute = self._minute.setdefault(index, SectionMinute())
         minute.add(self._in_minute_s(since_ns), length_ns / 1e9, depth=depth, is_first=is_first)

@@ -36,8 +36,7 @@ class Intervals(PartMessage, frozen=True):
         reached: milestones: the number of persistent saves, and the last of 32, 64, 128, ... steps.
         ended: the run is over; merged: of all.
         facts: FACT_ bits that are true; merged: of any.
-        seen: by section, and OUT_OF_SECTION. A section that exists (is configured, or was added by the hooks) and was
-            never opened has an empty one.
+        seen: by section, and OUT_OF_SECTION.
     """
 
     cycle: Cycle

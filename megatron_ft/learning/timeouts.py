@@ -1,7 +1,4 @@
-"""The timeouts of a client, what was learned, and the forms in which both are kept. Pure.
-
-All values are seconds; ``None`` is infinite.
-"""
+"""The timeouts of a client, what was learned, and the forms of both in files. Pure; seconds, None is infinite."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ S = TypeVar("S", float, float | None)
 
 def floored(timeouts: Mapping[str, S], floor_s: float) -> dict[str, S]:
     """Return calculated timeouts as they are enforced: none is below ``floor_s``, or four times that for "setup"."""
-    least_s = {SETUP: _SETUP_FLOORS * floor_s}
-    return {name: each and max(each, least_s.get(name, floor_s)) for name, each in timeouts.items()}
+    floors_s = {SETUP: _SETUP_FLOORS * floor_s}
+    return {name: each and max(each, floors_s.get(name, floor_s)) for name, each in timeouts.items()}
 
 
 @dataclass
@@ -139,9 +136,6 @@ def checked(kind: Callable[..., T], document: object) -> T:
         return convert(kind, dict(document) if isinstance(document, Mapping) else document)
     except ProtocolError as error:
         raise ConfigError(f"learned timeouts: {str(error).partition(': ')[2]}") from None
-
-
-# -- what was learned ------------------------------------------------------------------------------------------
 
 
 def configured_of(values: Mapping[str, Any]) -> dict[str, float | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.progress import ProgressSample, is_file_wait
 from megatron_ft.link.base.intervals import IntervalKey
@@ -34,8 +33,7 @@ class LastLook:
     While the launcher is asked, the overdue interval goes on: its rank may do so, too. If no answer comes within
     `_ANSWER_NS`, the interval is overdue again: the rank hangs, or, if the timeout isn't enforced, is asked about anew.
 
-    ``has_launcher``: there is a launcher to ask, which has all ranks examined. ``asks_first``: ask it about
-    configured timeouts too, not only learned ones.
+    ``has_launcher``: there is one to ask. ``asks_first``: ask it about configured timeouts too, not only learned ones.
     """
 
     def __init__(self, reports: Reports, *, has_launcher: bool, asks_first: bool = False) -> None:
@@ -72,17 +70,14 @@ class LastLook:
 
 
 def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> ProgressSample:
-    """Sample what a rank is doing, within a bound.
-
-    The rank may run on: it gets only a question, which its own thread answers.
-    """
+    """Sample what a rank is doing, within a bound. It gets only a question, which a thread of its own answers."""
     at_ns = time.monotonic_ns()
     stat = read_stat(attached.pid)
     probe = Probe(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
     answer = probe.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
     ran_ns, starved_ns = main_thread_ns(attached.pid)
     told = answer.collectives
-    entered, completed = (told.enqueued, told.completed) if isinstance(told, Collectives) else (None, None)
+    entered, completed = (None, None) if told.error else (told.enqueued, told.completed)
     stacks = [each for each in answer.places if each]
     # reading takes long if a process of the rank is stuck in an exec
     transferred = _reads.call(partial(transferred_bytes, attached.pid), dict[int, int](), bound_s=_READ_S)

@@ -49,8 +49,7 @@ class LauncherLearning(LauncherPart):
         something else now."""
         self._path = ""
         """File of learned timeouts that the first rank of this node has named."""
-        self._may_write: bool | None = None
-        """True if the file was read, or there was none; None while it wasn't read."""
+        self._may_write: bool | None = None  # not known before the file was read
         self._state = LearnedState()
         """What was learned, and applies under today's configuration."""
         self._script_learns = False

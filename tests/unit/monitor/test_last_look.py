@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from unittest import mock
 
 import pytest
 from msgspec.structs import replace
 
+from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import ExtendTimeout
+from megatron_ft.link.messages.rank_messages import Answer
 from megatron_ft.monitor import last_look
 from tests.support.agents import hung
 
@@ -76,3 +79,11 @@ def test_rearming_does_not_ask_the_launcher_twice() -> None:
     mine, watched = asked(OVERDUE)
     assert not mine.ask_launcher_first(watched, replace(OVERDUE, timeout_s=9.0))
     assert watched.reports.tell.call_count == 1
+
+
+@pytest.mark.parametrize("why", ["", "the rank didn't answer"])
+def test_collectives_of_a_rank_that_does_not_answer_are_unknown(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Answer(id=1, collectives=Collectives(enqueued={} if why else {"gloo/0": 9}, error=why))
+    monkeypatch.setattr(last_look, "Probe", lambda *_args, **_options: mock.Mock(ask=lambda *_args, **_options: told))
+    sample = last_look.take_sample(mock.Mock(pid=os.getpid()), None)
+    assert (sample.entered, sample.completed) == ((None, None) if why else ({"gloo/0": 9}, {}))
