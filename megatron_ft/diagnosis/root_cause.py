@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -33,21 +33,18 @@ _MOST_SPANS = 32
 _NONE: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RootCause:
+class RootCause(NamedTuple):
     """Result of the diagnosis.
 
     Args:
         rank: the cause; None if undetermined.
-        candidates: ranks among which the snapshots don't decide; empty if ``rank`` is known.
-        waiting: ranks that wait for the cause, directly or not.
         text: place of the cause, and what the others do: "in loader.py:88 next_batch; 7 others wait in all_reduce".
+        candidates: ranks among which the snapshots don't decide; empty if ``rank`` is known.
     """
 
     rank: int | None
-    candidates: tuple[int, ...] = ()
-    waiting: tuple[int, ...] = ()
     text: str = ""
+    candidates: tuple[int, ...] = ()
 
 
 def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = True) -> RootCause:
@@ -62,15 +59,12 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
         raising = {note.rank for note in notes if note.handling and not is_peer_loss(note.handling)}
         raising &= suspects or raising
         suspects, is_certain = (raising, True) if len(raising) == 1 else (suspects, is_certain)
-    waiting = tuple(sorted(rank for rank, others in waits.items() if others and rank not in suspects))
     if len(suspects) == 1 and is_certain:
         (rank,) = suspects
-        parts = [place(by_rank[rank]), _others(waiting, by_rank)]
-        return RootCause(rank=rank, waiting=waiting, text="; ".join(part for part in parts if part))
+        waiting = sorted(each for each, others in waits.items() if others and each != rank)
+        return RootCause(rank, "; ".join(filter(None, (place(by_rank[rank]), _others(waiting, by_rank)))))
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
-    return RootCause(
-        rank=None, candidates=tuple(named), waiting=waiting, text=_undecided(named, by_rank) + _raised(notes, named)
-    )
+    return RootCause(None, _undecided(named, by_rank) + _raised(notes, named), tuple(named))
 
 
 def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:

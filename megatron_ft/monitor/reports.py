@@ -109,20 +109,14 @@ class Reports:
 
     def evidence(self, log_dir: str | None, evidence: RankEvidence) -> None:
         """Send the launcher the snapshot of a rank, and write the evidence files."""
-        note, cycle = evidence.note, evidence.cycle
-        self.tell(Observation(cycle, note))
+        self.tell(Observation(evidence.cycle, evidence.note))
 
         def write(log_dir: str) -> None:
             try:
-                file = write_evidence(log_dir, evidence)
+                self._written.append(write_evidence(log_dir, evidence))
             except OSError as error:
-                text = f"the evidence on rank {note.rank} can't be written: {error.strerror}"
+                text = f"the evidence on rank {evidence.note.rank} can't be written: {error.strerror}"
                 self._written.append(Warning_(text=text))
-            else:
-                summary, took_s = evidence.summary, evidence.took_s
-                self._written.append(
-                    shared.Evidence(rank=note.rank, cycle=cycle, file=file, summary=summary, took_s=took_s)
-                )
 
         if log_dir is not None:
             self._files.do(functools.partial(write, log_dir))

@@ -233,21 +233,11 @@ class MonitorService:
         return reason
 
     def _welcome(self, caller: Caller, greeting: RankHello) -> None:
-        pidfd, is_started = -1, self._started is not None and is_in(caller.pid, self._started)
+        if self._rank is not None and self._started is not None and is_in(caller.pid, self._started):
+            greeting = replace(greeting, rank=self._rank)
         try:
-            pidfd = os.dup(caller.pidfd)
-            watched = WatchedRank.attach(
-                self._settings.config,
-                pid=caller.pid,
-                pidfd=pidfd,
-                rank=self._rank if is_started and self._rank is not None else greeting.rank,
-                cycle=greeting.cycle,
-                warmup_iterations=greeting.warmup_iterations,
-                watch_only=greeting.watch_only,
-            )
+            watched = WatchedRank.attach(self._settings.config, greeting, pid=caller.pid, pidfd=caller.pidfd)
         except OSError as error:
-            if pidfd >= 0:
-                os.close(pidfd)
             reason = f"no memory for the progress board ({error.strerror})"
             self._reports.complain("no memory", reason)
             self._answer(caller, RankRefused(reason))

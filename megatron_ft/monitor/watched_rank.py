@@ -23,6 +23,7 @@ from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.polling import has_hung_up
 from megatron_ft.link.linux.proc import has_mapped
 from megatron_ft.link.linux.processes import is_gone
+from megatron_ft.link.messages.rank_messages import RankHello
 from megatron_ft.link.wire import close_fds
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
 from megatron_ft.monitor.process import AttachedRank
@@ -63,18 +64,8 @@ class WatchedRank:
         """The rank's end of the socket behind ``ask_fd``, until it is handed over."""
 
     @classmethod
-    def attach(
-        cls,
-        config: ConfigValues,
-        *,
-        pid: int,
-        pidfd: int,
-        rank: int,
-        cycle: int,
-        warmup_iterations: int,
-        watch_only: bool = False,
-    ) -> WatchedRank:
-        """Create a board for a rank that said hello; ``watch_only``: a board without timeouts.
+    def attach(cls, config: ConfigValues, hello: RankHello, *, pid: int, pidfd: int) -> WatchedRank:
+        """Create a board for a rank that said hello. ``pidfd`` stays the caller's.
 
         Raises:
             OSError: there is no memory for a board.
@@ -82,12 +73,13 @@ class WatchedRank:
         start_ns = time.monotonic_ns()
         made: list[int] = []
         try:
+            made.append(os.dup(pidfd))
             made.append(create_memory())
             made.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
             made.append(os.memfd_create(STACK_MEMORY, os.MFD_CLOEXEC))
             made += (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
-            attached = AttachedRank(board_fd, wake_fd, pidfd, stack_fd, ask_fd, pid, rank, cycle)
+            own_pidfd, board_fd, wake_fd, stack_fd, ask_fd, answers_fd = made
+            attached = AttachedRank(board_fd, wake_fd, own_pidfd, stack_fd, ask_fd, pid, hello.rank, hello.cycle)
             watched = cls(attached, config, start_ns=start_ns)
         except OSError:
             close_fds(made)
@@ -100,13 +92,13 @@ class WatchedRank:
             "out_of_section": config.rank_out_of_section_timeout,
         }
         watched.board.initialise(
-            cycle=cycle,
-            rank=rank,
+            cycle=hello.cycle,
+            rank=hello.rank,
             pid=pid,
             start_ns=start_ns,
-            warmup_iterations=warmup_iterations,
-            watch_only=watch_only,
-            **({} if watch_only else timeouts),
+            warmup_iterations=hello.warmup_iterations,
+            watch_only=hello.watch_only,
+            **({} if hello.watch_only else timeouts),
         )
         watched.last_good = watched.board.snapshot()  # no other process has the board yet
         watched._intervals = BoardIntervals(watched.last_good)

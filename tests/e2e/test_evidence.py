@@ -420,7 +420,7 @@ sleeping()
 
 def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     evidence = exit_evidence()
-    path = write_evidence(str(tmp_path), evidence)
+    path = write_evidence(str(tmp_path), evidence).file
     assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == json.loads(json.dumps(evidence.packed()))
     assert (tmp_path / path).read_text() == evidence_text(evidence)
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
@@ -429,7 +429,7 @@ def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
 
 def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(tmp_path: Path) -> None:
     evidence = exit_evidence()
-    text = tmp_path / write_evidence(str(tmp_path), evidence)
+    text = tmp_path / write_evidence(str(tmp_path), evidence).file
     other, elsewhere = text.with_suffix(".json"), tmp_path / "elsewhere"
     elsewhere.write_text("mine")
     for path in (text, other):

@@ -21,6 +21,7 @@ from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.codec import to_builtins
 from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.layout import BoardDamagedError, BoardSnapshot
+from megatron_ft.link.messages.rank_messages import RankHello
 from megatron_ft.monitor import collect_evidence, watched_rank
 from megatron_ft.monitor.rules.hang_detector import HangDetector
 from megatron_ft.monitor.watched_rank import WatchedRank
@@ -143,7 +144,9 @@ class _Healthy:
             rank_out_of_section_timeout=_TIMEOUT_S,
         )
         pidfd = os.pidfd_open(os.getpid())
-        self._watched = WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0)
+        hello = RankHello(rank=0, cycle=0, warmup_iterations=0)
+        self._watched = WatchedRank.attach(config, hello, pid=os.getpid(), pidfd=pidfd)
+        os.close(pidfd)
         self._watched.board.words[layout.W_START] = _before(time.monotonic_ns(), round(2e9 * _TIMEOUT_S))
         self._watched.last_good = None
         self._recorder = Recorder(self._watched.board, SectionTimeouts(dict(timeouts), _TIMEOUT_S))

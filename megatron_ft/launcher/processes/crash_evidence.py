@@ -23,7 +23,6 @@ from megatron_ft.diagnosis.exits import describe_exit
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.launcher import RankExited
-from megatron_ft.link.facts.shared import Evidence
 from megatron_ft.link.file_queue import bounded_call
 from megatron_ft.link.files.evidence_files import LIBRARIES, write_evidence
 from megatron_ft.link.linux.kernel_facts import gpu_addresses, kernel_log
@@ -110,11 +109,9 @@ def keep_evidence(
 
     def write(log_dir: str) -> None:
         try:
-            path = write_evidence(log_dir, evidence, suffix="-end")
+            log.write(write_evidence(log_dir, evidence, suffix="-end"))
         except OSError as error:
             say(f"could not write the evidence on rank {evidence.note.rank}: {error.strerror}")
-        else:
-            log.write(Evidence(rank=evidence.note.rank, cycle=evidence.cycle, file=path, summary=evidence.summary))
 
     if log_dir is not None:
         log.do(functools.partial(write, log_dir))

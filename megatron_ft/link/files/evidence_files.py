@@ -7,6 +7,7 @@ import os
 import socket
 
 from megatron_ft.diagnosis.evidence import RankEvidence, evidence_text
+from megatron_ft.link.facts.shared import Evidence
 from megatron_ft.link.files.atomic_write import replace
 from megatron_ft.link.files.own_files import open_own_folder
 
@@ -15,14 +16,14 @@ LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.pa
 """Directories of Python's and this package's frames, which are shown last because they rarely are the cause."""
 
 
-def write_evidence(log_dir: str, evidence: RankEvidence, *, suffix: str = "") -> str:
+def write_evidence(log_dir: str, evidence: RankEvidence, *, suffix: str = "") -> Evidence:
     """Write both files, readable for their owner only, replacing those of the same rank, cycle and process.
 
     Args:
         suffix: distinguishes files of the same process.
 
     Returns:
-        The text's path, relative to the log directory.
+        The record for the event log.
 
     Raises:
         OSError: the files can't be written.
@@ -41,4 +42,5 @@ def write_evidence(log_dir: str, evidence: RankEvidence, *, suffix: str = "") ->
             replace(folder, name_of_file, text.encode(errors="replace"), mode=0o600, fsync=False)
     finally:
         os.close(folder)
-    return f"{DIRECTORY}/{name}/{stem}.txt"
+    rank, cycle, file = evidence.note.rank, evidence.cycle, f"{DIRECTORY}/{name}/{stem}.txt"
+    return Evidence(rank=rank, cycle=cycle, file=file, summary=evidence.summary, took_s=evidence.took_s)

@@ -14,6 +14,7 @@ from megatron_ft.link.base import layout as layout
 from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.layout import BoardDamagedError
 from megatron_ft.link.facts.monitor import Timeouts
+from megatron_ft.link.messages.rank_messages import RankHello
 from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.clock import Clock, clock
@@ -24,10 +25,14 @@ S = 1_000_000_000
 TIMEOUTS = {"step": 0.3, "checkpointing": 30.0}
 
 
-def watch(timeouts: dict[str, float], out_of_section: float | None) -> WatchedRank:
+def watch(timeouts: dict[str, float], out_of_section: float | None, *, watch_only: bool = False) -> WatchedRank:
     config = FaultToleranceConfig(rank_section_timeouts=timeouts, rank_out_of_section_timeout=out_of_section)
     pidfd = os.pidfd_open(os.getpid())
-    return WatchedRank.attach(config, pid=os.getpid(), pidfd=pidfd, rank=0, cycle=0, warmup_iterations=3)
+    hello = RankHello(rank=0, cycle=0, warmup_iterations=3, watch_only=watch_only)
+    try:
+        return WatchedRank.attach(config, hello, pid=os.getpid(), pidfd=pidfd)
+    finally:
+        os.close(pidfd)
 
 
 @pytest.fixture
@@ -87,9 +92,7 @@ def test_end_of_the_monitoring_is_taken_once_also_from_a_damaged_board(watched: 
 
 def test_a_rank_without_hooks_is_never_judged_by_timeouts_of_hooks() -> None:
     """The default ones too, of heartbeats: it never sends one."""
-    config = FaultToleranceConfig(rank_section_timeouts=TIMEOUTS, rank_out_of_section_timeout=0.2)
-    pid, pidfd = os.getpid(), os.pidfd_open(os.getpid())
-    watched = WatchedRank.attach(config, pid=pid, pidfd=pidfd, rank=0, cycle=0, warmup_iterations=0, watch_only=True)
+    watched = watch(TIMEOUTS, 0.2, watch_only=True)
     assert list(running_intervals(watched.read()[0])) == []
     watched.close()
 
