@@ -14,11 +14,11 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, Histogram, MetricKind, Series
+from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, MetricKind, Series
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -145,34 +145,30 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 def _registry(collect: Collect) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
+    class Shown:
+        def collect(self) -> Iterator[Family]:
+            return _families(collect())
+
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(collect))
+    registry.register(Shown())
     return registry
 
 
-class _Collector:
-    def __init__(self, collect: Collect) -> None:
-        self._collect = collect
+def _families(shown: Sequence[Series]) -> Iterator[Family]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    def collect(self) -> Iterable[Family]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        for series in self._collect():
-            metric = series.metric
-            if metric.kind is MetricKind.HISTOGRAM:
-                histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-                for labels, found in series.histograms.items():
-                    histogram.add_metric(labels, _buckets(found), sum_value=found.sum_s)
-                yield histogram
-                continue
-            kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-            family = kind(metric.name, metric.help, labels=metric.labels)
-            for labels, value in series.values.items():
-                family.add_metric(labels, value)
-            yield family
-
-
-def _buckets(found: Histogram) -> list[tuple[str, float]]:
-    """Return each bound as text, and how many values are not above it."""
     bounds = [*map(str, SHOWN_BOUNDS_S), "+Inf"]
-    return list(zip(bounds, itertools.accumulate(found.counts), strict=True))
+    for series in shown:
+        metric = series.metric
+        if metric.kind is MetricKind.HISTOGRAM:
+            histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, found in series.histograms.items():
+                counts = itertools.accumulate(found.counts)  # of values that are not above each bound
+                histogram.add_metric(labels, list(zip(bounds, counts, strict=True)), sum_value=found.sum_s)
+            yield histogram
+            continue
+        kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+        family = kind(metric.name, metric.help, labels=metric.labels)
+        for labels, value in series.values.items():
+            family.add_metric(labels, value)
+        yield family

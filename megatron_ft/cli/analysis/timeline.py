@@ -38,7 +38,8 @@ class Track:
     """One rank in one cycle.
 
     Args:
-        begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs.
+        begin_ns, end_ns: known life of its process; ``end_ns`` may be the end of the logs. Until all records are
+            taken, 0 if none has told.
         verdicts: on this rank, in the order of time.
         spans: beginnings and ends of intervals whose times are known, by depth and number of the section.
         totals: seconds and number of all intervals, by section.
@@ -109,40 +110,38 @@ class Tracks:
         self.numbers: dict[str, int] = {}
         """Numbers of the sections."""
         self._tracks: dict[tuple[int, int], Track] = {}
-        self._begins: dict[tuple[int, int], int] = {}
-        self._ends: dict[tuple[int, int], int] = {}
 
-    def _of(self, rank: int, cycle: int, host: str) -> tuple[tuple[int, int], Track]:
-        key = cycle, rank
-        if key not in self._tracks:
-            self._tracks[key] = Track(rank=rank, cycle=cycle, host=host)
-        return key, self._tracks[key]
+    def _of(self, rank: int, cycle: int, host: str) -> Track:
+        if (cycle, rank) not in self._tracks:
+            self._tracks[cycle, rank] = Track(rank=rank, cycle=cycle, host=host)
+        return self._tracks[cycle, rank]
 
     def take(self, each: Timed[Record | None]) -> None:
         """Take the next record."""
         match each.record:
             case CycleStarted(cycle=cycle, ranks=ranks):
                 for started in ranks:
-                    self._begins.setdefault(self._of(started.rank, cycle, each.host)[0], each.at_ns)
+                    track = self._of(started.rank, cycle, each.host)
+                    track.begin_ns = track.begin_ns or each.at_ns
             case Attached(rank=rank, cycle=cycle):
-                key, track = self._of(rank, cycle, each.host)
-                track.host = each.host
-                self._begins.setdefault(key, each.at_ns)
+                track = self._of(rank, cycle, each.host)
+                track.host, track.begin_ns = each.host, track.begin_ns or each.at_ns
             case Minute(cycle=cycle, ranks=rows, at_ns=at_ns):
                 for row in rows:
-                    self._of(row.rank, cycle, each.host)[1].take(row, each.wall_ns(at_ns), self.numbers)
+                    self._of(row.rank, cycle, each.host).take(row, each.wall_ns(at_ns), self.numbers)
             case RankHung() as verdict:
-                _, track = self._of(verdict.rank, verdict.cycle, each.host)
-                track.verdicts.append(Timed(each.at_ns, each.offset_ns, each.host, verdict))
+                timed = Timed(each.at_ns, each.offset_ns, each.host, verdict)
+                self._of(verdict.rank, verdict.cycle, each.host).verdicts.append(timed)
             case RankGone(rank=rank, cycle=cycle) | RankExited(rank=rank, cycle=cycle):
-                self._ends.setdefault(self._of(rank, cycle, each.host)[0], each.at_ns)
+                track = self._of(rank, cycle, each.host)
+                track.end_ns = track.end_ns or each.at_ns
 
     def whole(self, run: Run) -> tuple[Track, ...]:
         """Return all tracks by cycle, then rank, each with its life."""
         ended = {cycle.cycle: run.end_ns if cycle.end_ns is None else cycle.end_ns for cycle in run.cycles}
-        for key, track in self._tracks.items():
-            end_ns = self._ends.get(key, ended.get(track.cycle, run.end_ns))
-            known = [self._begins[key]] if key in self._begins else []
+        for track in self._tracks.values():
+            end_ns = track.end_ns or ended.get(track.cycle, run.end_ns)
+            known = [track.begin_ns] if track.begin_ns else []
             track.begin_ns = min([*known, *map(int, track.minutes[:1, FROM])], default=end_ns)
             track.end_ns = max(end_ns, track.begin_ns)
         return tuple(self._tracks[key] for key in sorted(self._tracks))

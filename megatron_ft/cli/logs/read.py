@@ -46,7 +46,6 @@ class EventLogFile:
         passed_over: number of lines not read: cut off by a crash, torn by a full disk, or foreign.
     """
 
-    name: str
     header: LogOpened
     opened: int
     entries: tuple[Entry, ...]
@@ -80,19 +79,19 @@ def read_directory(directory: str | Path, *, shows_progress: bool = False) -> li
     paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
     read = track(paths, f"reading {directory}", len(paths)) if shows_progress else paths
     logs = [log for path in read if (log := _read_file(path)) is not None]
-    return sorted(logs, key=lambda log: (log.header.wall_ns, log.name))
+    return sorted(logs, key=lambda log: log.header.wall_ns)
 
 
 def _read_file(path: Path) -> EventLogFile | None:
     try:
         # line by line: the log of a long run has hundreds of megabytes
         with path.open("rb") as file:
-            return parse_log(path.name, file)
+            return parse_log(file)
     except OSError:
         return None  # removed since, or another user's: the other logs still hold most of it
 
 
-def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
+def parse_log(lines: Iterable[bytes]) -> EventLogFile | None:
     """Parse one event log; None if it doesn't begin with a known header."""
     passed_over = 0
     entries: list[Entry] = []
@@ -111,6 +110,4 @@ def parse_log(name: str, lines: Iterable[bytes]) -> EventLogFile | None:
     if not entries or not isinstance(entries[0].record, LogOpened):
         return None
     opened, *others = entries
-    return EventLogFile(
-        name=name, header=entries[0].record, opened=opened.t, entries=tuple(others), passed_over=passed_over
-    )
+    return EventLogFile(header=entries[0].record, opened=opened.t, entries=tuple(others), passed_over=passed_over)

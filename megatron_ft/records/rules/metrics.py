@@ -207,8 +207,13 @@ class JobMetrics:
     def series(self, now: GaugeValues, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""
         lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
+        states: dict[tuple[str, ...], float] = {
+            (node, each.value): float(each is state)
+            for node, state in {**lost, **now.nodes}.items()
+            for each in NodeActivity
+        }
         of_node = [
-            Series(NODE_STATE, _state_set({**lost, **now.nodes})),
+            Series(NODE_STATE, states),
             Series(SECTIONS, {}, {(section,): times for section, times in self._sections.items()}),
         ]
         return [*_counters(now), *_gauges(now), *of_node] if of_job else of_node
@@ -241,7 +246,3 @@ def _gauges(now: GaugeValues) -> Iterable[Series]:
     yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})
     yield Series(TIMEOUT, {(section,): seconds for section, seconds in now.timeouts.items()})
     yield Series(RANK_LAG, {(str(each.rank), each.node): each.lag for each in now.lags})
-
-
-def _state_set(nodes: Mapping[str, NodeActivity]) -> dict[tuple[str, ...], float]:
-    return {(node, each.value): float(each is state) for node, state in nodes.items() for each in NodeActivity}

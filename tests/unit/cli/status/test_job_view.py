@@ -38,7 +38,7 @@ def node(
 def log_file(role: str, host: str, opened_s: float, entries: list[Entry]) -> EventLogFile:
     opened = round(opened_s * S)
     header = LogOpened(schema=1, role=role, host=host, pid=1, run_id="job", wall_ns=opened)
-    return EventLogFile(name=f"{role}-{host}", header=header, opened=opened, entries=tuple(entries), passed_over=0)
+    return EventLogFile(header=header, opened=opened, entries=tuple(entries), passed_over=0)
 
 
 def seen(*nodes: list[EventLogFile], life: Life | None = None, now_s: float = 100.0) -> JobView:
