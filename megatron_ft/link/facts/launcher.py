@@ -37,7 +37,6 @@ class Config(Fact, frozen=True, kw_only=True):
     Args:
         values: value of each option.
         sources: where each comes from: "default", "command line", or the place in a file.
-        command: command of a rank.
     """
 
     values: Mapping[str, Any] = {}
@@ -80,7 +79,6 @@ class StopRequested(Fact, frozen=True, kw_only=True):
     """The launcher was asked to stop.
 
     Args:
-        signal: name of the signal.
         ranks: number of ranks that got the signal, too.
     """
 
@@ -102,7 +100,6 @@ class SignalForwarded(Fact, frozen=True, kw_only=True):
     """A signal was forwarded to the ranks (--ft-forward-signals).
 
     Args:
-        signal: name of the signal.
         local_ranks: ranks that got it.
         unready: local ranks without a handler for it, which it would only have ended.
     """
@@ -137,7 +134,6 @@ class LauncherFailed(Fact, frozen=True, kw_only=True):
 
     Args:
         text: the printed line.
-        traceback: Python's traceback.
     """
 
     text: str = ""
@@ -233,7 +229,6 @@ class CycleStarted(Fact, frozen=True, kw_only=True):
     """The ranks of this node were created.
 
     Args:
-        ranks: ranks of this node.
         group_rank: GROUP_RANK of this node.
         world_size: number of ranks on all nodes.
         restarts_left: remaining ones of ``max_restarts``.
@@ -286,7 +281,6 @@ class NodeLost(Fact, frozen=True, kw_only=True):
     """A node has left a cycle unasked, or isn't heard of any more. One launcher of the job writes it.
 
     Args:
-        node: its name.
         text: why, as far as known.
     """
 
@@ -320,7 +314,6 @@ class SnapshotRestored(Fact, frozen=True, kw_only=True):
 
     Args:
         key: the snapshot, by the cycle in which it was written, its era and its iteration.
-        ranks: ranks of this node.
         seconds: taken by the slowest of them.
         redone: iterations from the snapshot to the end of the cycle before; null if unknown.
         newer_than: iteration of the checkpoint that the script has on disk; null if it named none.
@@ -335,11 +328,7 @@ class SnapshotRestored(Fact, frozen=True, kw_only=True):
 
 
 class RestoreFailed(Fact, frozen=True, kw_only=True):
-    """A rank could not restore the snapshot that the job goes on from: the cycle ends.
-
-    Args:
-        text: why.
-    """
+    """A rank could not restore the snapshot that the job goes on from: the cycle ends."""
 
     rank: Rank
     cycle: Cycle
@@ -369,11 +358,7 @@ class DeviceMemory(Fact, frozen=True, kw_only=True):
 
 
 class RankStarted(Fact, frozen=True, kw_only=True):
-    """A rank's process.
-
-    Args:
-        at_ns: when it was created.
-    """
+    """A rank's process."""
 
     rank: Rank
     local_rank: LocalRank = 0
@@ -490,11 +475,7 @@ class ForkServer(Fact, frozen=True, kw_only=True):
 
 
 class Finding(Fact, frozen=True, kw_only=True):
-    """The result of a hang diagnosis: which rank hung. One launcher of the job writes it.
-
-    Args:
-        text: the result in words.
-    """
+    """The result of a hang diagnosis: which rank hung. One launcher of the job writes it."""
 
     cycle: Cycle
     rank: Rank | None = None
@@ -528,7 +509,6 @@ class SlowRank(Fact, frozen=True, kw_only=True):
     """A rank holds the others back, which wait for it in collectives. The launcher that speaks for the job writes it.
 
     Args:
-        node: name of its node.
         lag: share of their time that the others, by their median, wait for it.
         waits: share of its time that the rank itself spends in collectives.
         over_s: length of the last measurement.

@@ -41,11 +41,7 @@ class Attached(Fact, frozen=True, kw_only=True):
 
 
 class Detached(Fact, frozen=True, kw_only=True):
-    """A rank has ended its monitoring; its process still runs.
-
-    Args:
-        at_ns: time of that.
-    """
+    """A rank has ended its monitoring; its process still runs."""
 
     rank: Rank
     cycle: Cycle
@@ -57,10 +53,7 @@ class Timeouts(Fact, frozen=True, kw_only=True):
     """The timeouts in force from now on; null for none.
 
     Args:
-        version: number of changes.
         initial_heartbeat, heartbeat: until the first heartbeat, and between two.
-        sections: timeouts by section.
-        out_of_section: timeout while no section is open.
     """
 
     rank: Rank
@@ -73,12 +66,7 @@ class Timeouts(Fact, frozen=True, kw_only=True):
 
 
 class FirstIteration(Fact, frozen=True, kw_only=True):
-    """A rank has begun its first iteration of the cycle.
-
-    Args:
-        iteration: its number.
-        at_ns: its beginning.
-    """
+    """A rank has begun its first iteration of the cycle."""
 
     rank: Rank
     cycle: Cycle
@@ -132,12 +120,7 @@ class RankGone(Fact, frozen=True, kw_only=True):
 
 
 class Signalled(Fact, frozen=True, kw_only=True):
-    """A hung rank was sent a signal.
-
-    Args:
-        signal: name of the signal.
-        at_ns: time of that.
-    """
+    """A hung rank was sent a signal."""
 
     rank: Rank
     cycle: Cycle

@@ -34,11 +34,7 @@ class LogOpened(Fact, frozen=True, kw_only=True):
 
 
 class RecordsLost(Fact, frozen=True, kw_only=True):
-    """Records are missing here, because the log's directory didn't answer.
-
-    Args:
-        count: number of missing records.
-    """
+    """Records are missing here, because the log's directory didn't answer."""
 
     count: Count = 0
 
@@ -59,7 +55,6 @@ class RankHung(Fact, frozen=True, kw_only=True):
     Args:
         kind: "section", "out_of_section", "initial_heartbeat" or "heartbeat"; from a launcher "startup" or "exit".
         section: overdue section, if there is one.
-        at_ns: time of the verdict.
         since_ns: start of the time without progress.
         elapsed_s: from ``since_ns`` to the verdict.
         iteration: iteration completed by then.
