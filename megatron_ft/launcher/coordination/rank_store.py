@@ -10,6 +10,7 @@ import os
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.link.base.wording import printable
@@ -23,7 +24,7 @@ _WAIT_S = 300.0
 """Seconds this launcher waits in the store for another one's value: torch's own default."""
 
 
-class RankStoreError(FaultToleranceError):
+class RankStoreError(FaultToleranceError, RendezvousConnectionError):
     """The store of the ranks can't be opened or reached."""
 
 

@@ -6,7 +6,6 @@ Who meets, in which places, and when is the coordinator's work; torch's agent as
 from __future__ import annotations
 
 from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -15,7 +14,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
+from megatron_ft.launcher.coordination.rank_store import RankStore
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
 from megatron_ft.link.tcp import parse_address
 
@@ -40,15 +39,12 @@ class CoordinatedRendezvous(RendezvousHandler):
         """Return the cycle that has begun. Waits for nothing but a connection to its store.
 
         Raises:
-            RendezvousConnectionError: it can't connect.
+            RankStoreError: it can't connect.
         """
         held = self._orders.begun
         assert held is not None, "no cycle has begun"
         assert held.place is not None, "this node has no place in the cycle"
-        try:
-            store = self._store.connect(held.store)
-        except RankStoreError as error:
-            raise RendezvousConnectionError(str(error)) from error
+        store = self._store.connect(held.store)
         return RendezvousInfo(store, held.place, held.decision.world, RendezvousStoreInfo(*parse_address(held.store)))
 
     def is_closed(self) -> bool:

@@ -35,7 +35,6 @@ from megatron_ft.launcher.processes.rank_logs import CycleLogs
 from megatron_ft.launcher.processes.worker import Termination, Worker, spawn
 from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.agent import Agent, AgentPhase, report_unlisted
-from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.launcher.torch_compat.torch_agent import TorchAgent, WorkerContext
@@ -43,7 +42,6 @@ from megatron_ft.learning.launcher.part import TellStateWritten
 from megatron_ft.learning.state_file import carry_out
 from megatron_ft.learning.timeouts import StateFile
 from megatron_ft.link import process_tree
-from megatron_ft.link.base.layout import CollectiveCounts
 from megatron_ft.link.base.mailbox import Mailbox
 from megatron_ft.link.base.rank_variables import WATCH_VARIABLE
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited, RankStarted
@@ -424,7 +422,7 @@ class FaultTolerantAgent(TorchAgent):
             run_delays_ns=_Lazy(lambda local_rank: run_delays_ns(workers[local_rank].pid)),
             checkpointed=lambda: checkpointed(self._launcher.line.options.checkpoint_iteration_file),
             is_finished=lambda: bounded_call(lambda: os.path.exists(os.environ.get(FINISHED_FLAG, "")), False),
-            collectives=_Lazy(lambda local_rank: _collectives(monitors[local_rank].reading(cycle))),
+            collectives=_Lazy(lambda local_rank: monitors[local_rank].reading(cycle).collectives),
         )
 
     def _words(self, local_rank: int, cycle: int) -> CrashOutput:
@@ -441,10 +439,6 @@ class FaultTolerantAgent(TorchAgent):
             failure.timestamp = max(earliest, failure.timestamp)
             failures[rank_exit.rank] = failure
         return failures
-
-
-def _collectives(reading: RankReading) -> CollectiveCounts | None:
-    return reading.collectives if reading.snapshot is None else reading.snapshot.collectives
 
 
 class _Lazy(dict[int, T]):
