@@ -10,59 +10,45 @@ from collections.abc import Iterable
 
 from megatron_ft.link.base.escalation import GRACE_S
 
-_LINKS = (
-    "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net', "
-    "and --ft-node-health-check-interval"
-)
-_STORAGE = "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'"
-_MEMORY = "ranks wait until the driver has taken device memory back, within fixed bounds"
-_LOG_SERVER = "there is no log server: each node writes the ranks' output itself (--log-dir, --tee)"
-_ATTRIBUTION = "no service reads the logs; ft_launcher itself reports which rank failed first, and why"
-
-IGNORED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("enable_nic_monitor", "enable_nic_healthcheck", "pci_topo_file"),
-            *("link_down_path_template", "link_state_path_template"),
-        ),
-        _LINKS,
+_IGNORED = {
+    "network links are not checked; use --ft-node-health-command 'megatron-ft node-health net', and "
+    "--ft-node-health-check-interval": (
+        "enable_nic_monitor enable_nic_healthcheck pci_topo_file link_down_path_template link_state_path_template"
     ),
-    **dict.fromkeys(("storage_healthcheck_path", "storage_health_check_path"), _STORAGE),
-    **dict.fromkeys(("gpu_memory_reclaim_timeout", "gpu_memory_tolerance_mb", "gpu_memory_poll_interval"), _MEMORY),
-    **dict.fromkeys(
-        (
-            *("enable_log_server", "log_server_port", "log_server_log", "log_server_log_prefix"),
-            *("log_server_graceful_shutdown_timeout", "log_aggregator_count", "log_leaf_max_queue_chunks"),
-        ),
-        _LOG_SERVER,
+    "storage is not checked; use --ft-node-health-command 'megatron-ft node-health storage:/PATH'": (
+        "storage_healthcheck_path storage_health_check_path"
     ),
-    **dict.fromkeys(
-        (
-            *("attribution_endpoint", "attribution_stop_action", "attribution_export_url"),
-            *("attribution_analysis_backend", "attribution_compute_timeout", "attribution_llm_api_key_file"),
-            *("attribution_llm_base_url", "attribution_llm_model", "attribution_log_level"),
-            *("attribution_startup_timeout", "attrsvc_host", "attrsvc_port"),
-        ),
-        _ATTRIBUTION,
+    "ranks wait until the driver has taken device memory back, within fixed bounds": (
+        "gpu_memory_reclaim_timeout gpu_memory_tolerance_mb gpu_memory_poll_interval"
     ),
-    "node_health_check_endpoint": "no node health service is asked; use --ft-node-health-command with a client of it",
-    **dict.fromkeys(
-        ("cycle_info_dir", "cycle_info_job_id"),
-        "no JSON file for each cycle; use --ft-log-dir and megatron-ft report LOG_DIR --json",
+    "there is no log server: each node writes the ranks' output itself (--log-dir, --tee)": (
+        "enable_log_server log_server_port log_server_log log_server_log_prefix log_server_graceful_shutdown_timeout "
+        "log_aggregator_count log_leaf_max_queue_chunks"
     ),
-    "no_restart_exit_code": "the exit code of a job that makes no progress is always 93",
-    "use_infra_group_rank": "nodes are ordered by --node-rank, else as the scheduler numbers them",
-    "restart_check_interval": "nothing is lost: the launcher detects the end of a rank at once",
-    "skip_section_response": "nothing is lost: no hook waits for an answer",
-    "check_remaining_processes": "nothing is lost: a rank's whole process group is ended and waited for",
-    "install_exception_hook": "nothing is lost: a rank's uncaught exception is always reported",
-    "progress_update_interval": "nothing is lost: progress is read from memory shared with the ranks",
-    "rdzv_impl": "nothing is lost: there is one way for nodes to meet, with spare nodes",
-    "nvrx_logfile": "the launcher writes to standard error, and its event logs to --ft-log-dir",
-    "min_progress_iterations": "one iteration more counts as progress; use --ft-max-no-progress-cycles",
-    "numa_bind_strict": "ranks are bound by --numa-binding node, and take memory near their CPUs",
-    "num_warmup_iterations": "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters",
+    "no service reads the logs; ft_launcher itself reports which rank failed first, and why": (
+        "attribution_endpoint attribution_stop_action attribution_export_url attribution_analysis_backend "
+        "attribution_compute_timeout attribution_llm_api_key_file attribution_llm_base_url attribution_llm_model "
+        "attribution_log_level attribution_startup_timeout attrsvc_host attrsvc_port"
+    ),
+    "no node health service is asked; use --ft-node-health-command with a client of it": "node_health_check_endpoint",
+    "no JSON file for each cycle; use --ft-log-dir and megatron-ft report LOG_DIR --json": (
+        "cycle_info_dir cycle_info_job_id"
+    ),
+    "the exit code of a job that makes no progress is always 93": "no_restart_exit_code",
+    "nodes are ordered by --node-rank, else as the scheduler numbers them": "use_infra_group_rank",
+    "nothing is lost: the launcher detects the end of a rank at once": "restart_check_interval",
+    "nothing is lost: no hook waits for an answer": "skip_section_response",
+    "nothing is lost: a rank's whole process group is ended and waited for": "check_remaining_processes",
+    "nothing is lost: a rank's uncaught exception is always reported": "install_exception_hook",
+    "nothing is lost: progress is read from memory shared with the ranks": "progress_update_interval",
+    "nothing is lost: there is one way for nodes to meet, with spare nodes": "rdzv_impl",
+    "the launcher writes to standard error, and its event logs to --ft-log-dir": "nvrx_logfile",
+    "one iteration more counts as progress; use --ft-max-no-progress-cycles": "min_progress_iterations",
+    "ranks are bound by --numa-binding node, and take memory near their CPUs": "numa_bind_strict",
+    "set it in the script: ft.num_warmup_iters, or Megatron-LM's --ft-num-warmup-iters": "num_warmup_iterations",
 }
+"""Consequence of ignoring, and the options' names as keys of YAML."""
+IGNORED: dict[str, str] = {name: why for why, names in _IGNORED.items() for name in names.split()}
 """Consequence of ignoring, by the option's name as a key of YAML."""
 
 QUIET: dict[str, tuple[str, ...]] = {
