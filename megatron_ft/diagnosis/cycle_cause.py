@@ -7,7 +7,7 @@ decide which exit was the cause, and describe it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -106,18 +106,6 @@ def undetermined_hang(first: RankHung, *, detail: str) -> Cause:
     if first.kind == COLLECTIVES:
         text = f"no collective has completed on any rank for {first.elapsed_s:.1f} s (timeout {first.timeout_s:.1f} s)"
     return Cause(kind=CauseKind.HANG, text=text, iteration=first.iteration, detail=detail, section=first.timed)
-
-
-def hang_of_one(verdict: RankHung, places: Mapping[int, str]) -> Cause:
-    """Return the cause if one of several ranks hangs: known only if ``places`` has a single, stopped rank.
-
-    ``places``: rank -> its place in words; empty if unknown.
-    """
-    if len(places) == 1:
-        ((rank, detail),) = places.items()
-        return hang_cause(replace(verdict, rank=rank, state="T"), detail)
-    candidates = "; ".join(f"rank {rank} {place}".rstrip() for rank, place in places.items())
-    return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {candidates}")
 
 
 def find_cause(

@@ -17,32 +17,16 @@ SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
 
 
-class RankTermination:
-    """Termination signal at ``due_at`` (``time.monotonic`` seconds), then SIGKILL after a grace. Never blocks."""
-
-    def __init__(self, pid: int, pidfd: int, first_signal: signal.Signals, *, due_at: float) -> None:
-        self._pid = pid
-        self._pidfd = pidfd
-        self._escalation = Escalation(first_signal, due_s=due_at)
-
-    @property
-    def due_at(self) -> float | None:
-        """Time of the next ``advance``; None once even SIGKILL has had no effect."""
-        return self._escalation.due_s
-
-    def advance(self) -> list[signal.Signals]:
-        """Send the signals that are due now and return them."""
-        number = self._escalation.advance(time.monotonic(), lambda: run_delays_ns(self._pid))
-        if number is None:
-            return []
-        # Python runs handlers in the main thread only, which may sleep on in C if another thread takes the signal. Sent
-        # to the main thread, the signal is pending when SIGCONT lets a stopped process run.
-        signal_main_thread(self._pid, self._pidfd, number)
-        send_signal(self._pidfd, signal.SIGCONT)
-        return [number, signal.SIGCONT]
-
-    def hurry(self) -> None:
-        self._escalation.begin(time.monotonic())
+def send_due_signals(pid: int, pidfd: int, escalation: Escalation) -> list[signal.Signals]:
+    """Send a rank the signals that are due now and return them. Never blocks."""
+    number = escalation.advance(time.monotonic(), lambda: run_delays_ns(pid))
+    if number is None:
+        return []
+    # Python runs handlers in the main thread only, which may sleep on in C if another thread takes the signal. Sent to
+    # the main thread, the signal is pending when SIGCONT lets a stopped process run.
+    signal_main_thread(pid, pidfd, number)
+    send_signal(pidfd, signal.SIGCONT)
+    return [number, signal.SIGCONT]
 
 
 def group_of(attached: AttachedRank) -> int | None:

@@ -17,6 +17,7 @@ from megatron_ft.errors import ProtocolError
 from megatron_ft.learning.messages import Arm
 from megatron_ft.learning.progress import ProgressSample, progress_between
 from megatron_ft.link.base.codec import Raw
+from megatron_ft.link.base.escalation import Escalation
 from megatron_ft.link.base.layout import BoardDamagedError
 from megatron_ft.link.facts.monitor import Detached, Signalled
 from megatron_ft.link.facts.shared import RankHung, Warning_
@@ -39,7 +40,7 @@ from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.wire import ChannelClosedError
 from megatron_ft.monitor import hello
 from megatron_ft.monitor.collect_evidence import collect
-from megatron_ft.monitor.end_of_rank import RankTermination, end_orphans, group_of, remove_run_directory
+from megatron_ft.monitor.end_of_rank import end_orphans, group_of, remove_run_directory, send_due_signals
 from megatron_ft.monitor.hello import Caller, Callers
 from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.process import MonitorSettings
@@ -63,7 +64,7 @@ class MonitorService:
         self._reactor = Reactor()
         self._callers = Callers(self._reactor, self._read_hello)
         self._watched: WatchedRank | None = None
-        self._termination: RankTermination | None = None
+        self._termination: Escalation | None = None
         self._has_launcher = settings.launcher_fd is not None
         self._last_look = LastLook(reports, has_launcher=self._has_launcher, asks_first=settings.asks_first)
         self._first: tuple[Collect, ProgressSample] | None = None
@@ -95,8 +96,8 @@ class MonitorService:
 
     def _timeout_s(self) -> float | None:
         times = [caller.give_up_at for caller in self._callers.values()]
-        if self._termination is not None and self._termination.due_at is not None:
-            times.append(self._termination.due_at)
+        if self._termination is not None and self._termination.due_s is not None:
+            times.append(self._termination.due_s)
         if self._first is not None:
             times.append((self._first[0].again_ns or 0) / 1e9)
         if self._next_look_ns is not None and self._paused_at_ns is None:
@@ -155,7 +156,7 @@ class MonitorService:
             case Collect(deadline_ns=deadline_ns, passive=passive):
                 self._examine(watched, None, passive=passive, deadline_ns=deadline_ns)
             case Release() if self._termination is not None:
-                self._termination.hurry()
+                self._termination.begin(time.monotonic())
             case Release():
                 self._last_look.clear()  # the cycle is over: the launcher ends this rank with all others
             case Arm():
@@ -322,9 +323,8 @@ class MonitorService:
         deadline_ns = now_ns + round(EVIDENCE_S * 1e9)
         if not only_reports:
             # the launcher sends Release after it has seen the other ranks, which would fall if this one did
-            due_at = (deadline_ns if self._has_launcher else now_ns) / 1e9
-            signal_first = self._settings.config.rank_termination_signal
-            self._termination = RankTermination(attached.pid, attached.pidfd, signal_first, due_at=due_at)
+            due_s = (deadline_ns if self._has_launcher else now_ns) / 1e9
+            self._termination = Escalation(self._settings.config.rank_termination_signal, due_s=due_s)
         verdict = self._reports.rank_hung(attached, verdict, observed_only=only_reports)
         self._reports.record(verdict)
         self._reports.minute(watched, at_once=not only_reports, is_last=not only_reports)
@@ -369,13 +369,13 @@ class MonitorService:
             watched.note = evidence.note
         self._reports.evidence(None if first is not None else self._settings.log_dir, evidence)
 
-    def _go_on_terminating(self, termination: RankTermination) -> None:
+    def _go_on_terminating(self, termination: Escalation) -> None:
         assert self._watched is not None
-        attached, was_due_at = self._watched.attached, termination.due_at
-        for number in termination.advance():
+        attached, was_due_s = self._watched.attached, termination.due_s
+        for number in send_due_signals(attached.pid, attached.pidfd, termination):
             rank, cycle, now_ns = attached.rank, attached.cycle, time.monotonic_ns()
             self._reports.record(Signalled(rank=rank, cycle=cycle, pid=attached.pid, signal=number.name, at_ns=now_ns))
-        if was_due_at is not None and termination.due_at is None:
+        if was_due_s is not None and termination.due_s is None:
             self._reports.warn(f"rank {attached.rank} (process {attached.pid}) is still running after SIGKILL")
 
     def _rank_is_gone(self) -> None:

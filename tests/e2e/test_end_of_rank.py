@@ -17,7 +17,7 @@ from megatron_ft.link.base import escalation
 from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import carries
 from megatron_ft.monitor import end_of_rank
-from megatron_ft.monitor.end_of_rank import RankTermination
+from megatron_ft.monitor.end_of_rank import send_due_signals
 from tests.fuzz.watched import watched
 from tests.support.monitored import expect
 
@@ -70,11 +70,11 @@ def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytes
     rank = subprocess.Popen(SLEEPS)
     pidfd = os.pidfd_open(rank.pid)
     try:
-        termination = RankTermination(rank.pid, pidfd, signal.SIGURG, due_at=0.0)  # which it ignores
+        end = escalation.Escalation(signal.SIGURG, due_s=0.0)  # which it ignores
         signalled = time.monotonic()
-        assert termination.advance() == [signal.SIGURG, signal.SIGCONT]
+        assert send_due_signals(rank.pid, pidfd, end) == [signal.SIGURG, signal.SIGCONT]
         waited_ns = 400_000_000
-        while not (sent := termination.advance()):
+        while not (sent := send_due_signals(rank.pid, pidfd, end)):
             time.sleep(0.01)
         assert time.monotonic() - signalled >= 0.45
         assert sent == [signal.SIGKILL, signal.SIGCONT]

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause, hang_of_one, undetermined_hang
+from megatron_ft.diagnosis.cycle_cause import describe_hang, find_cause, hang_cause, undetermined_hang
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.exits import describe_exit, failure_signature, has_own_error, is_by_us, was_ending
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot, place
@@ -378,7 +378,11 @@ class NodeCycle:
         cause = find_cause(list(self.exits.values()), [] if raised else self._verdicts, raised=raised)
         if self.suspects is not None and not raised and (cause is None or cause.rank == self.suspects[0].rank):
             verdict, local_ranks = self.suspects
-            return hang_of_one(verdict, {self.ranks[each]: self._frame(each) for each in sorted(local_ranks)})
+            if len(local_ranks) == 1:  # the only one that is stopped
+                rank = self.ranks[local_ranks[0]]
+                return hang_cause(replace(verdict, rank=rank, state="T"), self._frame(local_ranks[0]))
+            places = (f"rank {self.ranks[each]} {self._frame(each)}".rstrip() for each in sorted(local_ranks))
+            return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {'; '.join(places)}")
         if cause is None:
             return Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
         if cause.kind is not CauseKind.HANG:
