@@ -6,21 +6,22 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from megatron_ft.memory.rules.retention import Limit, NodeMemory
+from megatron_ft.memory.rules.retention import Limit
 
 _V2 = (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 _V1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 _UNLIMITED = 1 << 60
 
 
-def node_memory(proc: str = "/proc") -> NodeMemory:
+def node_memory(proc: str = "/proc") -> list[Limit]:
     """Return the memory of the node and all limits that hold for this process.
 
     Raises:
         OSError: /proc can't be read.
     """
     facts = _table(f"{proc}/meminfo")
-    return NodeMemory(facts["MemTotal:"] * 1024, facts["MemAvailable:"] * 1024, tuple(_limits(proc)))
+    of_node = Limit(facts["MemAvailable:"] * 1024, facts["MemTotal:"] * 1024, "available on the node")
+    return [of_node, *_limits(proc)]
 
 
 def _limits(proc: str) -> Iterator[Limit]:
@@ -59,9 +60,9 @@ def _up(mount: str, path: str, names: tuple[tuple[str, ...], str, tuple[str, ...
             with contextlib.suppress(OSError, ValueError):  # no such file at the root, or "max"
                 limit, used = _number(f"{place}/{limit_name}"), _number(f"{place}/{used_name}")
                 if limit < _UNLIMITED:
-                    cache = _table(f"{place}/memory.stat")
-                    name = f"{limit_name} of cgroup {path}"
-                    yield Limit(name, limit, used, sum(cache.get(each, 0) for each in reclaimable))
+                    stat = _table(f"{place}/memory.stat")
+                    used -= sum(stat.get(each, 0) for each in reclaimable)  # page cache
+                    yield Limit(limit - used, limit, f"left by {limit_name} of cgroup {path}")
         if path == "/":
             return
         path = os.path.dirname(path)

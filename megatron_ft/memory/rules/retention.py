@@ -9,7 +9,7 @@ have isn't dropped before the job has decided about it, even if nothing can be w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_ft.link.base.codec import Count, Message
 
@@ -21,23 +21,12 @@ _LEAST_RESERVE = 1 << 30
 _RESERVE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Limit on the memory of a group of processes. ``reclaimable_bytes``: page cache that counts as used."""
+class Limit(NamedTuple):
+    """Memory of a node, or of a group of processes: how much is left of how much. ``name``: says of what."""
 
+    left_bytes: int
+    of_bytes: int
     name: str
-    limit_bytes: int
-    used_bytes: int
-    reclaimable_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
-    """Memory of a node, and the limits that hold for one of its processes."""
-
-    total_bytes: int
-    available_bytes: int
-    limits: tuple[Limit, ...] = ()
 
 
 class BeginSegment(Message, frozen=True):
@@ -54,16 +43,12 @@ class BeginSegment(Message, frozen=True):
         return SEGMENTS * self.segment_bytes + self.copies_bytes
 
 
-def room(memory: NodeMemory) -> tuple[int, str]:
+def room(memory: Iterable[Limit]) -> tuple[int, str]:
     """Return the bytes that may still be allocated, and how they were found: the tightest of all limits, each with 5 %
     of it, at least 1 GiB, left alone.
     """
-    found = [(memory.available_bytes, memory.total_bytes, "available on the node")]
-    for each in memory.limits:
-        left = each.limit_bytes - each.used_bytes + each.reclaimable_bytes
-        found.append((left, each.limit_bytes, f"left by {each.name}"))
     rooms = []
-    for left, of, name in found:
+    for left, of, name in memory:
         reserve = max(int(of * _RESERVE), _LEAST_RESERVE)
         rooms.append((left - reserve, f"{gigabytes(left)} {name}, less a reserve of {gigabytes(reserve)}"))
     return min(rooms)
@@ -73,7 +58,7 @@ def refusal(
     demands: Mapping[int, BeginSegment],
     ranks: Iterable[int],
     held_bytes: int,
-    memory: NodeMemory,
+    memory: Iterable[Limit],
     copied_ranks: int = 0,
 ) -> str:
     """Return why the snapshots of these ranks don't fit, with the arithmetic; empty if they do.
@@ -99,7 +84,7 @@ def refusal(
     )
 
 
-def refuse_chunk(nbytes: int, memory: NodeMemory) -> str:
+def refuse_chunk(nbytes: int, memory: Iterable[Limit]) -> str:
     """Return why so many bytes more can't be allocated now; empty if they can."""
     free_bytes, text = room(memory)
     return "" if nbytes <= free_bytes else f"{gigabytes(max(0, free_bytes))} are free ({text})"

@@ -27,8 +27,7 @@ def group(path: Path, **files: str) -> None:
 
 
 def test_memory_of_this_node_is_read() -> None:
-    found = node_memory()
-    assert 0 < found.available_bytes < found.total_bytes
+    assert 0 < node_memory()[0].left_bytes < node_memory()[0].of_bytes
 
 
 def test_limits_of_version_2_are_read_up_the_tree(tmp_path: Path) -> None:
@@ -39,8 +38,8 @@ def test_limits_of_version_2_are_read_up_the_tree(tmp_path: Path) -> None:
     group(top / "a" / "b", memory__max="max\n", memory__current="600\n", memory__stat=stat)
     mounts = f"30 20 0:26 / {top} rw - cgroup2 cgroup2 rw\n"
     found = node_memory(proc(tmp_path, "0::/a/b\n", mounts))
-    assert (found.total_bytes, found.available_bytes) == (1000 * 1024, 400 * 1024)
-    assert found.limits == (Limit("memory.max of cgroup /a", 5000, 700, 42),)
+    assert found[0][:2] == (400 * 1024, 1000 * 1024)
+    assert found[1:] == [Limit(4342, 5000, "left by memory.max of cgroup /a")]
 
 
 def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_limits_of_version_1_are_read(tmp_path: Path) -> None:
     group(top / "job", memory__limit_in_bytes="3000\n", memory__usage_in_bytes="100\n", memory__stat=stat)
     mounts = f"31 20 0:27 / {top} rw - cgroup cgroup rw,memory\n32 20 0:28 / /x rw - cgroup cgroup rw,cpu\n"
     found = node_memory(proc(tmp_path, "5:cpu:/other\n4:memory:/job\n", mounts))
-    assert found.limits == (Limit("memory.limit_in_bytes of cgroup /job", 3000, 100, 11),)
+    assert found[1:] == [Limit(2911, 3000, "left by memory.limit_in_bytes of cgroup /job")]
 
 
 @pytest.mark.parametrize(
@@ -71,4 +70,5 @@ def test_limits_of_the_root_of_version_2_are_read(
     files = {f"memory__{name}": f"{limit}\n" for name, limit in limits.items()}
     group(top, **files, memory__current="700\n", memory__stat="")
     found = node_memory(proc(tmp_path, cgroup, mounts.format(top=top)))
-    assert found.limits == tuple(Limit(f"memory.{name} of cgroup /", limit, 700, 0) for name, limit in limits.items())
+    names = [(f"left by memory.{name} of cgroup /", limit) for name, limit in limits.items()]
+    assert found[1:] == [Limit(limit - 700, limit, name) for name, limit in names]

@@ -35,7 +35,7 @@ from megatron_ft.memory.base.keeper_messages import (
 from megatron_ft.memory.base.segment_files import set_name
 from megatron_ft.memory.keeper import copies, service
 from megatron_ft.memory.rank.restoring import fill_from
-from megatron_ft.memory.rules.retention import BeginSegment, NodeMemory
+from megatron_ft.memory.rules.retention import BeginSegment, Limit
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, KeeperPort, Kept, KeptSnapshot, Saved, SnapshotKey
 from tests.support.extras import skip_module_without
 from tests.support.launching import wait_until
@@ -88,14 +88,14 @@ class Served(RealKeeper):
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[NodeMemory], None]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets what the keeper takes for the node's memory: 100 GB, and all of it free, until then."""
 
-    def is_now(given: NodeMemory) -> None:
-        monkeypatch.setattr(service, "node_memory", lambda: given)
-        monkeypatch.setattr(service.work, "node_memory", lambda: given)
+    def is_now(left_bytes: int) -> None:
+        for module in (service, service.work):
+            monkeypatch.setattr(module, "node_memory", lambda: [Limit(left_bytes, 10**11, "available")])
 
-    is_now(NodeMemory(10**11, 10**11))
+    is_now(10**11)
     return is_now
 
 
@@ -203,7 +203,7 @@ def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_back
 
 
 def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
-    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[NodeMemory], None]
+    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[int], None]
 ) -> None:
     served.order(Prepare(0, (0,), 1))
     rank = served.rank(0)
@@ -213,7 +213,7 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
     os.close(fd)
     closing = HeldClose(monkeypatch, inode)
     served.order(Prepare(1, (0,), 1))
-    memory(NodeMemory(10**11, 0))
+    memory(0)
     rank = served.rank(0, cycle=1)
     rank.channel.send(BeginSegment(4096, 0))
     assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
