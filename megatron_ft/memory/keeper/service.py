@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,24 +51,11 @@ class RankCaller:
     channel: Channel
     pid: int
     pidfd: int
+    fd: int
     rank: int = -1
     writes: bool = False
     waits_for: BeginSegment | m.CommitSegment | m.Fetch | None = None
     """Request that isn't answered yet."""
-    fd: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.fd = self.channel.fileno()
-
-    @property
-    def is_open(self) -> bool:
-        return self.channel.fileno() >= 0
-
-    def answer(self, message: m.KeeperToRank, fds: tuple[int, ...] = ()) -> None:
-        """Send a message; a caller that has gone is noticed when it is read."""
-        self.waits_for = None
-        with contextlib.suppress(ChannelClosedError):
-            self.channel.send(message, fds, timeout_s=_RANK_SEND_S)
 
 
 class LauncherGoneError(Exception):
@@ -112,9 +98,9 @@ class KeeperService:
                         raise
                     # refuse what waits, and go on: descriptors may be left again a moment later
                     self._say("descriptors", f"{_NO_DESCRIPTORS}: some memory checkpoints are given up")
-                    for caller in self._callers.values():
+                    for caller in list(self._callers.values()):
                         if caller.waits_for is not None:
-                            caller.answer(m.NotKept(_NO_DESCRIPTORS))
+                            self._answer(caller, m.NotKept(_NO_DESCRIPTORS))
                     time.sleep(_PAUSE_S)
                     self._reactor.post(lambda: None)  # what has failed is tried again
         except LauncherGoneError:
@@ -202,13 +188,11 @@ class KeeperService:
     # -- connections of ranks ---------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        for gone in [each for each in self._callers.values() if not each.is_open]:
-            self._forget(gone)  # a failed send has closed it: the next connection has its descriptor's number
         accepted = accept_peer(self._listener)
         if accepted is None:
             time.sleep(_PAUSE_S)  # there may be too many open files, and the peer goes on knocking
             return
-        caller = RankCaller(*accepted)
+        caller = RankCaller(*accepted, accepted[0].fileno())
         self._callers[caller.fd] = caller
         self._reactor.watch(caller.fd, partial(self._read, caller))
         self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
@@ -224,13 +208,22 @@ class KeeperService:
         except ChannelClosedError:
             has_ended = True
         except ProtocolError as error:
-            caller.answer(m.NotKept(f"the keeper can't read the request: {error}"))
+            self._answer(caller, m.NotKept(f"the keeper can't read the request: {error}"))
             has_ended = True
-        if has_ended and self._callers.get(caller.fd) is caller:
+        if has_ended:
+            self._forget(caller)
+
+    def _answer(self, caller: RankCaller, message: m.KeeperToRank, fds: tuple[int, ...] = ()) -> None:
+        caller.waits_for = None
+        try:
+            caller.channel.send(message, fds, timeout_s=_RANK_SEND_S)
+        except ChannelClosedError:
             self._forget(caller)
 
     def _forget(self, caller: RankCaller) -> None:
-        """Close a connection; what its rank was writing is worthless."""
+        """Close a connection, once; what its rank was writing is worthless."""
+        if self._callers.get(caller.fd) is not caller:
+            return
         self._reactor.unwatch(caller.fd)
         self._reactor.unwatch(caller.pidfd)
         del self._callers[caller.fd]
@@ -244,7 +237,7 @@ class KeeperService:
             refused = self._refuse(caller, request)
             if not refused:
                 caller.rank = request.rank
-            caller.answer(m.NotKept(refused) if refused else m.Granted(self._cycle.prepared.pickle_key))
+            self._answer(caller, m.NotKept(refused) if refused else m.Granted(self._cycle.prepared.pickle_key))
             return
         if caller.rank < 0:
             raise ProtocolError("a request came before the hello")
@@ -259,7 +252,7 @@ class KeeperService:
                 self._tell(replace(request, rank=caller.rank))
             case RestoreFailed():
                 self._tell(replace(request, rank=caller.rank))
-                caller.answer(m.Granted())
+                self._answer(caller, m.Granted())
 
     def _refuse(self, caller: RankCaller, hello: m.KeeperHello) -> str:
         if hello.cycle != self._cycle.prepared.cycle:
@@ -267,7 +260,7 @@ class KeeperService:
         if hello.rank not in self._cycle.prepared.ranks:
             return f"rank {hello.rank} is not of this node"
         others = [each for each in self._callers.values() if each.rank == hello.rank and each.pid != caller.pid]
-        if any(each.is_open and not is_gone(each.pidfd) for each in others):
+        if not all(is_gone(each.pidfd) for each in others):
             return f"another process is connected as rank {hello.rank}"
         for gone in others:
             self._forget(gone)
@@ -289,7 +282,7 @@ class KeeperService:
                 refused = retention.refusal(demands, ranks, held, memory)
             if refused:
                 self._say("memory", f"no memory checkpoints on this node, training goes on without them: {refused}")
-                caller.answer(m.NotKept(refused))
+                self._answer(caller, m.NotKept(refused))
                 return
             self._cycle.demands = demands
         for held_segment in self._segments.of(caller.rank, SegmentState.WRITING):
@@ -307,7 +300,7 @@ class KeeperService:
         if len(verified) < retention.SEGMENTS:
             fd = segment.create()
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
-            caller.answer(m.Granted(), (fd,))
+            self._answer(caller, m.Granted(), (fd,))
             return
         saved, settled = self._cycle.saved, self._cycle.settled
         is_copying = self._copies.is_under_way()
@@ -319,20 +312,20 @@ class KeeperService:
         if key is not None:
             self._segments.drop(verified[key])
         elif is_copying:
-            caller.answer(m.NotKept("copies of the snapshot before are still on their way to another node"))
+            self._answer(caller, m.NotKept("copies of the snapshot before are still on their way to another node"))
 
     def _commit(self, caller: RankCaller, request: m.CommitSegment) -> None:
         held = next(iter(self._segments.of(caller.rank, SegmentState.WRITING)), None)
         is_of_cycle = request.key.cycle == self._cycle.prepared.cycle
         if held is None or request.nbytes > held.nbytes or not is_of_cycle:
             of = f"iteration {request.key.iteration} of cycle {request.key.cycle}"
-            caller.answer(m.NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
+            self._answer(caller, m.NotKept(f"there is no segment of {request.nbytes} bytes for {of}"))
             return
         try:
             segment.seal(held.fd, request.nbytes)
         except OSError as error:
             self._segments.drop(held)
-            caller.answer(m.NotKept(f"the segment can't be sealed: {error.strerror}"))
+            self._answer(caller, m.NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
         held.key, held.nbytes, caller.waits_for = request.key, request.nbytes, request
         self._segments.sealed(held)
@@ -363,9 +356,9 @@ class KeeperService:
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
             self._count_incomplete(held.rank)
-        for caller in self._callers.values():
+        for caller in list(self._callers.values()):
             if caller.rank == held.rank and isinstance(caller.waits_for, m.CommitSegment):
-                caller.answer(m.NotKept(why) if why else m.Granted())
+                self._answer(caller, m.NotKept(why) if why else m.Granted())
 
     def _count_incomplete(self, rank: int) -> None:
         """Say, once per cycle, that none of the last snapshots of a rank is complete."""
@@ -382,7 +375,7 @@ class KeeperService:
         rank, prepared, loaded = caller.rank, self._cycle.prepared, self._cycle.loaded
         held = self._segments.verified(rank).get(key)
         if held is not None:
-            caller.answer(m.Granted(), (held.fd,))
+            self._answer(caller, m.Granted(), (held.fd,))
             return
         if self._segments.of(rank, SegmentState.SEALED, SegmentState.RECEIVING):
             return  # it may be one of these
@@ -392,7 +385,7 @@ class KeeperService:
             self._load(rank, key, source)
             return
         why = f"rank {rank} has no verified segment of iteration {key.iteration} of cycle {key.cycle}"
-        caller.answer(m.NotKept(why))
+        self._answer(caller, m.NotKept(why))
 
     def _load(self, rank: int, key: SnapshotKey, source: str | CopySource) -> None:
         """Load the file of a rank that an earlier life has left, or the segment that another node has."""

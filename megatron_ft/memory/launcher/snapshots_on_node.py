@@ -25,6 +25,7 @@ from megatron_ft.memory.rules.snapshots import (
     Restored,
     Saved,
     Settled,
+    SnapshotKey,
     StockTaken,
 )
 
@@ -63,13 +64,9 @@ class SnapshotsOnNode(LauncherPart):
                 self._kept = replace(self._found, snapshots=kept.snapshots, port=kept.port)
                 if turn.is_ready:
                     turn.do(StatusChanged(Parts(self._kept)))
-            case Settled(key) if key.cycle == turn.runs:
+            case Settled(SnapshotKey(number)) | CopyTo(number) if number == turn.runs:
                 turn.do(ToKeeper(event))
-            case CopyTo(number) if number == turn.runs:
-                turn.do(ToKeeper(event))
-            case Saved(key) if key.cycle == turn.runs:
-                turn.do(event)
-            case KeeperPort(number) if number == turn.runs:
+            case Saved(SnapshotKey(number)) | KeeperPort(number) if number == turn.runs:
                 turn.do(event)
             case RankBegan() if turn.runs == cycle.cycle and (chosen := self._chosen(event)) is not None:
                 self._rank_began(event, chosen, turn)

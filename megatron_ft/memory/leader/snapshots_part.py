@@ -66,7 +66,8 @@ class SnapshotsAtLeader(LeaderPart):
             self._snapshots.had_restored(place)
         if status.port:
             answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
-        cycle.has_snapshot = self._snapshots.has_complete
+        was_complete = status.complete is not None and status.complete.cycle == status.cycle
+        cycle.has_snapshot = cycle.has_snapshot or was_complete or self._snapshots.has_complete
         missed = self._snapshots.missed(status.saved)
         return answers if missed is None else [*answers, ToNodes(missed, [place])]
 
@@ -139,7 +140,7 @@ class SnapshotsAtLeader(LeaderPart):
             reached=None if reached is None else reached.last,
             advanced=cycle.decision.advance.is_exceeded(reached),
             resumes_from_file=verdict.cause.rerun is not None,
-            had_snapshot=restored is not None or self._snapshots.has_complete,
+            had_snapshot=restored is not None or cycle.has_snapshot,
         )
 
 

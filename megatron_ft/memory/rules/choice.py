@@ -82,9 +82,10 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles) -> Chosen:
 
     ``kept``: by place in the next cycle.
     """
-    without = [place for place, each in enumerate(kept) if not each.reads_files]
-    if without:
-        return None, f"node {without[0]} was started without --ft-memory-checkpoint-dir"
+    for place, each in enumerate(kept):
+        if not (each.local_ranks and each.reads_files):
+            why = "was started without --ft-memory-checkpoint-dir" if each.local_ranks else "keeps no memory checkpoints"
+            return None, f"node {place} {why}"
     world = sum(each.local_ranks for each in kept)
     if files.world != world:
         of = f"of {counted(files.world, 'rank')}, not {world}"

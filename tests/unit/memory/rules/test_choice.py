@@ -153,6 +153,7 @@ def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> N
     [
         ([reader(4), reader(4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
         ([reader(2), Kept(local_ranks=2)], "node 1 was started without --ft-memory-checkpoint-dir"),
+        ([reader(4), reader(0)], "node 1 keeps no memory checkpoints"),
     ],
 )
 def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
