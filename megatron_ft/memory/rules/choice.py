@@ -83,9 +83,10 @@ def choose_files(kept: Sequence[Kept], files: SavedFiles) -> Chosen:
     ``kept``: by place in the next cycle.
     """
     for place, each in enumerate(kept):
-        if not (each.local_ranks and each.reads_files):
-            why = "was started without --ft-memory-checkpoint-dir" if each.local_ranks else "keeps no memory checkpoints"
-            return None, f"node {place} {why}"
+        if not each.local_ranks:
+            return None, f"node {place} keeps no memory checkpoints"
+        if not each.reads_files:
+            return None, f"node {place} was started without --ft-memory-checkpoint-dir"
     world = sum(each.local_ranks for each in kept)
     if files.world != world:
         of = f"of {counted(files.world, 'rank')}, not {world}"
