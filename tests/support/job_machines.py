@@ -14,10 +14,11 @@ from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.member import Member
+from megatron_ft.job.rules.nodes import Node
 from megatron_ft.link.base.codec import NO_PARTS, Parts
 from megatron_ft.memory.rules.snapshots import Kept
 
-__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member", "sent"]
+__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member", "node", "sent"]
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, node_lost_s=5.0)
 
@@ -53,6 +54,11 @@ def answers(
             return found
         new = [effect for link, beat in said for effect in machine.heard(link, beat, now_s)] + machine.settle(now_s)
         found += new
+
+
+def node(name: str, host: str = "", *, arrived: int = 0, **more: Any) -> Node:
+    """A launcher that has come, and isn't connected. ``more``: of its hello."""
+    return Node(name, host or name, m.Hello("job", RULES, name, host or name, **more), arrived)
 
 
 def sent(effects: Sequence[actions.CoordinatorEffect], kind: type) -> list[Any]:

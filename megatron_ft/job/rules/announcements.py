@@ -189,7 +189,7 @@ def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
     """Return the launcher that prints the lines of the job; None if none is connected."""
 
     def order(node: Node) -> tuple[bool, float, float, int]:
-        place, rank = node.place, node.rank
+        place, rank = node.place, node.hello.rank
         is_outside = cycle is None or not cycle.is_seated(node)
         return is_outside, math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
 

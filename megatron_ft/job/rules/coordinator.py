@@ -296,7 +296,7 @@ class Coordinator:
         cycle = self._cycle
         place = None if cycle is None else cycle.place_of(node)
         self._not_ready(node)
-        ends_job = node.owns and not goodbye.excluded
+        ends_job = node.hello.owns and not goodbye.excluded
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
@@ -410,7 +410,7 @@ class Coordinator:
         self._take_over(former)
         self._end_revision = 0 if believed_by_all or not self.is_over else former.revision
         for link, node in list(self._links.items()):
-            if self._end_revision and node.since >= former.revision:
+            if self._end_revision and node.hello.since >= former.revision:
                 self._drop(node, link)
             else:
                 self._bring_up_to_date(node)
@@ -453,7 +453,7 @@ class Coordinator:
             cycle=-1 if last is None else last.cycle,
             world=0 if last is None else last.world,
             restarts=0 if last is None else last.restarts,
-            advance=furthest(node.before for node in self._nodes.values()) if cycle is None else cycle.advance,
+            advance=furthest(node.hello.before for node in self._nodes.values()) if cycle is None else cycle.advance,
             code=code,
             text=text,
             printer="" if first is None else first.instance,

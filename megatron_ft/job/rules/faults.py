@@ -145,7 +145,7 @@ class BadNodeTracker:
     def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
         """Return the instances of bad nodes among these."""
         names = bad_nodes(self._faults)
-        return frozenset(node.instance for node in nodes if node.bad or node.name in names)
+        return frozenset(node.instance for node in nodes if node.hello.bad or node.name in names)
 
     def blamed_instance(self, cycle: JobCycle | None) -> str:
         """Return the instance of the launcher whose node ended that cycle; empty if no node did."""
@@ -159,7 +159,7 @@ class BadNodeTracker:
     def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
         """Return the names of nodes that were lost or bad before and are ready again, each once."""
         lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
-        here = {node.name for node in nodes if node.bad or node.name in lost} - self._told
+        here = {node.name for node in nodes if node.hello.bad or node.name in lost} - self._told
         self._told |= here
         self._faults = back_again(self._faults, here)
         return tuple(sorted(here))

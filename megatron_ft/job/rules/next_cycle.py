@@ -215,7 +215,7 @@ class NextCycle:
             cycle=0 if last is None else last.cycle + 1,
             world=len(chosen),
             restarts=0 if cycle is None else cycle.restarts_used,
-            advance=furthest(node.before for node in ready) if cycle is None else cycle.advance,
+            advance=furthest(node.hello.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
             shift=(0 if last is None else last.shift) + (rotation is Rotation.RANKS),
             attachments=attachments,

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus
-from megatron_ft.job.rules.restart_policy import JobProgress
+from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.codec import Parts
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
 NEW_LEADER_S = 12.0
 """Shortest wait of a new leader for the launchers of a cycle that another one has begun."""
+_NONE = Hello("", Rules(1, 1), "", "")
 
 
 @dataclass(slots=True, eq=False)
@@ -26,32 +27,20 @@ class Node:
 
     instance: str
     name: str
-    host: str = ""
-    """Address of its host for other nodes."""
-    rank: int | None = None
-    owns: bool = False
+    hello: Hello = _NONE
+    """The newest one, if it has come."""
     arrived: int = 0
     link: int | None = None
-    has_come: bool = False
-    """The launcher has connected to this leader."""
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
     was_reset: bool = False
     phase: NodePhase = NodePhase.BUSY
-    before: JobProgress = JobProgress()  # noqa: RUF009 - frozen
-    """How far earlier lives of the job have got."""
-    bad: str = ""
-    """Why an earlier life of the job reported this host as bad; empty if none did."""
     decided: Assignment | None = None
     """The last decision that the launcher has heard of."""
     standing: NodeStatus = NodeStatus()  # noqa: RUF009 - frozen
-    domain: str = ""
-    """NVLink domain, where segments of nodes must share one."""
     place: int | None = None
     """In the last cycle."""
-    since: int = 0
-    """Revision of etcd's store when the launcher was started."""
     progress_s: float | None = None
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
@@ -62,15 +51,9 @@ class Node:
 
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
-        self.instance, self.name, self.host, self.rank = hello.instance, hello.name, hello.host, hello.rank
-        self.before, self.domain, self.bad, self.since = hello.before, hello.domain, hello.bad, hello.since
-        self.arrived, self.link, self.has_come, self.owns = arrived, link, True, hello.owns
-        self.decided, self.standing, self.phase, self.heard_s = (
-            hello.decided,
-            hello.standing,
-            hello.standing.phase,
-            now_s,
-        )
+        self.instance, self.name, self.hello, self.arrived, self.link = hello.instance, hello.name, hello, arrived, link
+        self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
+        self.heard_s = now_s
 
     def disconnected(self, now_s: float, *, silent: bool, reset: bool = False) -> None:
         """Its connection has ended. ``silent``: no end of it came; ``reset``: its launcher may have given it up."""
@@ -87,7 +70,7 @@ class Node:
 
     def address_of(self, port: int) -> str:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
-        return f"{self.host}:{port}" if self.host else ""
+        return f"{self.hello.host}:{port}" if self.hello.host else ""
 
     def ready(self, parts: Parts, store: str | None = None) -> None:
         """Note the status of its parts and, if the node has become ready, where its store is."""
@@ -107,6 +90,11 @@ class Node:
     def learn(self, decided: Assignment) -> None:
         """Note that the launcher is sent a decision."""
         self.decided, self.place = decided, decided.place
+
+    @property
+    def has_come(self) -> bool:
+        """True if the launcher has connected to this leader."""
+        return self.hello is not _NONE
 
     @property
     def is_excluded(self) -> bool:

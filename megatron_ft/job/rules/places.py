@@ -25,8 +25,8 @@ def _in_order(nodes: Iterable[Node], *, is_first: bool) -> list[Node]:
     """
 
     def order(node: Node) -> tuple[Any, ...]:
-        by_name = (not node.owns, natural(node.name)) if is_first else ()
-        return node.rank is None, node.rank or 0, *by_name, node.arrived
+        by_name = (not node.hello.owns, natural(node.name)) if is_first else ()
+        return node.hello.rank is None, node.hello.rank or 0, *by_name, node.arrived
 
     return sorted(nodes, key=order)
 
@@ -88,7 +88,7 @@ def usable(ready: Collection[Node], size: int) -> int:
     """Return the number of these nodes in whole segments of that ``size``; 0: all of them."""
     if not size:
         return len(ready)
-    return sum(count - count % size for count in Counter(node.domain for node in ready).values())
+    return sum(count - count % size for count in Counter(node.hello.domain for node in ready).values())
 
 
 def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
@@ -96,10 +96,10 @@ def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
     lost: dict[int | str | None, list[int]] = {}
     for index, slot in reversed([*enumerate(slots)]):
         if slot.instance not in here:
-            lost.setdefault(slot.name if slot.rank is None else slot.rank, []).append(index)
+            lost.setdefault(slot.name if slot.hello.rank is None else slot.hello.rank, []).append(index)
     seated, found = {slot.instance for slot in slots}, [*slots]
     for node in here.values():
-        if node.instance not in seated and (own := lost.get(node.rank) or lost.get(node.name)):
+        if node.instance not in seated and (own := lost.get(node.hello.rank) or lost.get(node.name)):
             found[own.pop()] = node
     return found
 
@@ -112,9 +112,9 @@ def _wanted(
     doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
     if not doubtful:
         return [*nodes]
-    counts = Counter(node.domain for node in nodes)
-    sound = counts - Counter(node.domain for node in doubtful)
-    had_places = {node.domain for node in nodes if node.instance in seated}
+    counts = Counter(node.hello.domain for node in nodes)
+    sound = counts - Counter(node.hello.domain for node in doubtful)
+    had_places = {node.hello.domain for node in nodes if node.instance in seated}
     # what each further segment of a domain takes: nothing, as long as its sound nodes make one
     takes = [
         (max(0, min(size, number * size - sound[domain])), domain not in had_places, domain)
@@ -126,8 +126,8 @@ def _wanted(
         room[domain] += count
     left_out = set()
     for node in sorted(doubtful, key=lambda each: each.instance != named):  # it has a place to keep
-        room[node.domain] -= 1
-        if room[node.domain] < 0:
+        room[node.hello.domain] -= 1
+        if room[node.hello.domain] < 0:
             left_out.add(node.instance)
     return [node for node in nodes if node.instance not in left_out]
 
@@ -139,16 +139,16 @@ def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
 def _survivors(slots: Sequence[Node], ready: dict[str, Node]) -> list[Node | None]:
     """The nodes left of a segment, by place; without those of another domain, which a new coordinator may not know."""
     left = [ready.get(slot.instance) for slot in slots]
-    domain = next((node.domain for node in left if node is not None), None)
-    return [node if node is not None and node.domain == domain else None for node in left]
+    domain = next((node.hello.domain for node in left if node is not None), None)
+    return [node if node is not None and node.hello.domain == domain else None for node in left]
 
 
 def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
     """The segment filled with spares of its domain, which are taken; None if there are too few, or no node is left."""
     if None not in left:
         return [node for node in left if node is not None]
-    domain = next((node.domain for node in left if node is not None), None)
-    fit = [node for node in spares if node.domain == domain]
+    domain = next((node.hello.domain for node in left if node is not None), None)
+    fit = [node for node in spares if node.hello.domain == domain]
     if domain is None or len(fit) < left.count(None):
         return None
     taken = iter(fit)
@@ -161,7 +161,7 @@ def _new_segments(nodes: Sequence[Node], size: int, most: int, bad: Collection[s
     """Segments of one domain each, nodes in their order. Of more than ``most``, those with bad nodes are left out."""
     by_domain: dict[str, Segment] = {}
     for node in nodes:
-        by_domain.setdefault(node.domain, []).append(node)
+        by_domain.setdefault(node.hello.domain, []).append(node)
     found = []
     for domain in by_domain.values():
         whole = set(sorted(domain, key=lambda node: node.instance in bad)[: len(domain) - len(domain) % size])

@@ -13,6 +13,7 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.link.base.hosts import natural
 from megatron_ft.link.facts.launcher import CauseKind
+from tests.support import job_machines
 from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
 
@@ -22,7 +23,7 @@ def a_fault(node: str, kind: FaultKind = FaultKind.LOST, cycle: int = 0, **more:
 
 
 def a_node(name: str, arrived: int = 0, rank: int | None = None) -> Node:
-    return Node(f"i-{name}", name, f"{name}:1", rank, False, arrived)
+    return job_machines.node(f"i-{name}", name, rank=rank, arrived=arrived)
 
 
 # -- which are bad --------------------------------------------------------------------------------------------

@@ -33,13 +33,14 @@ from megatron_ft.memory.rules.snapshots import (
     SnapshotKey,
     SnapshotStatus,
 )
+from tests.support import job_machines
 from tests.support.agents import hung
 from tests.support.arrived import arrived
 from tests.support.job_machines import RULES, answers, decision, led, member
 
 
-def node(name: str, rank: int | None = None, arrived: int = 0) -> Node:
-    return Node(name, f"host-{name}", "", rank, owns=False, arrived=arrived)
+def node(name: str, rank: int | None = None, arrived: int = 0, **more: Any) -> Node:
+    return job_machines.node(name, f"host-{name.lower()}", rank=rank, arrived=arrived, **more)
 
 
 def names(nodes: list[Node]) -> str:
@@ -53,16 +54,16 @@ def test_the_first_places_are_by_rank_then_by_arrival() -> None:
 
 
 def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinator() -> None:
-    host = Node("h", "host-h", "", None, owns=True, arrived=9)
+    host = node("h", None, 9, owns=True)
     first = [node("a", None, 1), node("b", None, 2), host]
     chosen, slots = choose([], first, 9)
     assert names(chosen) == "hab"
     assert names(choose([], first, 2)[0]) == "ha"
     assert names(choose([], [node("a", 0, 1), node("b", 1, 2), host], 9)[0]) == "abh"
-    ranked = Node("h", "host-h", "", 2, owns=True, arrived=9)
+    ranked = node("h", 2, 9, owns=True)
     assert names(choose([], [node("a", 0, 1), node("b", 1, 2), ranked], 9)[0]) == "abh"
     # later, who coordinates has no advantage
-    taken = Node("t", "host-t", "", None, owns=True, arrived=30)
+    taken = node("t", None, 30, owns=True)
     assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "has"
 
 
@@ -73,7 +74,7 @@ def test_nodes_keep_their_places_and_a_spare_fills_a_gap_until_its_owner_is_back
     assert names(choose(slots, [*without_b, node("s", None, 9)], 4)[0]) == "ascd"
     assert names(choose(slots, without_b, 4)[0]) == "acd"  # nobody is there for it
     _, later = choose(slots, without_b, 4)
-    again = Node("B", "host-b", "", None, owns=False, arrived=20)  # a new launcher on the same host
+    again = node("B", None, 20)  # a new launcher on the same host
     assert names(choose(later, [*without_b, node("s", None, 9), again], 4)[0]) == "aBcd"
     assert names(chosen) == "abcd"
 
@@ -92,8 +93,8 @@ class Compared(str):
 def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_every_place() -> None:
     first = [node(f"n{index}", None, index) for index in range(600)]
     _, slots = choose([], first, 600)
-    fresh = [Node(f"s{index}", Compared(f"s{index}"), "", None, False, 900 + index) for index in range(300)]
-    back = Node("back", "host-n599", "", None, owns=False, arrived=2000)
+    fresh = [job_machines.node(f"s{index}", Compared(f"s{index}"), arrived=900 + index) for index in range(300)]
+    back = job_machines.node("back", "host-n599", arrived=2000)
     chosen, _ = choose(slots, [*first[:299], *fresh, back], 600)
     assert [each.instance for each in chosen[298:301]] == ["n298", "s0", "s1"]
     assert chosen[599] is back

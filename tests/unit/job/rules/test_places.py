@@ -8,6 +8,7 @@ import pytest
 
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, usable
+from tests.support.job_machines import node
 
 
 class Drawn:
@@ -24,7 +25,7 @@ class Drawn:
         self.count += 1
         host, domain = self.chance.randrange(6), self.chance.choice("xyz")
         rank = host if self.has_ranks else None
-        return Node(f"i{self.count}", f"h{host}", "", rank, False, self.count, domain=domain)
+        return node(f"i{self.count}", f"h{host}", rank=rank, arrived=self.count, domain=domain)
 
     def come_and_go(self) -> None:
         """At least one is left."""
@@ -67,7 +68,7 @@ def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
             chosen = [node.instance for node in nodes]
             assert len({*chosen}) == len(chosen) == min(most, usable(job.ready, size)) // size * size, seed
             for at in range(0, len(nodes), size):
-                assert len({node.domain for node in nodes[at : at + size]}) == 1, seed
+                assert len({node.hello.domain for node in nodes[at : at + size]}) == 1, seed
             after = [chosen[at : at + size] for at in range(0, len(chosen), size)]
             assert all(each in after for each in before if {*each} <= {*words}), seed
             job.come_and_go()

@@ -11,12 +11,13 @@ import pytest
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, usable
 from megatron_ft.job.rules.restart_policy import Reached
+from tests.support import job_machines
 from tests.support.machines import Job
 
 
 def node(name: str, rank: int | None = None) -> Node:
     """In the domain that its first letter names."""
-    return Node(name, f"host-{name}", "", rank, owns=False, arrived=int(name[1:]), domain=name[0])
+    return job_machines.node(name, f"host-{name}", rank=rank, arrived=int(name[1:]), domain=name[0])
 
 
 def nodes(text: str) -> list[Node]:
@@ -84,7 +85,7 @@ def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> 
             assert len({each.instance for each in found}) == len(found)
             assert {each.instance for each in found} <= {each.instance for each in ready}
             for at in range(0, len(found), size):
-                assert len({each.domain for each in found[at : at + size]}) == 1
+                assert len({each.hello.domain for each in found[at : at + size]}) == 1
             if len(ready) == len(everybody) and Counter(map(id, found)) == Counter(map(id, before)):
                 assert found == before
             before = found
@@ -156,7 +157,7 @@ def test_segments_use_as_few_bad_nodes_as_possible_without_losing_a_segment() ->
         )
         assert sum(each in doubtful for each in found) == needed
         for at in range(0, len(found), size):
-            assert len({each.domain for each in found[at : at + size]}) == 1
+            assert len({each.hello.domain for each in found[at : at + size]}) == 1
 
 
 def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain() -> None:
