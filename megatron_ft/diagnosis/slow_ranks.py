@@ -101,7 +101,8 @@ class SlowRanksAtLeader(LeaderPart):
         worst.sort(key=lambda rank: rank not in self._slow)
         shown = [RankLag(rank, self._nodes[rank], lags[rank], seen[rank].share) for rank in worst[:WORST]]
         slow = tuple(each.rank for each in shown if each.rank in self._slow)
-        return [ToNodes(Lags(self._cycle.decision.cycle, over_s, tuple(shown), slow), to_printer=True)]
+        prints = sorted(self._cycle.links())[:1]  # the launcher that prints the lines of the job
+        return [ToNodes(Lags(self._cycle.decision.cycle, over_s, tuple(shown), slow), prints)]
 
     def _judge(self, lags: Mapping[int, float], waits: int) -> None:
         """Name ranks, and clear those that lagged neither in this window nor in the one before."""

@@ -30,8 +30,8 @@ class EtcdClient:
         ConfigError: the certificates can't be used.
     """
 
-    def __init__(self, settings: EtcdSettings, *, answer_s: float = ANSWER_S) -> None:
-        self._settings, self._answer_s = settings, answer_s
+    def __init__(self, settings: EtcdSettings) -> None:
+        self._settings = settings
         self._tls: ssl.SSLContext | None = None
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
@@ -94,8 +94,8 @@ class EtcdClient:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._settings.host, self._settings.port
         if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=self._answer_s)
-        return http.client.HTTPSConnection(host, port, timeout=self._answer_s, context=self._tls)
+            return http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+        return http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=self._tls)
 
     def _error(self, answer: Body) -> Exception:
         text, code = _shown(str(answer["message"]).encode()), answer.get("code")

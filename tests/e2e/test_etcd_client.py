@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.errors import ConfigError
+from megatron_ft.job import etcd_client
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take
@@ -119,11 +120,12 @@ def test_nodes_meet_by_an_etcd_that_asks_for_certificates(
 
 
 def test_etcd_that_does_not_answer_is_away_and_files_that_are_none_are_a_mistake(
-    start_etcd: Callable[..., EtcdServer],
+    start_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(etcd_client, "ANSWER_S", 0.3)
     server = start_etcd()
     server.wait_until_up()
-    client = EtcdClient(EtcdSettings(server.host, server.port), answer_s=0.3)
+    client = EtcdClient(EtcdSettings(server.host, server.port))
     assert look(client, "job").address == ""
     server.pause()
     with pytest.raises(EtcdAway, match="timed out"):

@@ -117,7 +117,7 @@ class Launcher:
 
     def shuts_down(self, text: str) -> None:
         """One of its ranks asks for the end of the job."""
-        self.do(self.member.tell(m.Shutdown(text, 0), self.job.now_s))
+        self.do(self.member.tell(m.Shutdown(text), self.job.now_s))
 
     def dies(self) -> None:
         """It is killed."""

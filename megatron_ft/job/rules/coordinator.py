@@ -284,7 +284,7 @@ class Coordinator:
                 self._out += self._announcements.say(self._cycle, each.text)
                 continue
             links = self._cycle.links()
-            places = sorted(links)[:1] if each.to_printer else links if each.places is None else each.places
+            places = links if each.places is None else each.places
             if to := [link for place, link in links.items() if place in places]:
                 self._out.append(Send(to, each.message))
 

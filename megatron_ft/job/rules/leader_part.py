@@ -17,14 +17,10 @@ from megatron_ft.link.base.codec import PartMessage, PartState
 
 @dataclass(frozen=True, slots=True)
 class ToNodes:
-    """A message for nodes of the cycle: for all of them, unless ``places`` says for which.
-
-    ``to_printer``: only for the launcher that prints the lines of the job.
-    """
+    """A message for nodes of the cycle: for all of them, unless ``places`` says for which."""
 
     message: PartMessage
     places: Collection[int] | None = None
-    to_printer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

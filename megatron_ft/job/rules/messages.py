@@ -256,7 +256,6 @@ class Shutdown(Message, frozen=True):
     """A rank of this node asked for the end of the job."""
 
     text: str
-    rank: Int | None = None
 
 
 class Goodbye(Message, frozen=True):

@@ -350,7 +350,7 @@ class Agent:
             return
         self.cycle.requested(request)
         if request.action == WorkloadAction.ShutdownWorkload.name:
-            self._do(Shutdown(request.text, request.rank))
+            self._do(Shutdown(request.text))
 
     def _checked(self, health: NodeHealth) -> None:
         if self.phase is AgentPhase.RUNNING:

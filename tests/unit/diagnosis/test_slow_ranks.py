@@ -25,7 +25,7 @@ class Leader:
 
     def __init__(self) -> None:
         self._part = SlowRanksAtLeader()
-        cycle: Any = SimpleNamespace(decision=SimpleNamespace(cycle=0, world=1), outcome=None)
+        cycle: Any = SimpleNamespace(links=dict, decision=SimpleNamespace(cycle=0, world=1), outcome=None)
         self._part.begin(cycle)
         self._sums: dict[int, RankWaits] = {}
 

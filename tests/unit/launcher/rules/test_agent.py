@@ -389,7 +389,7 @@ def test_a_request_of_the_last_moment_counts() -> None:
 def test_a_rank_asks_for_the_end_of_the_job() -> None:
     driven = running()
     driven.hear(SHUTDOWN)
-    assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough", 0)]
+    assert driven.told == [m.Shutdown("rank 0 asked for ShutdownWorkload: enough")]
     driven.ends(Outcome.STOPPED, restarts=False)
     assert driven.all_of(events.TerminateRanks) == []
     driven.wait(5.0)
