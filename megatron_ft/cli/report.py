@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NOTHING_FOUND = 1
 _INTERVAL = (
-    *("name", "timeout_s", "count", "longest_s", "longest_rank", "longest_cycle", "hangs", "known", "left_out_s"),
+    *("name", "timeout_s", "count", "longest_s", "longest_rank", "longest_cycle", "hangs", "left_out_s"),
     *("margin", "suggested_s"),
 )
 """Fields of an element of ``timeouts`` in the JSON."""

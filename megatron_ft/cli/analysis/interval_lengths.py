@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_ft.cli.analysis.timeline import FROM, LOST, TO, Timeline
+from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.link.base.intervals import HangKind
@@ -47,8 +47,6 @@ class Interval:
         longest_rank, longest_cycle: rank and cycle of the longest interval.
         left_out_s: for OUT_OF_SECTION, the longest of the first ones of each cycle, which aren't in ``longest_s``.
         hangs: cycles that ended by it, and hangs that were reported; such an interval isn't an observed one.
-        known: share of the recorded time that is known; below 1 for OUT_OF_SECTION after a loss of events, because one
-            of the sections may have been open.
         by_rank: number of intervals of each rank.
         lengths: number of intervals by length; to 12 % where a minute had more than 6 intervals.
     """
@@ -60,7 +58,6 @@ class Interval:
     longest_cycle: int | None = None
     left_out_s: float | None = None
     hangs: int = 0
-    known: float = 1.0
     by_rank: Counter[int] = field(default_factory=Counter)
     lengths: Counter[float] = field(default_factory=Counter)
 
@@ -126,14 +123,11 @@ def intervals_of(timeline: Timeline, found: Mapping[str, Interval]) -> list[Inte
     hangs = Counter(_LOGGED.get(hang.section, hang.section) for hang in told.hangs)
     causes = [each.cause for each in told.cycles if each.cause is not None and each.cause.kind is CauseKind.HANG]
     hangs.update(_LOGGED.get(cause.section, cause.section) for cause in causes)
-    lengths_ns = timeline.minutes[:, TO] - timeline.minutes[:, FROM]
     names, special = dict.fromkeys((*timeline.names, *timeouts, *found)), (OUT_OF_SECTION, HEARTBEATS)
     rows = []
     for name in sorted(names, key=lambda name: special.index(name) if name in special else -1):
         row = found.get(name) or Interval(name=name)
         row.timeout_s, row.hangs = timeouts.get(name), hangs[name]
-        if name == OUT_OF_SECTION and lengths_ns.sum():
-            row.known = float(lengths_ns[timeline.minutes[:, LOST] == 0].sum() / lengths_ns.sum())
         rows.append(row)
     return rows
 

@@ -183,11 +183,6 @@ def _timeouts(analysis: Analysis) -> Sheet:
                 f"{each.name} is without the first {FIRST_INTERVALS} of each cycle (at most {took(each.left_out_s)}), "
                 "to which a longer timeout may apply."
             )
-        if each.known < 1:
-            notes.append(
-                f"{each.name} rests on {each.known:.0%} of the time: after a loss of events it isn't known which "
-                "sections were open."
-            )
     columns = ("section", "timeout", "longest", "of rank", "median", "99 %", "observed", "hangs", "margin", "suggested")
     return Sheet("timeouts", "timeouts beside the observed intervals", columns, "section", rows, tight, notes)
 

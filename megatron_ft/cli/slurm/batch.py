@@ -30,6 +30,8 @@ from megatron_ft.link.files.own_files import read_own
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _OURS = ("FT_", "FAULT_TOL_", "NVRX_", "PET_")
 """Prefixes of variables that launchers read."""
+_STOP = ("scancel", "--signal=TERM")
+"""Sends each launcher of a job SIGTERM once. srun itself would end the step without a save."""
 _COMMAND_S = 60.0
 _MOST_NODES = 100_000
 _LOOK_S = 5.0
@@ -110,7 +112,7 @@ class Batch:
             nodes=plan.nodes, exclude=self._excluded(plan.nodes), more=plan.srun_options, launcher=plan.launcher
         )
         print(shlex.join(words))
-        print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join(commands.stop_steps(plan.job))}")
+        print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join([*_STOP, plan.job])}")
         print(f"# then, from {os.path.join(plan.log_dir, LIVES_FILE)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
         most = plan.limits.lives
@@ -118,7 +120,7 @@ class Batch:
         print(f"#   stopped, or lost with too few nodes: {again}")
         print("#   finished: end with 0; no progress: end with 93")
         if plan.excludes_bad_nodes:
-            print(f"#   before that, to exclude bad nodes: {shlex.join(commands.avoid(plan.job, ['NODE,...']))}")
+            print(f"#   before that, to exclude bad nodes: {shlex.join(_avoid(plan.job, ['NODE,...']))}")
 
     # -- one step ---------------------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class Batch:
             return
         self._is_to_pass_on = False
         say(f"received {self._asked[-1].name}: sending SIGTERM to the launchers")
-        self._command(commands.stop_steps(self._plan.job))
+        self._command([*_STOP, self._plan.job])
 
     @contextlib.contextmanager
     def _taking_signals(self) -> Iterator[socket.socket]:
@@ -189,7 +191,7 @@ class Batch:
             say(f"{follows.why}; not requeueing: Slurm reports the job as {state}")
             return TRY_AGAIN_CODE
         if self._plan.excludes_bad_nodes and (bad := sorted(lives.bad_nodes())):
-            self._command(commands.avoid(self._plan.job, bad))
+            self._command(_avoid(self._plan.job, bad))
         say(f"{follows.why}; requeueing job {self._plan.job}")
         if self._command(batch_script.requeue(self._plan.job)) is None:
             return TRY_AGAIN_CODE
@@ -258,6 +260,11 @@ def _end(step: subprocess.Popen[bytes], life: Life) -> int:
     return life.exit_code or 0
 
 
+def _avoid(job: str, nodes: Sequence[str]) -> list[str]:
+    """Return the command that keeps the job off these nodes from its next start on."""
+    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
+
+
 def status_on_nodes(job: int, how: str) -> int:
     """Run `megatron-ft status` on each node of a running job, with the option ``how``. Return its exit code.
 
@@ -274,7 +281,10 @@ def status_on_nodes(job: int, how: str) -> int:
             raise ConfigError(f"--slurm {job}: the job isn't running: Slurm reports it as {found.state}")
         # the nodes need this Python at the same path
         status = [sys.executable, "-m", "megatron_ft", "status", how]
-        words = commands.on_each_node(job, nodes=found.nodes, status=status)
+        # beside the job, without resources; outside of the job's scripts srun would take one node if not told how many
+        shape = [f"--nodes={found.nodes}", f"--ntasks={found.nodes}", "--ntasks-per-node=1", "--export=ALL", "--label"]
+        stays = ["--overlap", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
+        words = ["srun", f"--jobid={job}", *shape, *stays, *status]
         return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
     except OSError as error:
         raise ConfigError(f"--slurm: {words[0]} can't be started: {error.strerror}") from None

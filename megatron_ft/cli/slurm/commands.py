@@ -1,4 +1,4 @@
-"""Commands of Slurm, as words, and their output; two more are in job/rules/batch_script. Pure."""
+"""The commands srun and scontrol show, as words, and their output; two more are in job/rules/batch_script. Pure."""
 
 from __future__ import annotations
 
@@ -56,26 +56,6 @@ def srun_environment(environ: Mapping[str, str], *, requeues: str) -> dict[str, 
     """
     kept = {name: value for name, value in environ.items() if name not in _DEFEATS}
     return {**kept, _TELLS: "megatron-ft slurm", REQUEUES: requeues}
-
-
-def stop_steps(job: str) -> list[str]:
-    """Return the command that sends each launcher SIGTERM once. srun itself would end the step without a save."""
-    return ["scancel", "--signal=TERM", job]
-
-
-def on_each_node(job: int, *, nodes: int, status: Sequence[str]) -> list[str]:
-    """Return the command that runs beside a job on its nodes, without taking resources; a lost node ends no other.
-
-    The number of nodes has to be given: outside of the job's own scripts srun would take one of them.
-    """
-    shape = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    beside = ["--overlap", "--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
-    return ["srun", f"--jobid={job}", *shape, *beside, "--export=ALL", "--label", *status]
-
-
-def avoid(job: str, nodes: Sequence[str]) -> list[str]:
-    """Return the command that keeps the job off these nodes from its next start on."""
-    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
 
 
 def allocation(text: str) -> Job | None:

@@ -59,24 +59,6 @@ def test_few_intervals_are_known_exactly_and_many_to_twelve_percent(tmp_path: Pa
     assert (save.longest_s, save.quantile(0.5)) == (0.125, 0.125)
 
 
-def test_row_after_lost_events_says_on_how_much_of_the_time_it_rests(tmp_path: Path) -> None:
-    logs = Logs(tmp_path)
-    known = [(3.0, START, SAVE), (3.5, END, SAVE), *iterations(1, 7, 4.0)]
-    records = told(0, 0, 2.0, *known, *iterations(20, 60, 59.4))
-    at, name, minute = records[1]
-    minute["ranks"][0][3] = 5
-    logs.write("monitor", records[0], (at, name, minute))
-    analysis = only(tmp_path)
-    outside = row(analysis, OUT_OF_SECTION)
-    assert outside.known == pytest.approx(58.0 / 117.0, rel=0.01)  # the second minute isn't
-    assert any(f"{OUT_OF_SECTION} rests on 50% of the time" in note for note in notes_of(analysis))
-    (tmp_path / "whole").mkdir()
-    Logs(tmp_path / "whole").write("monitor", *told(0, 0, 2.0, *known))
-    analysis = only(tmp_path / "whole")
-    assert row(analysis, OUT_OF_SECTION).known == 1
-    assert not any("rests on" in note for note in notes_of(analysis))
-
-
 def test_timeout_in_force_is_the_least_of_the_last_cycle(tmp_path: Path) -> None:
     """Rank 1 was there in cycle 0 only; the smaller timeouts were those before the learned ones."""
 
