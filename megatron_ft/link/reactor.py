@@ -13,8 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 THREAD_PREFIX = "ft_launcher_"
 """Prefix of threads that may wait inside torch for longer than the launcher lives."""
@@ -99,9 +98,12 @@ class Reactor:
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait until something happens, at most ``timeout_s`` seconds (None: for ever), and serve it."""
+        if self._timers:
+            left_s = max(0.0, self._timers[0][0] - time.monotonic())
+            timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
         # a wait that a signal has interrupted may return nothing although its wake-up descriptor is ready
         most = len(self._watched)
-        ready = self._epoll.poll(self._bounded(timeout_s), most) or self._epoll.poll(0, most)
+        ready = self._epoll.poll(timeout_s, most) or self._epoll.poll(0, most)
         found = [(fd, self._watched[fd]) for fd, _ in ready if fd in self._watched]
         for fd, watched in sorted(found, key=lambda each: each[1][0]):
             # an earlier callback may have closed it; its number may even be reused by now
@@ -148,16 +150,23 @@ class Reactor:
         """
 
         def run() -> None:
-            result: Callable[[], T]
             try:
-                result = partial(_same, function())
+                results.append(function())
             except BaseException as error:  # noqa: BLE001 - handed to the thread that asked, whatever it is
-                result = partial(_raise, error)
-            self.post(partial(take, result))
+                errors.append(error)
+            self.post(take)
 
-        def take(result: Callable[[], T]) -> None:
+        def take() -> None:
             thread.join()
             done(result)
+
+        def result() -> T:
+            for error in errors:
+                raise error
+            return results[0]
+
+        results: list[T] = []
+        errors: list[BaseException] = []
 
         # a daemon: an abandoned one must not keep the process alive
         thread = threading.Thread(target=run, name=f"{THREAD_PREFIX}blocking_call", daemon=True)
@@ -178,17 +187,3 @@ class Reactor:
         except BlockingIOError:
             return  # a callback of this round has run the loop itself, and served it
         self._posted.popleft()()
-
-    def _bounded(self, timeout_s: float | None) -> float | None:
-        if not self._timers:
-            return timeout_s
-        left = max(0.0, self._timers[0][0] - time.monotonic())
-        return left if timeout_s is None else min(left, timeout_s)
-
-
-def _same(value: T) -> T:
-    return value
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
