@@ -15,7 +15,7 @@ REMOVED: dict[str, str] = {
     "false_kill_budget": "there is none: --ft-learned-floor and --ft-safety-factor make learned timeouts longer",
     "calculated_timeout_floor": "use learned_floor (--ft-learned-floor)",
     "chain": "give every job the same --ft-log-dir, and sbatch --dependency=afternotok:JOBID (docs/slurm.md)",
-    "port": "for Prometheus use --ft-metrics-port or --ft-metrics-textfile of ft_launcher",
+    "port": "ft_launcher serves metrics, with --ft-metrics-port, and megatron-ft exporter none",
     "png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
     "trace": "megatron-ft report --html FILE draws the same timeline, to zoom into",
 }

@@ -37,7 +37,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["exporter", "logs"], "--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher"),
         (
             ["exporter", "logs", "--port", "9466"],
-            "there is no option port any more: for Prometheus use",
+            "there is no option port any more: ft_launcher serves metrics, with --ft-metrics-port",
         ),
     ],
 )
