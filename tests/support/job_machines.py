@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from megatron_ft.job.rules.nodes import Node
 from megatron_ft.link.base.codec import NO_PARTS, Parts
 from megatron_ft.memory.rules.snapshots import Kept
 
-__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member", "node", "sent"]
+__all__ = ["RULES", "answers", "begun", "decision", "led", "links", "member", "node", "sent", "unled"]
 
 RULES = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, node_lost_s=5.0)
 
@@ -40,6 +40,20 @@ def led(machine: Member) -> Member:
     machine.opened(0.0)
     machine.heard(m.Admitted(), 0.0)
     return machine
+
+
+def unled(
+    machine: Member, now_s: float, progress: Callable[[float], int | None] = lambda _now_s: None, problem: str = ""
+) -> Iterator[tuple[float, actions.MemberEffect]]:
+    """Let a launcher that reaches no leader go on until it leaves; what it does, and when."""
+    is_over = False
+    while not is_over:
+        effects = machine.tick(now_s, progress(now_s))
+        if any(isinstance(effect, actions.Connect) for effect in effects):
+            effects += machine.failed(now_s, problem)
+        yield from ((now_s, effect) for effect in effects)
+        is_over = any(isinstance(effect, m.Dismiss) for effect in effects)
+        now_s = max(now_s, machine.alarm_s) + 0.001
 
 
 def answers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +11,9 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.liveness import STALLED_S, excused_s, lost_s, stall_s
-from megatron_ft.job.rules.member import CUT_OFF_S, Member
+from megatron_ft.job.rules.member import CUT_OFF_S
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
-from tests.support.job_machines import RULES, decision, led, member
+from tests.support.job_machines import RULES, decision, led, member, unled
 from tests.support.machines import Job, Launcher
 
 
@@ -141,22 +140,15 @@ def test_node_that_has_finished_is_not_cut_off_and_leaves_once_no_leader_has_com
     led(machine).heard(Assignment(decision(), 1), 0.0)
     machine.tell(m.Report(0, NodeState.SUCCEEDED), 1.0)
     machine.broken(1.0)
-    effects: list[actions.MemberEffect] = []
-    now_s = 1.0
-    while not any(isinstance(effect, m.Dismiss) for effect in effects):
-        now_s = max(now_s, machine.alarm_s) + 0.001
-        effects = machine.tick(now_s, 5)
-        if any(isinstance(effect, actions.Connect) for effect in effects):
-            effects += machine.failed(now_s)
-        assert not any(isinstance(effect, m.End) for effect in effects)
-        assert machine.standing.report == m.Report(0, NodeState.SUCCEEDED)
-    assert patience_s - 1.0 <= now_s < patience_s + 1.5
+    seen = [(now_s, effect, machine.standing.report) for now_s, effect in unled(machine, 1.0, lambda _now_s: 5)]
+    assert not any(isinstance(effect, m.End) for _, effect, _ in seen)
+    assert {report for *_, report in seen} == {m.Report(0, NodeState.SUCCEEDED)}
+    assert patience_s - 1.0 <= seen[-1][0] < patience_s + 1.5
 
 
-def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float = 10.0) -> float:
+def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float) -> float:
     """Return when a launcher ends its ranks that no leader answers any more from then on."""
-    who = m.Identity("job", RULES, "me", "host", "host", endpoint="first:1")
-    machine = led(Member(who, now_s=0.0, chance=random.Random(1)))
+    machine = led(member())
     machine.heard(Assignment(decision(), 1), 0.0)
     now_s = 0.0
     while True:
@@ -172,36 +164,33 @@ def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float =
         now_s = round(now_s + 0.25, 2)
 
 
-def test_node_that_is_cut_off_trains_as_long_as_its_ranks_make_progress() -> None:
-    assert cut_off_at_s(stops_at(100.0)) == pytest.approx(100.0 + STALLED_S, abs=1.5)
+def nothing(_now_s: float) -> None:
+    """Nothing tells of progress."""
 
 
-def test_node_that_is_cut_off_ends_its_ranks_after_ten_minutes_though_they_make_progress() -> None:
-    assert cut_off_at_s(stops_at(1000.0)) == pytest.approx(9.75 + 600.0, abs=1.5)
+@pytest.mark.parametrize(
+    ("progress", "answered_s", "ends_s"),
+    [
+        pytest.param(stops_at(100.0), 10.0, 100.0 + STALLED_S, id="progress_ends"),
+        pytest.param(stops_at(1000.0), 10.0, 9.75 + 600.0, id="progress_goes_on_for_ten_minutes"),
+        pytest.param(nothing, 10.0, 9.75 + CUT_OFF_S, id="progress_unknown"),
+        # no sooner than the leader counts as silent
+        pytest.param(stops_at(1.0), 40.0, 39.75 + lost_s(4), id="progress_had_ended_before"),
+    ],
+)
+def test_node_that_is_cut_off_ends_its_ranks_by_their_progress(
+    progress: Callable[[float], int | None], answered_s: float, ends_s: float
+) -> None:
+    assert cut_off_at_s(progress, answered_s=answered_s) == pytest.approx(ends_s, abs=0.5)
 
 
 def test_node_whose_ranks_ended_after_ten_minutes_stands_by_until_the_join_timeout_from_then_on() -> None:
-    machine, now_s, ended_s, left_s = led(member()), 0.0, None, None
+    machine = led(member())
     machine.heard(Assignment(decision(), 1), 0.0)
     machine.broken(0.0)
-    while left_s is None:
-        now_s = max(now_s, machine.alarm_s) + 0.001
-        effects = machine.tick(now_s, int(2 * now_s))
-        for effect in effects:
-            ended_s = now_s if isinstance(effect, m.End) else ended_s
-            left_s = now_s if isinstance(effect, m.Dismiss) else left_s
-        if any(isinstance(effect, actions.Connect) for effect in effects):
-            machine.failed(now_s)
-    assert ended_s == pytest.approx(600.0, abs=1.5)
-    assert left_s == pytest.approx(600.0 + RULES.join_timeout_s, abs=3.0)
-
-
-def test_node_that_is_cut_off_ends_its_ranks_after_30_s_where_nothing_tells_progress() -> None:
-    assert cut_off_at_s(lambda _now_s: None) == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
-
-
-def test_node_that_is_cut_off_ends_stalled_ranks_no_sooner_than_the_leader_counts_as_silent() -> None:
-    assert cut_off_at_s(stops_at(1.0), answered_s=40.0) == pytest.approx(39.75 + lost_s(4), abs=0.5)
+    at_s = {type(effect): now_s for now_s, effect in unled(machine, 0.0, steps)}
+    assert at_s[m.End] == pytest.approx(600.0, abs=1.5)
+    assert at_s[m.Dismiss] == pytest.approx(600.0 + RULES.join_timeout_s, abs=3.0)
 
 
 def test_time_without_progress_is_measured_by_the_longest_gap_so_far() -> None:

@@ -11,19 +11,12 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.member import CUT_OFF_S, Member, at_end
-from tests.support.job_machines import RULES, decision, led, member
+from tests.support.job_machines import RULES, decision, led, member, unled
 
 
 def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
     """When it leaves if no coordinator can be reached, and how."""
-    while True:
-        effects = machine.tick(now_s)
-        if any(isinstance(effect, actions.Connect) for effect in effects):
-            effects += machine.failed(now_s)
-        left = [effect for effect in effects if isinstance(effect, m.Dismiss)]
-        if left:
-            return now_s, left[0]
-        now_s = max(now_s, machine.alarm_s) + 0.001
+    return next((at_s, effect) for at_s, effect in unled(machine, now_s) if isinstance(effect, m.Dismiss))
 
 
 def test_the_launcher_of_an_excluded_node_gives_up_after_the_join_timeout() -> None:
@@ -92,21 +85,17 @@ def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) ->
 def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end(
     place: int | None, after_s: float
 ) -> None:
-    machine, lines, left, now_s = member(rank=place), [], [], 0.0
+    machine = member(rank=place)
     machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=1000))
-    while not left:
-        effects = machine.tick(now_s)
-        for _ in [effect for effect in effects if isinstance(effect, actions.Connect)]:
-            effects += machine.failed(now_s, "no route")
-        lines += [(now_s, effect.text) for effect in effects if isinstance(effect, m.Tell)]
-        left += [effect for effect in effects if isinstance(effect, m.Dismiss)]
-        now_s = max(now_s, machine.alarm_s) + 0.001
-    ((said_s, line),) = lines
+    seen = [*unled(machine, 0.0, problem="no route")]
+    ((said_s, line),) = [(at_s, each.text) for at_s, each in seen if isinstance(each, m.Tell)]
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
     assert after_s <= said_s < after_s + 1.0
     problems = "first:1: no route"
     assert line == f"no coordinator reached ({problems}); trying for {timeout}"
-    assert left == [m.Dismiss(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")]
+    assert [each for _, each in seen if isinstance(each, m.Dismiss)] == [
+        m.Dismiss(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")
+    ]
 
 
 @pytest.mark.parametrize(
