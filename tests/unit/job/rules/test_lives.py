@@ -158,15 +158,6 @@ def test_requested_end_is_no_fault_of_a_node(changes: dict[str, object]) -> None
     assert fault_of(a_verdict(**changes)) is None
 
 
-def test_a_node_is_bad_if_it_was_lost_or_failed_again_in_a_job_that_got_on() -> None:
-    script = [a_fault("b", cycle) for cycle in range(5)]
-    assert Lives().begun(replace(LIFE, faults=tuple(script))).bad_nodes() == {}
-    once = Lives().begun(replace(LIFE, faults=(a_fault("b", 1, advanced=True),)))
-    assert once.bad_nodes() == {}
-    twice = once.begun(replace(LIFE, faults=(a_fault("b", 0, advanced=True), a_fault("d", 1, FaultKind.LEFT))))
-    assert twice.bad_nodes() == {"b": "2 failures: cycle 1; cycle 0", "d": "cycle 1"}
-
-
 @pytest.mark.parametrize("outcome", Ending)
 def test_a_job_has_finished_if_its_own_last_life_has(outcome: Ending) -> None:
     lives = Lives().begun(Life(job="7.0.1", outcome=outcome))
