@@ -21,7 +21,7 @@ _QUICK = Path(__file__).with_name("job.py")
 _OURS = """\
 #!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --requeue --no-kill --open-mode=append {sbatch}
-exec megatron-ft slurm --spares {spares} --max-lives 6 {slurm} -- \\
+exec megatron-ft slurm --spares {spares} --max-lives 6 -- \\
     --nproc-per-node 1 --max-restarts 3 {launcher} {script}
 """
 _ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
@@ -48,19 +48,11 @@ class Run:
         return f"{_QUICK} --save {self.save} {' '.join(map(str, arguments))}"
 
     def submit(
-        self,
-        *arguments: object,
-        nodes: int = 2,
-        spares: int = 0,
-        sbatch: str = "--exclusive",
-        slurm: str = "",
-        launcher: str = "",
+        self, *arguments: object, nodes: int = 2, spares: int = 0, sbatch: str = "--exclusive", launcher: str = ""
     ) -> None:
         """The quick training, in a batch script as in docs/slurm.md."""
-        script = self.quick(*arguments)
-        self.submit_script(
-            _OURS.format(nodes=nodes, spares=spares, sbatch=sbatch, slurm=slurm, launcher=launcher, script=script)
-        )
+        words = {"sbatch": sbatch, "launcher": launcher, "script": self.quick(*arguments)}
+        self.submit_script(_OURS.format(nodes=nodes, spares=spares, **words))
 
     def submit_script(self, text: str) -> None:
         """Any batch script."""
@@ -80,9 +72,9 @@ class Run:
         """It needn't wait there any more."""
         (self.save / f"go-{iteration}").touch()
 
-    def wait_told(self, pattern: str, count: int = 1) -> None:
+    def wait_told(self, pattern: str) -> None:
         """Until the job's output has it."""
-        self.wait(lambda: len(re.findall(pattern, self.output, re.MULTILINE)) >= count, f"{pattern!r} was told")
+        self.wait(lambda: re.search(pattern, self.output, re.MULTILINE), f"{pattern!r} was told")
 
     def wait_life(self, number: int) -> None:
         """Until that life trains."""
