@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration, hang_cause
+from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.launcher.rules.events import SignalRanks, Write
@@ -218,8 +218,7 @@ class Deadlines(LauncherPart):
 
     def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on."""
-        self._cycle.found_hung(verdict, turn, by_monitor=False)
-        self._cycle.blame(self._cycle.found or hang_cause(verdict, where))
+        self._cycle.found_hung(verdict, turn, by_monitor=False, where=where)
         self._end(verdict.local_rank, turn)
 
     def _end(self, local_rank: int, turn: Turn, *, evidence: bool = False) -> None:

@@ -77,6 +77,8 @@ class NodeCycle:
         self._parts = parts
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
+        self._places: dict[int, str] = {}
+        """Places, in words, of ranks that others wait for by the evidence on all ranks."""
         self._notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks of a cycle that may hang."""
         self.signalled: dict[int, set[int]] = defaultdict(set)
@@ -161,8 +163,11 @@ class NodeCycle:
             **more,
         )
 
-    def found_hung(self, verdict: RankHung, turn: Turn, *, by_monitor: bool) -> None:
-        """Note that a rank was found hung: by its monitor, which doesn't see if it waits for another, or by us."""
+    def found_hung(self, verdict: RankHung, turn: Turn, *, by_monitor: bool, where: str = "") -> None:
+        """Note that a rank was found hung: by its monitor, which doesn't see if it waits for another, or by us.
+
+        ``where``: its place in words, if the evidence on all ranks has shown it.
+        """
         local_rank = verdict.local_rank
         if by_monitor and local_rank in self.hung:
             return
@@ -173,6 +178,7 @@ class NodeCycle:
             self.hung[local_rank] = Grace(turn.now_s + _HUNG_AND_ALIVE_S, turn.seen.run_delays_ns[local_rank])
         verdict = replace(verdict, rank=self.ranks[local_rank])
         self._verdicts.append(verdict)
+        self._places[local_rank] = where
         if by_monitor:
             self.overdue[local_rank] = verdict
 
@@ -301,7 +307,7 @@ class NodeCycle:
         if found is None or (end.exitcode and not end.by_us):
             return describe_exit(end)
         note = self._notes.get(end.local_rank)
-        where = "" if note is None else place(note)
+        where = self._place(end.local_rank) if note is None else place(note)
         return f"{describe_hang(found)}, {where}" if where else describe_hang(found)
 
     def only_exits_are_missing(self, seen: Readings) -> bool:
@@ -380,8 +386,8 @@ class NodeCycle:
             verdict, local_ranks = self.suspects
             if len(local_ranks) == 1:  # the only one that is stopped
                 rank = self.ranks[local_ranks[0]]
-                return hang_cause(replace(verdict, rank=rank, state="T"), self._frame(local_ranks[0]))
-            places = (f"rank {self.ranks[each]} {self._frame(each)}".rstrip() for each in sorted(local_ranks))
+                return hang_cause(replace(verdict, rank=rank, state="T"), self._place(local_ranks[0]))
+            places = (f"rank {self.ranks[each]} {self._place(each)}".rstrip() for each in sorted(local_ranks))
             return undetermined_hang(verdict, detail=f"root cause undetermined; candidates: {'; '.join(places)}")
         if cause is None:
             return Cause(kind=CauseKind.CRASH, text="no rank of this node exited, and none could be killed")
@@ -391,11 +397,11 @@ class NodeCycle:
         if found.local_rank in self.overdue and self.world_size > 1 and not found.stopped:
             # without evidence on all ranks it may only have waited for another
             return undetermined_hang(found, detail="root cause undetermined")
-        return replace(cause, detail=self._frame(found.local_rank))
+        return replace(cause, detail=self._place(found.local_rank))
 
-    def _frame(self, local_rank: int) -> str:
+    def _place(self, local_rank: int) -> str:
         note = self._notes.get(local_rank)
-        return f"in {note.frame}" if note is not None and note.frame else ""
+        return self._places.get(local_rank) or (f"in {note.frame}" if note is not None and note.frame else "")
 
     def own_failure(self, seen: Readings) -> Cause | None:
         """Return the failure of a rank of this node that failed by itself, not only because it had lost another.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.launcher.rules import events
@@ -224,3 +225,12 @@ def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
         "rank 10 keeps the others waiting: no collective has completed on any rank for 40.0 s (timeout 40.0 s), "
         "in train.py:3 f"
     )
+
+
+def test_rank_at_fault_that_had_raised_has_crashed_although_its_node_ends_it() -> None:
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
+    driven.words[1] = CrashOutput(error="ValueError: no", where="train.py:9 g", raised_at_ns=driven.now_ns + 5)
+    driven.wait(TIMEOUT_S)
+    driven.hear(REVIEW)
+    driven.exits(1, -9, sent=(9,))
+    assert driven.record.cause().line == "rank 10 raised ValueError: no, in train.py:9 g"
