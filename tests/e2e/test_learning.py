@@ -150,32 +150,6 @@ def test_time_out_of_section_that_is_open_at_the_end_is_what_the_next_run_may_ta
     assert 5 * (2 + 3.5) / 2 <= timeouts["out_of_section"] < 5 * 10.0
 
 
-EXPORT = (
-    steps(steps=40, after="save() if step == 20 else None")
-    + """
-if RANK == 0:
-    time.sleep(8)
-"""
-)
-
-
-def test_rank_0_that_exports_a_model_after_the_others_end_is_neither_terminated_nor_reported(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    texts = [
-        script(f"ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)\n{EXPORT}", learns=learns)
-        for learns in (True, False)
-    ]
-    options = (*TWO, "--max-restarts=0")
-    jobs = [launcher.start(text, *options, script_args=[str(tmp_path / f"{at}")]) for at, text in enumerate(texts)]
-    for finished in [job.wait(60) for job in jobs]:
-        assert finished.code == 0, finished.err
-        assert "would be a hang" not in finished.err
-    document = json.loads((tmp_path / "0" / "ft_state.json").read_text())
-    # eight seconds went on in rank 0 when its run ended
-    assert document["current_timeouts"]["section"]["out_of_section"] > 8.0
-
-
 def test_run_that_is_aborted_or_fails_learns_no_time_out_of_section(launcher: Launcher, tmp_path: Path) -> None:
     loop = f"""
 ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)

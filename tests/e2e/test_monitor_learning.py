@@ -191,28 +191,6 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
         launcher.wait_until_armed(wanted)
 
 
-def test_milestones_of_a_rank_are_told_with_its_intervals(launcher: Launcher) -> None:
-    steps = "for _ in range(40):\n    with client.section('step'): pass\n"
-    ends = "client._ready().set_facts(layout.FACT_RUN_ENDS)\nclient.shutdown_workload_monitoring()"
-    imports = "from megatron_ft.link.base import layout"
-    waits = "client._ready().saved()\nsay('stepped')\nsys.stdin.readline()"
-    script = f"{imports}\n{BEGIN}say('ready')\n{steps}{waits}\n{ends}"
-    with rank(launcher.path, script) as process:
-        attached(launcher, process)
-        expect(process, "stepped")
-        launcher.slot.order(Arm(0))  # it looks at once
-        found = launcher.next(Intervals)
-        assert (found.cycle, found.ended, set(found.seen)) == (0, False, {"step", "save", "out_of_section"})
-        assert found.seen["step"].count == 40
-        assert found.seen["save"].count == 0
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        process.wait(BOUND_S)
-        found = launcher.next(Intervals)
-        assert (found.ended, found.seen["step"].count) == (True, 40)
-
-
 def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:
     script = (
         f"{BEGIN}say('ready')\n"

@@ -242,7 +242,17 @@ def test_heartbeat_timeouts_are_learned_at_sys_exit_with_code_0_only(
     assert not fits.flag.exists()
 
 
-# ---- where the file is
+# ---- the file
+
+
+def test_file_that_cant_be_used_stays_as_it_is(fits: FitBench, caplog: pytest.LogCaptureFixture) -> None:
+    file, content = fits.save_dir / "_ft_state_.json", '{"schema": "megatron_ft.ft_state", "schema_version": 99}'
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    fits.fit(fits.sections(), max_steps=20)
+    assert file.read_text() == content
+    assert "leaving it alone" in caplog.text
+    assert "Updated FT timeouts" in caplog.text
 
 
 def test_state_without_exp_dir_goes_beside_the_logs_with_a_hint(

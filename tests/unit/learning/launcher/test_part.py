@@ -208,14 +208,6 @@ def news(length_s: float, saves: int = 0, *, facts: int = 0, ended: bool = False
     return Intervals(0, (saves, 0), ended, facts=facts, seen={"step": Observed(9, length_s)})
 
 
-def test_maxima_are_sent_when_all_ranks_of_the_node_have_reached_the_milestone() -> None:
-    driven = loaded()
-    driven.hear(events.MonitorReport(0, news(3.0, 1, facts=FACT_LEARNS)))
-    assert answers(driven) == []
-    driven.hear(events.MonitorReport(1, news(2.0, 1, facts=FACT_SAVED)))
-    assert answers(driven) == [Intervals(0, (1, 0), facts=FACT_LEARNS | FACT_SAVED, seen={"step": Observed(9, 3.0)})]
-
-
 def test_rank_that_has_exited_is_not_waited_for_and_its_last_intervals_count() -> None:
     driven = loaded()
     driven.hear(events.MonitorReport(1, news(3.0)), events.MonitorReport(0, news(2.5, 1)))
