@@ -169,7 +169,7 @@ def test_merge_is_the_maximum_in_whatever_order_answers_come(given: list[Interva
 
 
 def test_bad_answers_do_not_make_the_result_grow() -> None:
-    names = [*(f"section {number}" for number in range(500)), "x" * 1000]
+    names = [*(f"section {number}" for number in range(500)), "x" * 5000]
     seen = Observed(2**40, 123456.789, 10**6)
     whole = merge(CYCLE, [replace(Intervals(CYCLE), seen={name: seen}) for name in reversed(names)])
     assert len(whole.seen) == MOST_NAMES

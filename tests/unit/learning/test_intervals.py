@@ -206,9 +206,22 @@ def test_event_with_a_time_outside_the_cycle_begins_no_interval() -> None:
     rank.start("step")
     rank.words[-2] = START - 1
     rank.passes(1)
+    rank.start("save")
+    rank.passes(1)
     rank.end("step")
+    rank.end("save")
     found = watch.look()
-    assert (found["step"].count, found[IDLE].count) == (0, 0)
+    assert (found["step"].count, found["save"].count, found[IDLE].count) == (0, 1, 0)
+
+
+def test_heartbeats_are_counted_from_one_look_to_another() -> None:
+    rank = Rank()
+    watch = Watch(rank)
+    for _ in range(2):
+        rank.passes(2)
+        rank.write(layout.EVENT_HEARTBEAT)
+        watch.look()
+    assert watch.minute().sections["heartbeat"].longest_s == 2.0
 
 
 def test_section_that_is_closed_without_an_event_ends_the_time_since_then() -> None:
