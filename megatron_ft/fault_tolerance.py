@@ -33,7 +33,7 @@ from megatron_ft.learning.rule import reasons_against
 from megatron_ft.learning.state_file import carry_out
 from megatron_ft.learning.timeouts import OUT_OF_SECTION, StateFile
 from megatron_ft.link.base.intervals import CHECKPOINTING, SECTIONS, SETUP, STEP
-from megatron_ft.link.base.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_LOADED
+from megatron_ft.link.base.layout import FACT_ASYNC_SAVES, FACT_ENOUGH_STEPS, FACT_HOOKS, FACT_LEARNS, FACT_LOADED
 from megatron_ft.rank.base import agreement, say, user_code
 from megatron_ft.rank.base.connection import has_launcher
 from megatron_ft.rank.client.client import RankMonitorClient
@@ -130,16 +130,17 @@ def setup(config: Any, global_state: Any) -> None:
     if mine is None:
         client.init_workload_monitoring(**({} if warmup is None else {"num_warmup_iters": warmup}))
     else:
-        run_facts.connect(
-            mine,
-            num_warmup_iters=warmup,
-            state_path=ft_state.ft_state_path,
-            learns=bool(config.ft.calc_ft_timeouts),
-            async_saves=bool(config.checkpoint.async_save),
-            sections=SECTIONS,
+        # the launcher has another working directory, and can't use the address of an object store
+        path = "" if "://" in ft_state.ft_state_path else os.path.abspath(ft_state.ft_state_path)
+        learns = bool(config.ft.calc_ft_timeouts)
+        mine._connect(warmup, state_path=path, learns=learns)
+        mine._add_sections(SECTIONS)
+        mine._ready().set_facts(
+            FACT_HOOKS
+            | FACT_LEARNS * learns
+            | FACT_ASYNC_SAVES * bool(config.checkpoint.async_save)
+            | FACT_LOADED * bool(ft_state.is_persistent_chkpt_loaded)  # loaded before this call
         )
-        if ft_state.is_persistent_chkpt_loaded:  # loaded before this call
-            mine._ready().set_facts(FACT_LOADED)
     global_state.rank_monitor_client = client
     _remember_client(client)
     if mine is None:

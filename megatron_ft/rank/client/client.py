@@ -350,8 +350,8 @@ class RankMonitorClient:
         if getattr(self, "is_initialized", False) and not is_finalizing():
             self.shutdown_workload_monitoring()
 
-    def _add_sections(self, names: Sequence[str]) -> list[str]:
-        """Add unconfigured sections without a timeout. Return the new ones."""
+    def _add_sections(self, names: Sequence[str]) -> None:
+        """Add unconfigured sections without a timeout."""
         recorder = self._ready()
         assert self._section_timeouts is not None
         configured = self._section_timeouts.section
@@ -363,7 +363,6 @@ class RankMonitorClient:
                 warn(f"section '{name}' has no timeout, but '{meant}' has one: is that name misspelt?")
         if added:
             self._write_timeouts()
-        return added
 
     @property
     def _given(self) -> FaultToleranceConfig:

@@ -6,9 +6,7 @@ public methods of :class:`RankMonitorClient`; a foreign client stores nothing.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from megatron_ft.link.base import layout
@@ -24,28 +22,6 @@ _LOOK_S = 0.005
 def ours(client: Any) -> RankMonitorClient | None:
     """Return the client if it is of this package, so that its private parts may be used."""
     return client if isinstance(client, RankMonitorClient) else None
-
-
-def connect(
-    client: RankMonitorClient,
-    *,
-    num_warmup_iters: int | None,
-    state_path: str,
-    learns: bool,
-    async_saves: bool,
-    sections: Iterable[str],
-) -> None:
-    """Connect to the monitor and add the sections that aren't configured.
-
-    Raises:
-        RankMonitorClientError: see ``RankMonitorClient.init_workload_monitoring``.
-    """
-    # the launcher has another working directory, and can't use the address of an object store
-    path = "" if "://" in state_path else os.path.abspath(state_path)
-    client._connect(num_warmup_iters, state_path=path, learns=learns)
-    client._add_sections(list(sections))
-    facts = layout.FACT_HOOKS | (layout.FACT_LEARNS if learns else 0) | (layout.FACT_ASYNC_SAVES if async_saves else 0)
-    client._ready().set_facts(facts)
 
 
 def note_save(client: RankMonitorClient) -> None:
