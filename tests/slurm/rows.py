@@ -54,32 +54,16 @@ def killed_rendezvous_host(run: Run) -> None:
 
 
 def power_loss_of_the_first_node(run: Run) -> None:
-    """The batch script's own node: the others train to the end, and give back what Slurm keeps without a script."""
-    _first_node_is_lost(run, nodes=4)
-    run.go(HOLD)
-    run.end()
-    run.expect("finished", code=None, state="CANCELLED")
-
-
-def power_loss_of_the_first_node_and_a_stop(run: Run) -> None:
-    """The others requeue the job."""
-    _first_node_is_lost(run, nodes=4)
-    run.scancel("--signal=TERM")
-    run.wait(lambda: len(run.lives) == 1 and run.lives[0]["outcome"] == "stopped", "the life was stopped")
-    run.wait(lambda: run.cluster.job(run.job).get("JobState") == "PENDING", "the job is requeued")
+    """The batch script's node, and the coordinator's: a launcher requeues the job once Slurm has noticed."""
+    run.submit("--hold", HOLD, nodes=4, spares=1)
+    run.wait_at(HOLD)
+    run.cluster.power_off(1)
+    run.wait(lambda: run.cluster.job(run.job).get("JobState") == "PENDING", "the job is requeued", 150)
     run.cluster.boot_what_is_off()
     run.wait_life(2)
     run.go(HOLD)
     run.end()
-    run.expect("stopped", "finished")
-
-
-def _first_node_is_lost(run: Run, *, nodes: int) -> None:
-    run.submit("--hold", HOLD, nodes=nodes, spares=1)
-    run.wait_at(HOLD)
-    run.cluster.power_off(1)
-    hosts = f"node[2-{nodes}]"
-    run.wait(lambda: run.cluster.job(run.job).get("NodeList") == hosts, "Slurm has noticed")
+    run.expect("lost", "finished", restarts=0)
 
 
 def killed_slurmstepd(run: Run) -> None:
@@ -378,7 +362,6 @@ ROWS: dict[str, Row] = {
         killed_slurmstepd,
         power_loss_with_a_spare,
         power_loss_of_the_first_node,
-        power_loss_of_the_first_node_and_a_stop,
         scancel,
         scancel_signal,
         scancel_batch,
