@@ -157,7 +157,7 @@ class HangsAtLeader(LeaderPart):
         diagnosis, cycle = self._diagnosis, self._cycle
         if diagnosis is None:
             return None
-        if diagnosis.is_of_lost_peer and cycle.judged is not None and (explained := cycle.explained) is not None:
+        if diagnosis.is_of_lost_peer and (explained := cycle.explained) is not None:
             self._diagnosis = None  # what that node did explains the peers that were lost
             return PartVerdict(*explained)
         if self._is_open(diagnosis, now_s):

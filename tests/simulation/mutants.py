@@ -93,10 +93,10 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
             "goes_on = True",
             _IN_ETCD,
         ),
-        ("self._end_revision and node.since >=", "self._end_revision and node.since >", _IN_ETCD),
+        ("self._end_revision and node.hello.since >=", "self._end_revision and node.hello.since >", _IN_ETCD),
         ("FORMER_S = 15.0", "FORMER_S = 0.0"),
         ("if now_s >= FORMER_S and missing <= 0:", "if False:"),
-        ("ends_job = node.owns and not goodbye.excluded", "ends_job = False", _LEADER),
+        ("ends_job = node.hello.owns and not goodbye.excluded", "ends_job = False", _LEADER),
         ("self._over_s if self._unacknowledged else", "", _LEADER),
         ("self._over_s if self._unacknowledged else", "1e9 if self._unacknowledged else", _LEADER),
         ("if self._is_deposed or (", "if (", _LEADER),
@@ -130,13 +130,13 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
     "diagnosis/leader_parts.py": [
         ("if self._is_open(diagnosis, now_s):", "if False:"),
         ("if is_refused or", "if True or"),
-        ("if diagnosis.is_of_lost_peer and cycle.has_own_failure:", "if False:"),
+        ("if diagnosis.is_of_lost_peer and (explained := cycle.explained) is not None:", "if False:"),
         ("if diagnosis.is_of_lost_peer and found is None:", "if diagnosis.is_of_lost_peer:"),
         ("{at for at in range(len(cycle.seats)) if at not in cycle.gone}", "{place}"),
     ],
     "job/rules/next_cycle.py": [
         ("if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:", "if cycle.shutdown:", _LEADER),
-        ("ready, rules.max_nodes, bad", "ready, rules.max_nodes + 1, bad"),
+        ("ready, rules.max_nodes, rules.segment, bad", "ready, rules.max_nodes + 1, rules.segment, bad"),
         ("is None else cycle.advance,\n            back", "is None else cycle.decision.advance,\n            back"),
         ("        if awaited:\n            return False\n", ""),
         ("return now_s >= self.alarm_s", "return False"),
@@ -146,7 +146,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("return here - leaving + late", "return here + late"),
     ],
     "job/rules/faults.py": [
-        ("return frozenset(node.instance for node in nodes if node.bad or node.name in names)", "return frozenset()"),
+        ("return frozenset(node.instance for node in nodes if node.hello.bad or node.name in names)", "return frozenset()"),
     ],
     "job/rules/restart_policy.py": [
         ("if used > self.max_restarts:", "if used > self.max_restarts + 1:"),

@@ -414,9 +414,9 @@ class JobCycle:
     def explained(self) -> tuple[Outcome, int] | None:
         """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart.
 
-        None if no node is known to have failed by itself.
+        None if it goes on, or no node is known to have failed by itself.
         """
-        own = self.own_failures
+        own = self.own_failures if self.judged is not None else []
         if own and all(self.seats[place].state is NodeState.EXCLUDED for place in own):
             return Outcome.MEMBERSHIP, own[0]
         return self.judged if own else None
