@@ -146,7 +146,7 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
         ("return here - leaving + late", "return here + late"),
     ],
     "job/rules/faults.py": [
-        ("return frozenset(node.instance for node in nodes if node.hello.bad or node.name in names)", "return frozenset()"),
+        ("for node in nodes if node.hello.bad or node.name in names)", "for node in ())"),
     ],
     "job/rules/restart_policy.py": [
         ("if used > self.max_restarts:", "if used > self.max_restarts + 1:"),
