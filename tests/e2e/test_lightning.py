@@ -91,7 +91,6 @@ def test_sections_notice_a_hang_and_learn(launcher: Launcher, tmp_path: Path) ->
     learned = document["current_timeouts"]["section"]
     assert learned["calculated_sections"] == ["checkpointing", "setup", "step"]
     assert learned["is_out_of_section_calculated"]
-    assert document["world_size"] == 2
 
     # the next job has nothing to train, runs under what was learned, and says again that it is finished
     second = jobs.run("sections", max_steps=30)
