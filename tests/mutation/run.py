@@ -161,6 +161,7 @@ class Campaign:
     def _traced(self, items: Sequence[pytest.Function]) -> str:
         executed: list[tuple[float, int, list[tuple[str, int]]]] = []
         for number, item in enumerate(items):
+            item.config._env_timeout = 0  # type: ignore[attr-defined]  # pytest-timeout's: to be traced takes long
             lines: Lines = set()
             began_s = time.monotonic()
             sys.settrace(tracer(lines))
