@@ -15,9 +15,6 @@ REMOVED: dict[str, str] = {
     "false_kill_budget": "there is none: --ft-learned-floor and --ft-safety-factor make learned timeouts longer",
     "calculated_timeout_floor": "use learned_floor (--ft-learned-floor)",
     "chain": "give every job the same --ft-log-dir, and sbatch --dependency=afternotok:JOBID (docs/slurm.md)",
-    "port": "ft_launcher serves metrics, with --ft-metrics-port, and megatron-ft exporter none",
-    "png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
-    "trace": "megatron-ft report --html FILE draws the same timeline, to zoom into",
 }
 """Replacement by the option's name as a key of YAML."""
 
@@ -26,9 +23,12 @@ REMOVED_COMMANDS: dict[str, str] = {
     "check-config": "ft_launcher --ft-dry-run --ft-cfg-path FILE SCRIPT shows each value and its source",
     "completion": "megatron-ft --help and ft_launcher --help list what there is",
     "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
+    "exporter --port": "ft_launcher serves metrics, with --ft-metrics-port",
+    "report --png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
+    "report --trace": "megatron-ft report --html FILE draws the same timeline, to zoom into",
     "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",
 }
-"""Commands of megatron-ft of earlier versions, and what to use instead."""
+"""Commands of megatron-ft of earlier versions, and their options, and what to use instead."""
 
 
 def removed(name: object) -> str:

@@ -33,10 +33,8 @@ class RankWaits(Message, frozen=True):
 
     def since(self, before: RankWaits) -> RankWaits:
         """Return the looks after those ``before``; all of them if the rank has begun to count anew."""
-        if self.looks < before.looks:
-            return self
         counts = self.looks - before.looks, self.waiting - before.waiting, self.waits - before.waits
-        return RankWaits(self.rank, *counts)
+        return self if min(counts) < 0 else RankWaits(self.rank, *counts)
 
 
 class Waits(PartMessage, frozen=True):

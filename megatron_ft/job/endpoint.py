@@ -65,12 +65,14 @@ def _is_coordinator(host: str, port: int) -> bool:
     until_s, decoder = time.monotonic() + ANSWER_S, Decoder(HANDSHAKE_BYTES)
     try:
         with tcp.connect(host, port) as sock:
-            sock.sendall(encode(Challenge(new_nonce().hex())))
+            challenge = Challenge(new_nonce().hex())
+            sock.sendall(encode(challenge))
             while (left_s := until_s - time.monotonic()) > 0:
                 sock.settimeout(left_s)
                 data = sock.recv(HANDSHAKE_BYTES)
                 for body in decoder.bodies(data):
-                    return isinstance(HANDSHAKE.parse(decode(body)), Challenge | Denied)
+                    answer = HANDSHAKE.parse(decode(body))
+                    return isinstance(answer, Challenge | Denied) and answer != challenge  # else it is an echo
                 if not data:
                     return False
     except VersionError:

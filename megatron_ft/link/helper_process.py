@@ -29,7 +29,7 @@ class HelperProcess:
         spawn: starts it, given the descriptor of its end of the channel.
         parse: reads a message; ProtocolError if it can't be read.
         take: gets each message with its descriptors, which it closes. It may raise ProtocolError, too.
-        ended: is called once, with how the process has ended, or why it had to be killed.
+        ended: is called once, with how the process has ended, or which message of it can't be read.
 
     Raises:
         OSError: it can't be started.

@@ -119,7 +119,6 @@ from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent
 def hear(agent, event, real=FaultTolerantAgent._hear):
     real(agent, event)
     if agent._machine.phase is AgentPhase.RUNNING:
-        FaultTolerantAgent._hear = real
         raise KeyError("planted")
 
 FaultTolerantAgent._hear = hear

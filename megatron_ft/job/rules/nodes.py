@@ -51,8 +51,9 @@ class Node:
 
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
-        self.instance, self.name, self.hello, self.arrived, self.link = hello.instance, hello.name, hello, arrived, link
+        self.instance, self.name, self.arrived, self.link = hello.instance, hello.name, arrived, link
         self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
+        self.hello = replace(hello, decided=None, standing=NodeStatus())  # both change, and may be large
         self.heard_s = now_s
 
     def disconnected(self, now_s: float, *, silent: bool, reset: bool = False) -> None:

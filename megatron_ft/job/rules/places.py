@@ -92,14 +92,17 @@ def usable(ready: Collection[Node], size: int) -> int:
 
 
 def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
-    """The slots with new launchers in those of lost ones with the same rank or, if they had none, of the same host."""
-    lost: dict[int | str | None, list[int]] = {}
+    """The slots with new launchers in those of lost ones of their domain, of the same rank or, without one, host."""
+    lost: dict[tuple[str, int | str | None], list[int]] = {}
     for index, slot in reversed([*enumerate(slots)]):
         if slot.instance not in here:
-            lost.setdefault(slot.name if slot.hello.rank is None else slot.hello.rank, []).append(index)
+            own_name = slot.name if slot.hello.rank is None else slot.hello.rank
+            lost.setdefault((slot.hello.domain, own_name), []).append(index)
     seated, found = {slot.instance for slot in slots}, [*slots]
     for node in here.values():
-        if node.instance not in seated and (own := lost.get(node.hello.rank) or lost.get(node.name)):
+        names = ((node.hello.domain, name) for name in (node.hello.rank, node.name))
+        own = next(filter(None, map(lost.get, names)), None)
+        if node.instance not in seated and own:
             found[own.pop()] = node
     return found
 

@@ -210,7 +210,7 @@ class FaultTolerantAgent(TorchAgent):
         assert worker.exitcode is not None
         local_rank = worker.local_rank
         failed_alone = worker.exitcode != 0 and not worker.signals_sent
-        self._hear(
+        self._launcher.put(
             RankExited(
                 rank=self._machine.cycle.ranks[local_rank],
                 cycle=self._machine.cycle.cycle,

@@ -126,7 +126,7 @@ def spawn(
 def _spawn_one(
     spec: RankSpec, variables: Mapping[str, str], inherited: Sequence[int], on_exit: WorkerCallback
 ) -> Worker:
-    launcher_pid, setpriv = os.getpid(), find_setpriv()
+    launcher_pid, setpriv = os.getpid(), find_setpriv(soft_limit_before())
 
     def in_child() -> None:
         die_with_parent()
@@ -151,19 +151,18 @@ def _spawn_one(
 
 
 @functools.cache
-def find_setpriv() -> list[str]:
+def find_setpriv(soft_limit: int | None) -> list[str]:
     """Return the command of util-linux's setpriv, which sets the parent-death signal and becomes the rank; empty
     without.
 
-    Preceded by prlimit, if the launcher has raised its own limit of open files. Setting it from Python needs a fork of
-    this process, with all of torch in it: 7 ms for each rank on a quiet machine, 30 on a busy one, where this costs
-    none.
+    Preceded by prlimit, if the launcher has raised its own limit of open files from this ``soft_limit``. Setting it
+    from Python needs a fork of this process, with all of torch in it: 7 ms for each rank on a quiet machine, 30 on a
+    busy one, where this costs none.
     """
     path = shutil.which("setpriv")
     if path is None:
         return []
     command = [path, "--pdeathsig", "KILL", "--"]
-    soft_limit = soft_limit_before()
     if soft_limit is not None:
         prlimit = shutil.which("prlimit")
         if prlimit is None:

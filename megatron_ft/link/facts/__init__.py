@@ -8,4 +8,4 @@ A process imports only the records that it writes, and readers import all: monit
 
 from __future__ import annotations
 
-SCHEMA = 3
+SCHEMA = 4

@@ -14,16 +14,16 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, fsync: bool 
     mode of the file (less the umask). Raises OSError, and then leaves no temporary file behind.
     """
     target = os.path.realpath(path)
-    with opened_folder(os.path.dirname(target), fsync=fsync) as folder:
+    with opened_folder(os.path.dirname(target)) as folder:
         replace(
             folder, os.path.basename(target), data.encode() if isinstance(data, str) else data, mode=mode, fsync=fsync
         )
 
 
 @contextlib.contextmanager
-def opened_folder(path: str, *, fsync: bool) -> Iterator[int]:
-    """Yield a descriptor of a directory, which needn't be readable unless its content is to be synchronised."""
-    folder = os.open(path or ".", (os.O_RDONLY if fsync else os.O_PATH) | os.O_DIRECTORY | os.O_CLOEXEC)
+def opened_folder(path: str) -> Iterator[int]:
+    """Yield a descriptor of a directory, which needn't be readable."""
+    folder = os.open(path or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield folder
     finally:
@@ -59,8 +59,12 @@ def replace(
     except BaseException:  # whatever ended the write, an interrupt included, the temporary file is removed
         os.unlink(temporary, dir_fd=folder)
         raise
-    if fsync:
-        os.fsync(folder)
+    if fsync:  # if this fails, the file is in place nevertheless
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(readable)
+        finally:
+            os.close(readable)
 
 
 def temporary_name() -> str:

@@ -80,7 +80,7 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
         OSError: the file can't be written; no temporary file is left.
     """
     name = os.path.basename(path)
-    with opened_folder(os.path.dirname(path), fsync=fsync) as folder:
+    with opened_folder(os.path.dirname(path)) as folder:
         replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=mode, fsync=fsync)
 
 

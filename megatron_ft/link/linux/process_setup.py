@@ -71,6 +71,7 @@ def raise_file_limit() -> None:
     """Raise the soft limit of open files to the hard one, if the system permits it."""
     global _limit_before
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _limit_before = None
     if limits[0] != limits[1]:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError, near
+from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
 from megatron_ft.learning.rule import enforced_armed_s
 from megatron_ft.learning.timeouts import (
     OUT_OF_SECTION,
@@ -23,6 +23,8 @@ from megatron_ft.learning.timeouts import (
 )
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.control import WorkloadControlRequest
+from megatron_ft.link.base.intervals import WARMUP
+from megatron_ft.link.base.wording import listed
 from megatron_ft.link.board import Board
 from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.link.log import RANK
@@ -351,7 +353,7 @@ class RankMonitorClient:
             self.shutdown_workload_monitoring()
 
     def _add_sections(self, names: Sequence[str]) -> None:
-        """Add unconfigured sections without a timeout."""
+        """Add unconfigured sections without a timeout. Name configured ones that only the script itself can open."""
         recorder = self._ready()
         assert self._section_timeouts is not None
         configured = self._section_timeouts.section
@@ -359,8 +361,9 @@ class RankMonitorClient:
         for name in added:
             recorder.add_section(name)
             self._section_timeouts.section = {**self._section_timeouts.section, name: None}
-            if meant := near(name, (other for other in configured if other not in names)):
-                warn(f"section '{name}' has no timeout, but '{meant}' has one: is that name misspelt?")
+        for name, timeout_s in configured.items():
+            if timeout_s is not None and name not in (*names, WARMUP):
+                warn(f"section '{name}' has a timeout, and the hooks never open it: they open {listed(names)}")
         if added:
             self._write_timeouts()
 

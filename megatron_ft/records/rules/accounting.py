@@ -44,7 +44,7 @@ from megatron_ft.link.facts.launcher import (
     SnapshotRestored,
     TrainingAgain,
 )
-from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.facts.reported_hang import ReportedHang
 from megatron_ft.link.facts.shared import RankHung
@@ -52,7 +52,7 @@ from megatron_ft.link.facts.timed import Timed
 
 Span = tuple[int, int]
 """Beginning and end, ns."""
-_OfRanks = Attached | FirstIteration | Minute | RankGone | RankExited
+_OfRanks = Attached | FirstIteration | FirstStep | Minute | RankGone | RankExited
 
 
 class TimeClass(enum.Enum):
@@ -275,7 +275,7 @@ class _Cycle:
         record = event.record
         before_ns, self.newest_ns = self.newest_ns, max(self.newest_ns, event.at_ns)
         match record:
-            case Attached() | FirstIteration() | Minute() | RankGone() | RankExited():
+            case Attached() | FirstIteration() | FirstStep() | Minute() | RankGone() | RankExited():
                 self._take_progress(event, record, before_ns)
             case CycleStarted():
                 self.ranks |= {each.rank for each in record.ranks}
@@ -317,6 +317,8 @@ class _Cycle:
                 self.first = record.iteration if self.first is None else min(self.first, record.iteration)
                 self._reach(record.iteration)
                 self.anchors.setdefault(record.iteration, at_ns)
+            case FirstStep() if record.began_ns is not None:  # the record of the first iteration may be lost
+                self.begun.setdefault(record.rank, event.wall_ns(record.began_ns))
             case Minute():
                 self._take_minute(event, record)
             case RankGone():

@@ -31,13 +31,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["report"], "the following arguments are required: LOG_DIR"),
         (["replay", "logs"], "there is no command replay any more: use megatron-ft report LOG_DIR --suggest-timeouts"),
         (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
-        (["report", "logs", "--png", "x"], "there is no option png any more: megatron-ft report --html FILE"),
+        (["report", "logs", "--png", "x"], "there is no report --png any more: megatron-ft report --html FILE"),
         (["pause", "--pid", "x"], "argument --pid: invalid int value: 'x'"),
         (["pause", "--pid=1", "--job=x"], "argument --job: not allowed with argument --pid"),
         (["exporter", "logs"], "--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher"),
         (
             ["exporter", "logs", "--port", "9466"],
-            "there is no option port any more: ft_launcher serves metrics, with --ft-metrics-port",
+            "there is no exporter --port any more: ft_launcher serves metrics, with --ft-metrics-port",
         ),
     ],
 )

@@ -117,6 +117,7 @@ class Training:
         (Training(1, 8, factors={1: 2.0}), 48),
         (Training(1, 8, factors={1: 1.4, 6: 1.4}), 120),
         (Training(1, 64, step_s=1.0, factors={1: 1.15}), 900),
+        (Training(1, 8, step_s=5.0, factors={1: 1.2}), 900),
         (Training(1, 4, step_s=40.0, factors={1: 1.5}), 3600),  # each wait takes longer than the shortest window
     ],
 )
@@ -199,6 +200,7 @@ def test_each_rank_is_compared_with_the_median_of_the_others(waiting: Sequence[i
 def test_looks_are_counted_from_those_before_or_anew() -> None:
     assert RankWaits(3, 90, 40, 9).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 40, 10, 2)
     assert RankWaits(3, 20, 8, 2).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 20, 8, 2)
+    assert RankWaits(3, 60, 8, 9).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 60, 8, 9)
 
 
 def test_windows_of_large_jobs_are_longer() -> None:

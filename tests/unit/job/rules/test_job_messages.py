@@ -9,15 +9,18 @@ import msgspec
 from megatron_ft.job.parts import HEARD_BY_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.link.base.codec import Vocabulary
+from megatron_ft.link.secret import HandshakeMessage
 from megatron_ft.link.wire import PROTOCOL_VERSION
 
 
-def test_a_message_that_launchers_of_the_last_version_refuse_raises_the_version() -> None:
-    # they refuse a message of an unknown name, or without a field that has no default; other fields they pass over
+def test_change_of_a_message_between_launchers_raises_the_version() -> None:
     shapes = []
-    for kinds in (m.TO_LEADER | HEARD_BY_PARTS, m.TO_MEMBER | SAID_BY_PARTS):
+    for kinds in (m.TO_LEADER | HEARD_BY_PARTS, m.TO_MEMBER | SAID_BY_PARTS, HandshakeMessage):
         for name, kind in sorted(Vocabulary(kinds).kinds.items()):
-            fields = sorted(field.name for field in msgspec.structs.fields(kind) if field.required)
+            written = {
+                name: text for each in kind.__mro__ for name, text in vars(each).get("__annotations__", {}).items()
+            }
+            fields = sorted((field.name, written[field.name]) for field in msgspec.structs.fields(kind))
             shapes.append((name, fields))
-    known = {9: 2334721058}
+    known = {10: 2380354676}
     assert known.get(PROTOCOL_VERSION) == zlib.crc32(repr(shapes).encode()), "raise link.wire.PROTOCOL_VERSION"

@@ -49,6 +49,12 @@ def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) ->
     assert chosen("", ready) == takes_part
 
 
+def test_newcomer_of_another_domain_takes_no_place_of_a_segment_that_can_be_filled() -> None:
+    slots = [node("a0", rank=0), node("a1")]
+    found, _ = choose(slots, [slots[1], node("a2"), node("c3", rank=0), node("c4")], 2, 2)
+    assert {each.instance for each in found} == {"a1", "a2"}
+
+
 @pytest.mark.parametrize(
     ("ready", "takes_part"),
     [

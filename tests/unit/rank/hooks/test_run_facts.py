@@ -60,14 +60,14 @@ def test_sections_without_a_configured_timeout_are_added_to_the_board(bench: Ben
     assert timeouts == {"step": 9_000_000_000, "setup": None, "checkpointing": None}
 
 
-def test_section_without_a_timeout_is_named_with_the_configured_one_that_is_misspelt(
+def test_configured_section_that_the_hooks_never_open_is_named(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.config.rank_section_timeouts = {"stpe": 9.0, "io": 4.0, "setup": 60.0}
+    bench.config.rank_section_timeouts = {"stpe": 9.0, "io": None, "warmup": 5.0, "setup": 60.0}
     bench.start()
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "has no timeout" in line]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "has a timeout" in line]
     assert [line.partition("section ")[2] for line in warnings] == [
-        "'step' has no timeout, but 'stpe' has one: is that name misspelt?"
+        "'stpe' has a timeout, and the hooks never open it: they open setup, step, checkpointing"
     ]
 
 

@@ -24,7 +24,7 @@ from megatron_ft.link.facts.launcher import (
     SnapshotRestored,
 )
 from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
-from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.memory.rules.snapshots import SnapshotKey
@@ -93,6 +93,16 @@ RUN: list[At] = [
     ends(1, 61.0, 30, "succeeded"),
     (62.0, RunEnded(exit_code=0)),
 ]
+
+
+def test_first_step_stands_in_for_a_lost_record_of_the_first_iteration() -> None:
+    def lost(at: float, record: Record) -> At:
+        if not isinstance(record, FirstIteration):
+            return at, record
+        return at, FirstStep(rank=0, cycle=record.cycle, at_ns=record.at_ns + 1, began_ns=record.at_ns)
+
+    told = seconds(goodput(*(lost(*each) for each in RUN)))
+    assert {name: told[name] for name in ("start_up", "restart")} == {"start_up": 6.0, "restart": 8.0}
 
 
 def test_a_crash_costs_its_redone_steps_the_restart_and_the_wait_for_nodes() -> None:
