@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.leader_part import ToNodes
@@ -50,6 +49,8 @@ def test_maxima_are_due_when_all_members_have_reached_the_milestone() -> None:
     job.hear(0, 9.0, saves=1)
     job.part.hear(1, Intervals(CYCLE + 1, (1, 0)), job.now_s)
     job.hear(1, steps=64)
+    job.part.hear(1, Intervals(CYCLE + 1, (1, 0)), job.now_s)
+    job.tick()
     assert job.results == []
     job.hear(0, 9.0, saves=2)
     job.hear(1, 1.5, saves=1)
@@ -59,77 +60,54 @@ def test_maxima_are_due_when_all_members_have_reached_the_milestone() -> None:
     assert len(job.results) == 1, "nobody has reached another one"
 
 
-@pytest.mark.parametrize("end", ["silent", "lost"])
-def test_member_that_does_not_get_there_is_left_out(end: str) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_member_that_does_not_get_there_is_left_out(is_lost: bool) -> None:
     job = Job()
+    job.hear(1)
     job.hear(0, saves=1)
-    assert job.part.due_s == job.now_s + WAIT_S
-    if end == "lost":
-        job.members.discard(1)
-        job.tick()
-    else:
-        job.tick(WAIT_S)
-    assert len(job.results) == 1
-    job.hear(1, saves=1)
-    assert len(job.results) == 1
+    assert (job.results, job.part.due_s) == ([], job.now_s + WAIT_S)
+    job.members -= {1} if is_lost else set()
+    job.tick(0.0 if is_lost else WAIT_S)
+    job.hear(0, saves=1, ended=True)
+    assert [each.ended for each in job.results] == ([False, True] if is_lost else [False])
 
 
-def test_results_are_a_second_apart_but_for_the_end_of_the_run() -> None:
-    job = Job(1)
-    for saves in (1, 2):
-        job.hear(0, saves=saves)
-    assert (len(job.results), job.part.due_s) == (1, job.now_s + BETWEEN_S)
-    job.tick(BETWEEN_S)
-    job.hear(0, saves=3)
-    assert len(job.results) == 2
-    job.hear(0, saves=3, ended=True)
-    assert job.results[2:] == [replace(job.results[-1], reached=(3, 0), ended=True)]
-
-
-def test_end_is_told_once_all_members_that_are_in_the_run_have_ended() -> None:
-    job = Job(3)
-    job.hear(1, 2.0, ended=True)
-    job.hear(0, 8.0, ended=True)
-    job.tick(1000.0)
-    assert job.results == []
-    job.hear(2, 3.0, ended=True)
-    assert [(each.ended, each.seen["step"].longest_s) for each in job.results] == [(True, 8.0)]
-    job.hear(2, 3.0, ended=True)
-    assert len(job.results) == 1
-
-
-def test_nothing_is_due_after_the_end_whatever_a_member_still_sends() -> None:
-    job = Job()
-    for member in (0, 1):
-        job.hear(member, steps=10, ended=True)
-    assert job.results[-1].ended
-    job.hear(0, saves=1, steps=20)
-    assert job.part.due_s is None, "a time in the past would be waited for without a pause"
-
-
-def test_member_that_comes_back_is_in_the_run_again() -> None:
-    job = Job()
-    job.hear(1, ended=True)
-    job.hear(1, steps=10)
-    job.hear(0, ended=True)
-    assert not any(each.ended for each in job.results)
-    job.hear(1, ended=True)
-    assert job.results[-1].ended
-
-
-def test_intervals_learned_before_all_ranks_have_ended_are_no_end() -> None:
-    job = Job()
-    job.hear(1, ended=True)
-    job.hear(0, saves=1)
-    assert [(each.ended, each.reached) for each in job.results] == [(False, (1, 0))]
-
-
-def test_monitor_that_replaces_another_takes_nothing_back() -> None:
+def test_results_are_a_second_apart_but_for_the_end_and_none_takes_anything_back() -> None:
     job = Job(1)
     job.hear(0, 50.0, saves=1)
+    job.hear(0, saves=2)  # of a monitor that replaces another one
+    assert (len(job.results), job.part.due_s) == (1, job.now_s + BETWEEN_S)
     job.tick(BETWEEN_S)
-    job.hear(0, 1.0, saves=2)
-    assert [each.seen["step"].longest_s for each in job.results] == [50.0, 50.0]
+    job.hear(0, saves=3, ended=True)
+    assert [(each.reached[0], each.ended) for each in job.results] == [(1, False), (2, False), (3, True)]
+    assert [each.seen["step"].longest_s for each in job.results] == [50.0] * 3
+
+
+GOES_ON: dict[str, Any] = {}
+SAVES, ENDS = {"saves": 1}, {"ended": True}
+END = (True, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("news", "results"),
+    [
+        pytest.param([(0, ENDS)], [], id="the other one is in the run"),
+        pytest.param([(0, ENDS), (1, ENDS), (1, ENDS)], [END], id="all have ended"),
+        pytest.param([(1, ENDS), (1, GOES_ON), (0, ENDS)], [], id="a member came back"),
+        pytest.param([(1, ENDS), (1, GOES_ON), (0, ENDS), (1, ENDS)], [END], id="a member came back and ended"),
+        pytest.param([(1, ENDS), (0, SAVES)], [(False, (1, 0))], id="a save before all have ended"),
+        pytest.param([(0, ENDS), (1, ENDS), (0, SAVES)], [END], id="news after the end"),
+    ],
+)
+def test_end_is_told_once_when_all_members_in_the_run_have_ended(
+    news: list[tuple[int, dict[str, Any]]], results: list[tuple[bool, tuple[int, int]]]
+) -> None:
+    job = Job()
+    for member, what in news:
+        job.hear(member, **what)
+    job.tick(1000.0)
+    assert [(each.ended, each.reached) for each in job.results] == results
+    assert job.part.due_s is None, "a time in the past would be waited for without a pause"
 
 
 def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None:
@@ -142,28 +120,23 @@ def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None
     assert part.hear(node, 1, Killed(CYCLE - 1, "setup", 60.0), 0.0) == []
 
 
-observed = st.builds(Observed, st.integers(0, 99), st.floats(0, 1e6), st.integers(0, 9))
-answers = st.lists(
-    st.builds(
-        Intervals,
-        st.just(CYCLE),
-        st.tuples(st.integers(0, 3), st.sampled_from([0, 10, 32])),
-        st.booleans(),
-        st.integers(0, 63),
-        st.dictionaries(st.sampled_from(["setup", "step", "save"]), observed),
-    ),
-    max_size=5,
-)
+def random_answers(rng: random.Random) -> Iterator[Intervals]:
+    for _ in range(rng.randrange(6)):
+        names = rng.sample(("setup", "step", "save"), rng.randrange(4))
+        seen = {name: Observed(rng.randrange(99), rng.choice((1.0, 2.5)), rng.randrange(9)) for name in names}
+        reached = rng.randrange(4), rng.choice((0, 32, 64))
+        yield Intervals(CYCLE, reached, rng.random() < 0.7, rng.randrange(64), seen)
 
 
-@given(answers, st.randoms())
-def test_merge_is_the_maximum_in_whatever_order_answers_come(given: list[Intervals], chance: random.Random) -> None:
-    whole = merge(CYCLE, given)
-    shuffled = chance.sample(given, len(given))
+@pytest.mark.parametrize("seed", range(100))
+def test_merge_is_the_maximum_in_whatever_order_answers_come(seed: int) -> None:
+    rng = random.Random(seed)
+    answers = [*random_answers(rng)]
+    whole, shuffled = merge(CYCLE, answers), rng.sample(answers, len(answers))
     assert merge(CYCLE, [merge(CYCLE, shuffled[:2]), *shuffled, whole]) == whole
-    assert whole.ended == all(each.ended for each in given)
+    assert whole.ended == all(each.ended for each in answers)
     for name, found in whole.seen.items():
-        each = [answer.seen[name] for answer in given if name in answer.seen]
+        each = [answer.seen[name] for answer in answers if name in answer.seen]
         assert (found.count, found.longest_s) == (max(e.count for e in each), max(e.longest_s for e in each))
         assert found.rank == min(e.rank for e in each if e.longest_s == found.longest_s)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from megatron_ft.learning.messages import FACT_SAVED, FACT_SETUP_OPEN, Arm
 from megatron_ft.learning.rule import calculate, reasons_against, with_armed
-from megatron_ft.learning.timeouts import LearnedState, floored
+from megatron_ft.learning.timeouts import LearnedState
 from megatron_ft.link.base.layout import (
     FACT_ASYNC_SAVES,
     FACT_ENOUGH_STEPS,
@@ -25,23 +27,14 @@ def test_healthy_pattern_ends_no_rank(name: str) -> None:
     assert survives(section, seen_s, next_s, told=told)
 
 
-def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before() -> None:
-    assert calculate(20.0, None, 5.0) == 100.0
-    assert calculate(40.0, 100.0, 5.0) == 150.0
-    assert calculate(1.0, 150.0, 5.0) == 77.5
-
-
-@pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
-def test_timeout_is_never_below_125_percent_of_the_longest_interval(factor: float) -> None:
-    assert calculate(400.0, 5.0, factor) >= 500.0
-
-
 @pytest.mark.parametrize(
-    ("name", "timeout_s"), [("step", 60.0), ("checkpointing", 60.0), ("out_of_section", 60.0), ("setup", 240.0)]
+    ("longest_s", "before_s", "factor", "timeout_s"),
+    [(20.0, None, 5.0, 100.0), (40.0, 100.0, 5.0, 150.0), (1.0, 150.0, 5.0, 77.5), (400.0, 5.0, 0.1, 500.0)],
 )
-def test_interval_of_a_fraction_of_a_millisecond_makes_no_timeout_below_the_floor(name: str, timeout_s: float) -> None:
-    assert floored({name: calculate(0.0002, None, 5.0)}, 60.0) == {name: timeout_s}
-    assert floored({name: 1000.0}, 60.0) == {name: 1000.0}
+def test_timeout_is_five_times_the_longest_interval_averaged_with_the_one_before_and_above_that_interval(
+    longest_s: float, before_s: float | None, factor: float, timeout_s: float
+) -> None:
+    assert calculate(longest_s, before_s, factor) == timeout_s
 
 
 @pytest.mark.parametrize(
@@ -80,63 +73,54 @@ def test_conditions_are_those_of_megatrons_modules(facts: int, is_closing: bool,
 
 S = 1_000_000_000
 STEP = SectionView("step", 0, 0, None)
-LEARNED = 5.0
 STRAY = ArmedTimeout(1, enforced=False)
 
 
-def armed_step(arm: Arm | None, step: SectionView = STEP) -> ArmedTimeout | None:
-    (found,) = with_armed(arm, BOARD._replace(sections=(step,))).sections
-    return found.armed
+@pytest.mark.parametrize(
+    ("own", "enforced", "armed"),
+    [
+        ({}, True, ArmedTimeout(5 * S)),
+        ({}, False, ArmedTimeout(5 * S, enforced=False)),
+        ({"name": "other"}, True, None),
+        ({"own_timeout_ns": 60 * S}, True, ArmedTimeout(5 * S)),
+        ({"own_timeout_ns": 60 * S}, False, None),
+        # a calculated one is only replaced by a longer one, which is enforced
+        ({"own_timeout_ns": 4 * S, "is_calculated": True}, True, ArmedTimeout(5 * S)),
+        ({"own_timeout_ns": 4 * S, "is_calculated": True}, False, ArmedTimeout(5 * S)),
+        ({"own_timeout_ns": 8 * S, "is_calculated": True}, True, None),
+        ({"own_timeout_ns": None, "is_calculated": True}, True, None),
+    ],
+)
+def test_learned_timeout_is_armed_beside_the_own_one_of_a_section(
+    own: dict[str, Any], enforced: bool, armed: ArmedTimeout | None
+) -> None:
+    (step,) = with_armed(Arm(0, {"step": 5.0}, enforced), BOARD._replace(sections=(STEP._replace(**own),))).sections
+    assert step.armed == armed
 
 
-@pytest.mark.parametrize("enforced", [True, False])
-def test_a_section_without_a_timeout_gets_the_learned_one(enforced: bool) -> None:
-    arm = Arm(0, {"step": LEARNED, "save": LEARNED}, enforced)
-    assert armed_step(arm) == ArmedTimeout(5 * S, enforced)
-    assert armed_step(arm, STEP._replace(name="other")) is None
-
-
-def test_an_enforced_timeout_replaces_a_configured_one_and_one_that_is_only_reported_does_not() -> None:
-    configured = STEP._replace(own_timeout_ns=60 * S)
-    assert armed_step(Arm(0, {"step": LEARNED}), configured) is not None
-    assert armed_step(Arm(0, {"step": LEARNED}, enforced=False), configured) is None
-
-
-@pytest.mark.parametrize("enforced", [True, False])
-def test_a_calculated_timeout_is_only_replaced_by_a_longer_one_which_is_enforced(enforced: bool) -> None:
-    calculated = STEP._replace(own_timeout_ns=4 * S, is_calculated=True)
-    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated) == ArmedTimeout(5 * S)
-    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated._replace(own_timeout_ns=8 * S)) is None
-    assert armed_step(Arm(0, {"step": LEARNED}, enforced), calculated._replace(own_timeout_ns=None)) is None
-
-
-def test_the_time_out_of_section_is_armed_under_its_name() -> None:
-    found = with_armed(Arm(0, {"out_of_section": LEARNED}), BOARD._replace(own_out_of_section_timeout_ns=None))
+def test_time_out_of_section_and_calculated_heartbeats_are_armed_too() -> None:
+    arm = Arm(0, {"out_of_section": 5.0, "heartbeat": 6.0, "initial_heartbeat": 20.0})
+    own = BOARD._replace(
+        own_out_of_section_timeout_ns=None, own_heartbeat_timeout_ns=3 * S, own_initial_heartbeat_timeout_ns=5 * S
+    )
+    found = with_armed(arm, own)
     assert (found.armed_out_of_section, found.out_of_section_timeout_ns) == (ArmedTimeout(5 * S), 5 * S)
-    calculated = BOARD._replace(own_out_of_section_timeout_ns=8 * S, is_out_of_section_calculated=True)
-    assert with_armed(Arm(0, {"out_of_section": LEARNED}), calculated).out_of_section_timeout_ns == 8 * S
-
-
-def test_heartbeat_timeouts_are_replaced_only_if_they_were_calculated() -> None:
-    arm = Arm(0, {"heartbeat": 6.0, "initial_heartbeat": 20.0})
-    own = BOARD._replace(own_heartbeat_timeout_ns=3 * S, own_initial_heartbeat_timeout_ns=5 * S)
+    assert (found.heartbeat_timeout_ns, found.initial_heartbeat_timeout_ns) == (3 * S, 5 * S)
     found = with_armed(arm, own._replace(heartbeat_flags=FLAG_ARE_LEARNED))
     assert (found.heartbeat_timeout_ns, found.initial_heartbeat_timeout_ns) == (6 * S, 20 * S)
-    found = with_armed(arm, own)
-    assert (found.heartbeat_timeout_ns, found.initial_heartbeat_timeout_ns) == (3 * S, 5 * S)
+    calculated = BOARD._replace(own_out_of_section_timeout_ns=8 * S, is_out_of_section_calculated=True)
+    assert with_armed(arm, calculated).out_of_section_timeout_ns == 8 * S
 
 
-@pytest.mark.parametrize("arm", [None, Arm(0)])
-def test_stray_words_arm_nothing(arm: Arm | None) -> None:
-    strayed = BOARD._replace(
+@pytest.mark.parametrize(
+    ("arm", "watch_only"), [(None, False), (Arm(0), False), (Arm(0, {"step": 5.0, "out_of_section": 5.0}), True)]
+)
+def test_stray_words_and_ranks_without_hooks_are_not_armed(arm: Arm | None, watch_only: bool) -> None:
+    plain = BOARD._replace(sections=(STEP,), watch_only=watch_only)
+    strayed = plain._replace(
         sections=(STEP._replace(armed=STRAY),),
         armed_out_of_section=STRAY,
         armed_heartbeat_ns=1,
         armed_initial_heartbeat_ns=1,
     )
-    assert with_armed(arm, strayed) == BOARD._replace(sections=(STEP,))
-
-
-def test_a_rank_without_hooks_is_not_armed() -> None:
-    found = with_armed(Arm(0, {"out_of_section": LEARNED}), BOARD._replace(watch_only=True))
-    assert found.armed_out_of_section is None
+    assert with_armed(arm, strayed) == plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import os
 import re
 import stat
@@ -17,7 +17,6 @@ from megatron_ft.learning.timeouts import LearnedState, StateFile
 
 STATE = LearnedState(timeouts={"step": 12.0}, configured_s={})
 DOCUMENT = STATE.document({}, 60.0)
-NEWER = {**DOCUMENT, "schema_version": 99}
 LEFT = "leaving it alone, timeouts learned in this run are not written"
 
 
@@ -32,6 +31,7 @@ def path(tmp_path: Path) -> str:
 
 def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ft_state.json"
+    assert carry_out(StateFile(str(path))) == StateFile(str(path)), "there is none yet"
     wanted = StateFile(str(path), DOCUMENT, at_end=True)
     assert carry_out(wanted) == wanted
     assert carry_out(StateFile(str(path))).state == STATE
@@ -47,28 +47,59 @@ def test_the_umask_decides_who_may_read(path: str) -> None:
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
 
 
-BROKEN = [
-    (b"", "is not JSON"),
-    (b" \n\t", "is not JSON"),
-    (b'{"a": 1', "is not JSON"),
-    (b"{'a': 1}", "is not JSON"),
-    (b'{"a": NaN}', "is not JSON"),
-    (b"null", "holds no learned timeouts"),
-    (b"\xff\xfe\x00", "is not JSON"),
-    (b"[" * 100_000, "is not JSON"),
-    (b" " * (1 << 20) + b"{}", "has more than"),
-    (b"1" * 5000, "holds no learned timeouts|is not JSON"),
-    (b'{"schema": "megatron_ft.ft_state", "schema_version": 2, "sections": 3}', "as an earlier version writes them"),
-]
+NO_VALUE = "one that was calculated has no value"
+EARLIER = "as an earlier version writes them"
 
 
-@pytest.mark.parametrize(("content", "why"), BROKEN)
-def test_broken_file_is_refused_with_a_reason_and_left_alone(content: bytes, why: str, path: str) -> None:
-    Path(path).write_bytes(content)
+def ours(version: int | None, **rest: object) -> dict[str, object]:
+    return {"schema": "megatron_ft.ft_state", "schema_version": version, **rest}
+
+
+def reference(**timeouts: object) -> dict[str, object]:
+    return {"current_timeouts": timeouts}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is not JSON"),
+        (b" \n\t", "is not JSON"),
+        (b'{"a": 1', "is not JSON"),
+        (b"{'a': 1}", "is not JSON"),
+        (b'{"a": NaN}', "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b" " * (1 << 20) + b"{}", "has more than"),
+        (b"1" * 5000, "holds no learned timeouts|is not JSON"),
+        (None, "holds no learned timeouts"),
+        ([], "holds no learned timeouts"),
+        ({}, "holds no learned timeouts"),
+        ({"schema": "x"}, "schema is 'x'"),
+        (ours(None), "version None"),
+        (ours(6, timeouts=7), "newer than 5"),
+        (ours(5, timeouts=[]), r"Expected `object`, got `array` - at `\$.timeouts`"),
+        (ours(5, **reference(heartbeat={"initial": -1})), "> 0"),
+        (ours(4, sections=[]), EARLIER),
+        (ours(4, sections={"step": {}}), EARLIER),
+        (ours(1, sections={"step": {"timeout_s": -2}}), "> 0"),
+        (ours(2, sections=3), EARLIER),
+        ({"current_timeouts": 3}, "Expected `object`"),
+        (reference(heartbeat={"initial": -1, "subsequent": 2, "were_calculated": True}), "> 0"),
+        (reference(heartbeat={"initial": 1, "were_calculated": True}), NO_VALUE),
+        (reference(section={"section": {"a": "3"}, "calculated_sections": ["a"]}), "Expected `float"),
+        (reference(section={"section": {"a": True}, "calculated_sections": ["a"]}), "Expected `float"),
+        (reference(section={"section": {}, "calculated_sections": ["a"]}), NO_VALUE),
+        (reference(section={"section": [], "calculated_sections": 4}), "Expected `object`"),
+        (reference(section={"is_out_of_section_calculated": True}), NO_VALUE),
+    ],
+)
+def test_broken_file_is_refused_with_a_reason_and_left_alone(content: Any, why: str, path: str) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    Path(path).write_bytes(data)
     found = carry_out(StateFile(path))
     assert found.state is None
     assert re.search(rf"^{re.escape(path)} [^\n]*({why})[^\n]*: {LEFT}$", found.problem)
-    assert Path(path).read_bytes() == content
+    assert Path(path).read_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -76,10 +107,7 @@ def test_broken_file_is_refused_with_a_reason_and_left_alone(content: bytes, why
     [
         pytest.param(os.mkdir, "is not a regular file", id="directory"),
         pytest.param(os.mkfifo, "is not a regular file", id="fifo_without_a_writer"),
-        pytest.param(lambda path: os.symlink(path, path), "can't be read", id="loop_of_links"),
-        pytest.param(
-            lambda path: carry_out(StateFile(path, {**DOCUMENT, "schema_version": 99})), "schema_version 99", id="new"
-        ),
+        pytest.param(lambda path: os.symlink(path, path), "can't be read: Too many levels", id="loop_of_links"),
     ],
 )
 def test_anything_else_in_place_of_the_state_file_is_left_alone(
@@ -88,24 +116,8 @@ def test_anything_else_in_place_of_the_state_file_is_left_alone(
     make(path)
     found = carry_out(StateFile(path))
     assert found.state is None
-    assert found.problem.startswith(f"{path} ")
-    assert words in found.problem
-    assert found.problem.endswith(LEFT)
+    assert re.search(rf"^{re.escape(path)} {words}[^\n]*: {LEFT}$", found.problem)
     assert os.path.lexists(path)
-
-
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EIO])
-def test_file_that_cant_be_read_is_left_alone(number: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state(path, DOCUMENT)
-
-    def fail(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("builtins.open", fail)
-        found = carry_out(StateFile(path))
-    assert found == StateFile(path, problem=f"{path} can't be read: {os.strerror(number)}: {LEFT}")
-    assert carry_out(StateFile(path)).state == STATE
 
 
 def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,9 +31,11 @@ def asked(verdict: RankHung) -> tuple[last_look.LastLook, mock.Mock]:
     return mine, watched
 
 
-def test_rank_past_its_learned_timeout_is_ended_if_the_launcher_is_silent() -> None:
+@pytest.mark.parametrize("changes", [{"elapsed_s": 13.1}, {"timeout_s": 9.0}], ids=["silent launcher", "armed anew"])
+def test_rank_past_its_learned_timeout_is_asked_about_once_and_then_ended(changes: dict[str, float]) -> None:
     mine, watched = asked(OVERDUE)
-    assert not mine.ask_launcher_first(watched, replace(OVERDUE, elapsed_s=13.1))
+    assert not mine.ask_launcher_first(watched, replace(OVERDUE, **changes))
+    assert watched.reports.tell.call_count == 1
 
 
 def test_report_only_suspicion_is_asked_about_anew_if_the_launcher_is_silent() -> None:
@@ -46,13 +48,6 @@ def test_report_only_suspicion_is_asked_about_anew_if_the_launcher_is_silent() -
 
 def test_monitor_without_a_launcher_asks_nobody() -> None:
     assert not last_look.LastLook(mock.Mock(), has_launcher=False).ask_launcher_first(mock.Mock(), OVERDUE)
-
-
-def test_confirmed_hang_is_treated_as_one_once_the_board_shows_it_again() -> None:
-    mine, watched = asked(REPORT_ONLY)
-    mine.obey(watched, ExtendTimeout(0))
-    watched.detector.extend_timeout.assert_called_with(REPORT_ONLY, 0)
-    assert not mine.ask_launcher_first(watched, REPORT_ONLY)
 
 
 def test_extended_interval_is_asked_about_again_once_it_is_overdue() -> None:
@@ -68,17 +63,13 @@ def test_extended_interval_is_asked_about_again_once_it_is_overdue() -> None:
     [replace(OVERDUE, section="outer"), replace(OVERDUE, since_ns=2), OVERDUE],
     ids=["other section", "other interval", "enforced since"],
 )
-def test_the_confirmation_of_a_report_counts_for_no_other_interval(other: RankHung) -> None:
+def test_confirmation_of_a_report_counts_for_its_interval_and_for_no_other(other: RankHung) -> None:
     mine, watched = asked(REPORT_ONLY)
     mine.obey(watched, ExtendTimeout(0))
+    watched.detector.extend_timeout.assert_called_with(REPORT_ONLY, 0)
+    assert not mine.ask_launcher_first(watched, REPORT_ONLY)
     assert mine.ask_launcher_first(watched, other), "the launcher is asked about it"
     assert not mine.ask_launcher_first(watched, other)
-
-
-def test_rearming_does_not_ask_the_launcher_twice() -> None:
-    mine, watched = asked(OVERDUE)
-    assert not mine.ask_launcher_first(watched, replace(OVERDUE, timeout_s=9.0))
-    assert watched.reports.tell.call_count == 1
 
 
 @pytest.mark.parametrize("why", ["", "the rank didn't answer"])
