@@ -71,16 +71,12 @@ class Launcher:
     def all_of(self, kind: type[T]) -> list[T]:
         return [each for each in self.reports if isinstance(each, kind)]
 
-    def board(self) -> layout.BoardSnapshot:
-        snapshot = self.slot.reading(0).snapshot
-        assert snapshot is not None
-        return snapshot
-
-    def wait_until_armed(self, wanted: ArmedTimeout | None, section: int = 0) -> None:
+    def wait_until_armed(self, wanted: ArmedTimeout) -> None:
         def is_armed() -> bool:
-            return self.board().sections[section].armed == wanted
+            snapshot = self.slot.reading(0).snapshot
+            return snapshot is not None and snapshot.sections[0].armed == wanted
 
-        assert self._reactor.run_until(is_armed, time.monotonic() + BOUND_S), self.board()
+        assert self._reactor.run_until(is_armed, time.monotonic() + BOUND_S), self.slot.reading(0)
 
 
 @pytest.fixture
@@ -138,18 +134,6 @@ def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launche
         assert process.poll() is None
 
 
-def test_an_enforced_armed_timeout_ends_the_rank(launcher: Launcher) -> None:
-    with rank(launcher.path, HANGS) as process:
-        attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": 0.3}))
-        launcher.next(Suspect)
-        launcher.slot.order(ExtendTimeout(0))
-        verdict = launcher.next(RankHung)
-        assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
-        launcher.slot.order(Release(0))
-        assert process.wait(BOUND_S) == -signal.SIGKILL
-
-
 def test_rank_that_writes_over_its_board_is_named_in_one_line_and_never_terminated(launcher: Launcher) -> None:
     script = f"""{BEGIN}say('ready')
 client.start_section('step')
@@ -172,7 +156,7 @@ while True:
         assert process.poll() is None
 
 
-def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_counting(launcher: Launcher) -> None:
+def test_monitor_that_replaces_another_arms_its_rank_again_counts_and_ends_it(launcher: Launcher) -> None:
     with rank(launcher.path, f"{BEGIN}client._ready().saved()\n{HANGS.removeprefix(BEGIN)}") as process:
         attached(launcher, process)
         launcher.slot.order(Arm(0, {"step": 60.0}))
@@ -189,6 +173,13 @@ def test_a_monitor_that_replaces_another_arms_its_rank_again_and_goes_on_countin
         board.words[layout.slot(0) + layout.S_ARMED] = 1
         assert launcher.next(Intervals).seen["step"].longest_s > 0
         launcher.wait_until_armed(wanted)
+        launcher.slot.order(Arm(0, {"step": 0.3}))
+        launcher.next(Suspect)
+        launcher.slot.order(ExtendTimeout(0))
+        verdict = launcher.next(RankHung)
+        assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
+        launcher.slot.order(Release(0))
+        assert process.wait(BOUND_S) == -signal.SIGKILL
 
 
 def test_iterations_are_milestones_and_the_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:

@@ -26,6 +26,7 @@ from megatron_ft.learning.timeouts import (
 SECTIONS: dict[str, float | None] = {"setup": 600.0, "step": 180.0}
 CONFIGURED = {**SECTIONS, "out_of_section": 300.0}
 LEARNED = {"checkpointing": 10.0, "setup": 11.0, "step": 12.0, "out_of_section": 20.0}
+HEARTBEAT = "rank_heartbeat_timeout"
 BEATS = HeartbeatTimeouts(50.0, 5.0, True)
 
 
@@ -46,37 +47,29 @@ def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> 
 
 
 @pytest.mark.parametrize(
-    ("configured", "changed"),
+    ("configured", "changed", "to"),
     [
-        pytest.param(CONFIGURED, None, id="as_it_was"),
-        pytest.param({"setup": 600.0}, None, id="no_longer_set"),
-        pytest.param({**CONFIGURED, "checkpointing": None}, None, id="set_to_null_that_was_absent"),
-        pytest.param({**CONFIGURED, "checkpointing": 99.0}, "checkpointing", id="set_for_the_first_time"),
-        pytest.param({**CONFIGURED, "step": 200.0}, "step", id="raised"),
-        pytest.param({**CONFIGURED, "step": None}, "step", id="set_to_null"),
-        pytest.param({**CONFIGURED, "out_of_section": 301.0}, "out_of_section", id="out_of_section"),
-        pytest.param({**CONFIGURED, "out_of_section": None}, "out_of_section", id="out_of_section_null"),
+        pytest.param(CONFIGURED, None, "", id="as_it_was"),
+        pytest.param({"setup": 600.0}, None, "", id="no_longer_set"),
+        pytest.param({**CONFIGURED, "checkpointing": None}, None, "", id="set_to_null_that_was_absent"),
+        pytest.param({**CONFIGURED, "checkpointing": 99.0}, "checkpointing", "99 s", id="set_for_the_first_time"),
+        pytest.param({**CONFIGURED, "step": 200.0}, "step", "200 s", id="raised"),
+        pytest.param({**CONFIGURED, "step": None}, "step", "infinity", id="set_to_null"),
+        pytest.param({**CONFIGURED, "out_of_section": 301.0}, "out_of_section", "301 s", id="out_of_section"),
+        pytest.param({**CONFIGURED, HEARTBEAT: 90.0}, HEARTBEAT, "90 s", id="heartbeats_as_a_pair"),
     ],
 )
 def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
-    configured: dict[str, float | None], changed: str | None
+    configured: dict[str, float | None], changed: str | None, to: str
 ) -> None:
-    state, lines = that_applies(learned(), configured)
+    mine = learned(heartbeats=BEATS, configured_s={**CONFIGURED, HEARTBEAT: 100.0})
+    state, lines = that_applies(mine, configured)
     assert state.timeouts == {name: timeout for name, timeout in LEARNED.items() if name != changed}
-    assert [line.split("'")[1] for line in lines] == ([] if changed is None else [changed])
+    assert state.heartbeats == (None if changed == HEARTBEAT else BEATS)
+    assert [line.partition(": it was changed (from ")[0] for line in lines] == (
+        [f"'{changed}' keeps its configured timeout of {to}"] if changed else []
+    )
     assert that_applies(learned(configured_s=None), configured)[0].timeouts == LEARNED
-
-
-def test_configured_timeout_that_wins_is_told_with_what_it_was() -> None:
-    _, lines = that_applies(learned(), {**CONFIGURED, "step": None})
-    line = "it was changed (from 180 s) since 12 s was learned"
-    assert lines == [f"'step' keeps its configured timeout of infinity: {line}"]
-
-
-def test_heartbeats_are_kept_as_a_pair() -> None:
-    state = learned(heartbeats=BEATS, configured_s={"rank_heartbeat_timeout": 100.0})
-    for now_s, beats in ((100.0, BEATS), (90.0, None)):
-        assert that_applies(state, {"rank_heartbeat_timeout": now_s})[0].heartbeats == beats
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
@@ -156,13 +149,13 @@ def test_document_of_an_earlier_version_is_read_with_what_its_rule_had_calculate
         "seen": {"step": {"counts": {"80": 99.0}, "reference_s": 50.0}} if version in (2, 3) else None,
         "heartbeats": {"initial_s": 50.0, "subsequent_s": 5.0},
         "current_timeouts": {"heartbeat": {"initial": 50.0, "subsequent": 5.0, "were_calculated": True}},
-        "configured_s": {"rank_section_timeouts": {"step": None}, "rank_heartbeat_timeout": 45.0},
+        "configured_s": {"rank_section_timeouts": {"step": None}, HEARTBEAT: 45.0},
         **({"raised": {"step": 2.0}} if version == 4 else {}),
     }
     state = parse(document)
     out_s = 12.0 if version == 4 else 9.0
     assert state.timeouts == {"step": step_s, "setup": 1250.0, "out_of_section": out_s}
-    assert (state.heartbeats, state.configured_s) == (BEATS, {"step": None, "rank_heartbeat_timeout": 45.0})
+    assert (state.heartbeats, state.configured_s) == (BEATS, {"step": None, HEARTBEAT: 45.0})
 
 
 def test_file_has_all_timeouts_in_the_form_of_the_reference() -> None:

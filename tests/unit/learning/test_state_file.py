@@ -20,30 +20,23 @@ DOCUMENT = STATE.document({}, 60.0)
 LEFT = "leaving it alone, timeouts learned in this run are not written"
 
 
-def write_state(path: str, document: dict[str, Any]) -> None:
-    assert carry_out(StateFile(path, document)) == StateFile(path, document)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    return str(tmp_path / "ft_state.json")
-
-
-def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "ft_state.json"
-    assert carry_out(StateFile(str(path))) == StateFile(str(path)), "there is none yet"
-    wanted = StateFile(str(path), DOCUMENT, at_end=True)
-    assert carry_out(wanted) == wanted
-    assert carry_out(StateFile(str(path))).state == STATE
-    assert os.listdir(path.parent) == ["ft_state.json"]
-
-
-def test_the_umask_decides_who_may_read(path: str) -> None:
+    """A file that was written."""
+    path = str(tmp_path / "new" / "ft_state.json")
+    assert carry_out(StateFile(path)) == StateFile(path), "there is none yet"
+    wanted = StateFile(path, DOCUMENT, at_end=True)
     old = os.umask(0o027)
     try:
-        write_state(path, DOCUMENT)
+        assert carry_out(wanted) == wanted
     finally:
         os.umask(old)
+    return path
+
+
+def test_state_is_read_as_it_was_written_by_those_whom_the_umask_allows(path: str) -> None:
+    assert carry_out(StateFile(path)).state == STATE
+    assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
 
 
@@ -63,9 +56,6 @@ def reference(**timeouts: object) -> dict[str, object]:
     ("content", "why"),
     [
         (b"", "is not JSON"),
-        (b" \n\t", "is not JSON"),
-        (b'{"a": 1', "is not JSON"),
-        (b"{'a': 1}", "is not JSON"),
         (b'{"a": NaN}', "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -82,7 +72,6 @@ def reference(**timeouts: object) -> dict[str, object]:
         (ours(4, sections=[]), EARLIER),
         (ours(4, sections={"step": {}}), EARLIER),
         (ours(1, sections={"step": {"timeout_s": -2}}), "> 0"),
-        (ours(2, sections=3), EARLIER),
         ({"current_timeouts": 3}, "Expected `object`"),
         (reference(heartbeat={"initial": -1, "subsequent": 2, "were_calculated": True}), "> 0"),
         (reference(heartbeat={"initial": 1, "were_calculated": True}), NO_VALUE),
@@ -113,6 +102,7 @@ def test_broken_file_is_refused_with_a_reason_and_left_alone(content: Any, why: 
 def test_anything_else_in_place_of_the_state_file_is_left_alone(
     path: str, make: Callable[[str], None], words: str
 ) -> None:
+    os.remove(path)
     make(path)
     found = carry_out(StateFile(path))
     assert found.state is None
@@ -121,8 +111,6 @@ def test_anything_else_in_place_of_the_state_file_is_left_alone(
 
 
 def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state(path, DOCUMENT)
-
     def fail(*_args: Any, **_folders: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -131,8 +119,10 @@ def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeyp
             patch.setattr(os, function, fail)
             done = carry_out(StateFile(path, {"new": 1}))
         assert done.problem == f"learned timeouts can't be written to {path}: No space left on device"
-        assert carry_out(StateFile(path)).state == STATE
-        assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        carry_out(StateFile(path, {"new": float("nan")}))
+    assert carry_out(StateFile(path)).state == STATE
+    assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
 
 
 def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +139,5 @@ def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", traced_fsync)
     monkeypatch.setattr(os, "replace", traced_replace)
-    write_state(path, {})
+    carry_out(StateFile(path, {}))
     assert steps == ["file", "rename", "folder"]
-
-
-def test_values_that_json_has_not_are_refused_before_anything_is_written(path: str) -> None:
-    write_state(path, DOCUMENT)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_state(path, {"new": float("nan")})
-    assert carry_out(StateFile(path)).state == STATE

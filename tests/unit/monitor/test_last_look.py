@@ -36,6 +36,8 @@ def test_rank_past_its_learned_timeout_is_asked_about_once_and_then_ended(change
     mine, watched = asked(OVERDUE)
     assert not mine.ask_launcher_first(watched, replace(OVERDUE, **changes))
     assert watched.reports.tell.call_count == 1
+    without_launcher = last_look.LastLook(mock.Mock(), has_launcher=False)
+    assert not without_launcher.ask_launcher_first(mock.Mock(), OVERDUE)
 
 
 def test_report_only_suspicion_is_asked_about_anew_if_the_launcher_is_silent() -> None:
@@ -44,10 +46,6 @@ def test_report_only_suspicion_is_asked_about_anew_if_the_launcher_is_silent() -
     assert mine.ask_launcher_first(watched, later)
     watched.detector.extend_timeout.assert_called_with(later, 16.5 * S)
     assert watched.reports.tell.call_count == 2
-
-
-def test_monitor_without_a_launcher_asks_nobody() -> None:
-    assert not last_look.LastLook(mock.Mock(), has_launcher=False).ask_launcher_first(mock.Mock(), OVERDUE)
 
 
 def test_extended_interval_is_asked_about_again_once_it_is_overdue() -> None:

@@ -63,27 +63,29 @@ def test_evidence_of_all_ranks_is_asked_for_before_anything_is_terminated(option
     assert answers(driven) == driven.all_of(events.SignalRanks) == []
 
 
-def test_verdict_is_dropped_where_another_board_of_this_node_shows_that_its_rank_has_moved_on() -> None:
-    for moved in (0, 1):
-        driven = running(2)
-        driven.boards[1] = BOARD._replace(ring_head=40)
-        suspect(driven)
-        driven.boards[1] = BOARD._replace(ring_head=40 + moved)
-        driven.hear(reviewed(0))
-        assert answers(driven) == [(0, 1.25 * 60.1 if moved else 0.0)]
-
-
-def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on() -> None:
+@pytest.mark.parametrize(
+    ("review", "moved", "progress"),
+    [
+        (reviewed(0), 0, ""),
+        (reviewed(0), 1, "rank 10 has called a hook"),
+        (reviewed(0, progress=PROGRESS), 0, PROGRESS),
+    ],
+)
+def test_verdict_is_dropped_where_a_rank_of_any_node_has_moved_on(review: Reviewed, moved: int, progress: str) -> None:
     driven = running(3)
-    suspect(driven)
-    suspect(driven, 2)
-    driven.hear(reviewed(0, progress=PROGRESS))
-    assert answers(driven) == [(0, 1.25 * 60.1), (2, 1.25 * 60.1)]
-    assert driven.said == [
+    for local_rank in (0, 2):
+        driven.boards[1] = BOARD._replace(ring_head=40)
+        suspect(driven, local_rank)
+    driven.boards[1] = BOARD._replace(ring_head=40 + moved)
+    driven.hear(review)
+    until_s = 1.25 * 60.1 if progress else 0.0
+    assert answers(driven) == [(0, until_s), (2, until_s)]
+    line = (
         "rank 0: in 'step' for 60.1 s after iteration 7, longer than its learned "
-        f"timeout of 60 s, but {PROGRESS}: extending the timeout, to at most 240.0 s in total"
-    ]
-    assert driven.written == ["more_time", "more_time"]
+        f"timeout of 60 s, but {progress}: extending the timeout, to at most 240.0 s in total"
+    )
+    assert driven.said == ([line] if progress else [])
+    assert driven.written == (["more_time", "more_time"] if progress else [])
 
 
 @pytest.mark.parametrize("observe_only", [False, True])

@@ -54,11 +54,6 @@ def result(cycle: int = 0, at: str = "save", facts: int = READY, **longest_s: fl
     return Intervals(cycle, (next(_saves) if at == "save" else 0, 100), at == "end", facts, seen)
 
 
-def state(configured: dict[str, float | None] | None = None, **sections: float) -> LearnedState:
-    """Content of a file: calculated values."""
-    return LearnedState(timeouts=sections, configured_s=configured)
-
-
 def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: int = 1, **options: Any) -> Driven:
     """Two ranks, whose scripts use the hooks of a train loop."""
     observe_only = options.pop("observe_only", False)
@@ -69,9 +64,10 @@ def attached(*, learns: bool = True, path: str = PATH, place: int = 0, nodes: in
     return driven
 
 
-def loaded(file: LearnedState | None = None, **options: Any) -> Driven:
+def loaded(timeouts: dict[str, float] | None = None, **options: Any) -> Driven:
+    """These timeouts are those of the file."""
     driven = attached(**options)
-    driven.hear(StateFile(PATH, state=file))
+    driven.hear(StateFile(PATH, state=None if timeouts is None else LearnedState(timeouts=timeouts)))
     return driven
 
 
@@ -85,19 +81,9 @@ def next_cycle(driven: Driven, cycle: int, path: str = PATH) -> None:
     driven.hear(rank_attached(0, cycle, driven.now_ns, state_path=path, learns=bool(path)))
 
 
-def arms(driven: Driven) -> dict[int, dict[str, float]]:
-    """By local rank, the timeouts that its monitor was armed with last."""
-    return {effect.local_rank: dict(effect.order.timeouts) for effect in driven.orders(Arm)}
-
-
-def enforces(driven: Driven) -> bool:
-    """Return True if all timeouts that were armed are enforced."""
-    (enforced,) = {effect.order.enforced for effect in driven.orders(Arm)} or {False}
-    return bool(enforced)
-
-
-def armed_s(driven: Driven, name: str = "step") -> float:
-    return arms(driven)[0][name]
+def arms(driven: Driven) -> dict[int, Arm]:
+    """By local rank, what its monitor was armed with last."""
+    return {each.local_rank: each.order for each in driven.orders(Arm) if isinstance(each.order, Arm)}
 
 
 def writes(driven: Driven) -> list[StateFile]:
@@ -132,15 +118,16 @@ CHANGED = {"learned_floor": 7.0, "rank_section_timeouts": {"step": 200.0}}
 def test_file_is_read_once_and_arms_all_ranks_at_the_floor_and_by_default_for_reports_only(
     options: dict[str, Any], armed: dict[str, float], line: str
 ) -> None:
-    driven = attached(**options)
+    driven, arm = attached(**options), Arm(0, armed, options.get("learns", True))
     assert driven.all_of(StateFile) == [StateFile(PATH)]
     assert arms(driven) == {}
-    driven.hear(StateFile(PATH, state=state({"step": 180.0}, step=5.0, setup=5.0, save=300.0)))
-    assert (arms(driven), enforces(driven)) == ({0: armed, 1: armed}, options.get("learns", True))
+    found = LearnedState(timeouts={"step": 5.0, "setup": 5.0, "save": 300.0}, configured_s={"step": 180.0})
+    driven.hear(StateFile(PATH, state=found))
+    assert arms(driven) == {0: arm, 1: arm}
     assert any(line in said for said in driven.said)
     driven.done.clear()
     driven.hear(rank_attached(1, 0, None, state_path=PATH))  # its monitor was replaced
-    assert arms(driven) == {1: armed}
+    assert arms(driven) == {1: arm}
 
 
 @pytest.mark.parametrize(
@@ -158,15 +145,17 @@ def test_learned_timeouts_are_written_at_place_0_if_the_file_can_be_used_and_ran
     driven = attached(place=place, nodes=2)
     driven.hear(result(step=30.0))
     assert arms(driven) == {}, "the file was not read yet"
-    driven.hear(StateFile(PATH, problem=unusable), result(step=20.0), result(at="end", step=20.0))
-    assert armed_s(driven) == 100.0
+    driven.hear(StateFile(PATH, problem=unusable), result(step=20.0), result(at="end", step=20.0, out_of_section=50.0))
+    assert arms(driven)[0] == Arm(0, {"step": 100.0}), "what is learned at the end is for the next run"
     wanted = writes(driven)
     assert [each.at_end for each in wanted] == ([] if unusable or place else [False, True])
     driven.hear(*(dataclasses.replace(each, problem=failure) for each in wanted))
     assert driven.all_of(TellStateWritten) == [TellStateWritten(value) for value in says]
     assert [line for line in driven.said if line in (unusable, failure)] == [
-        each for each in (unusable, failure) if each
+        each for each in (unusable or failure,) if each
     ]
+    next_cycle(driven, 1)
+    assert arms(driven)[0] == Arm(1, {"step": 100.0, "out_of_section": 250.0})
 
 
 # -- milestones -------------------------------------------------------------------------------------------------
@@ -197,36 +186,21 @@ def test_rank_that_has_left_the_run_is_not_waited_for_and_its_last_intervals_cou
 
 
 def test_what_is_learned_is_armed_written_and_said_with_the_interval_it_rests_on() -> None:
-    driven = loaded(state(step=300.0))
-    driven.hear(result(at="steps", step=20.0))
-    assert armed_s(driven) == 300.0, "enforced timeouts are learned after saves"
-    driven.hear(result(1, step=20.0), Killed(1, "step", 300.0, moved=True))
-    assert armed_s(driven) == 300.0, "the cycle is another one"
+    driven = loaded({"step": 300.0})
+    driven.hear(result(at="steps", step=20.0), result(1, step=20.0), Killed(1, "step", 300.0, moved=True))
+    assert arms(driven)[1] == Arm(0, {"step": 300.0}), "learned after saves, in this cycle"
     maxima = result(step=20.0, setup=100.0)
-    open_only = {"checkpointing": Observed(0, 500.0, 1)}
-    driven.hear(replace(maxima, seen={**maxima.seen, **open_only}))
-    assert arms(driven)[1] == {"step": 200.0, "setup": 500.0}
-    (line,) = (each for each in driven.said if each.startswith("timeouts updated"))
-    assert line == (
+    driven.hear(replace(maxima, seen={**maxima.seen, "checkpointing": Observed(0, 500.0, 1)}))  # open, never closed
+    assert arms(driven)[1] == Arm(0, {"step": 200.0, "setup": 500.0})
+    assert [each for each in driven.said if each.startswith("timeouts updated")] == [
         "timeouts updated: setup 500 s (the longest took 100 s, in rank 3); "
         "step 200 s (was 300 s; the longest took 20 s, in rank 3)"
-    )
+    ]
     (write,) = writes(driven)
-    assert (write.path, write.at_end) == (PATH, False)
-    assert written(driven).timeouts["step"] == 200.0
+    assert (write.path, write.at_end, written(driven).timeouts["step"]) == (PATH, False, 200.0)
     said = len(driven.said)
     driven.hear(result(step=40.0, setup=100.0))
     assert len(driven.said) == said, "no line for less than a percent, and a reason once"
-
-
-def test_timeouts_learned_at_the_end_of_a_run_are_written_and_not_armed_in_it() -> None:
-    driven = loaded(state(step=90.0))
-    armed = len(driven.orders(Arm))
-    driven.hear(result(at="end", step=20.0, setup=1.0, out_of_section=50.0))
-    assert len(driven.orders(Arm)) == armed
-    assert written(driven).timeouts["out_of_section"] == 250.0
-    next_cycle(driven, 1)
-    assert armed_s(driven, "out_of_section") == 250.0
 
 
 REPORTS = "no timeouts configured: hangs are reported, not killed (set timeouts or --ft-learn on to kill)"
@@ -250,67 +224,56 @@ def test_mode_decides_whether_ranks_are_armed_and_terminated_and_a_file_written(
     driven.hear(rank_attached(0, 0, None, state_path=PATH))
     assert [line for line in driven.said if line.startswith("no timeouts")] == lines
     driven.hear(result(at="steps", facts=REPORTED, step=20.0, io=3.0))
-    assert arms(driven) == ({0: {"step": 100.0}, 1: {"step": 100.0}} if is_armed and not is_enforced else {})
+    assert (0 in arms(driven)) is (is_armed and not is_enforced)
     driven.hear(result(facts=REPORTED, step=20.0))
-    assert (0 in arms(driven), enforces(driven), bool(writes(driven))) == (is_armed, is_enforced, is_enforced)
-
-
-def test_script_without_hooks_is_told_how_it_can_learn() -> None:
-    driven = attached(learns=False, path="", learn="on")
-    driven.hear(result(at="steps", facts=0, step=20.0))
-    assert driven.said[-1].startswith("no timeouts are learned from a script that calls RankMonitorClient itself")
+    assert arms(driven).get(1) == (Arm(0, {"step": 100.0}, is_enforced) if is_armed else None)
+    assert bool(writes(driven)) is is_enforced
 
 
 # -- kills ------------------------------------------------------------------------------------------------------
 
 
-def test_one_real_hang_doubles_nothing() -> None:
+def test_timeout_is_doubled_only_if_it_ends_the_next_cycle_too() -> None:
     timeouts = {"step": 75.0, "setup": 300.0}
-    driven = loaded(state(**timeouts))
+    driven = loaded(timeouts)
     driven.hear(found_hung(0, 0, HANG), found_hung(1, 0, replace(HANG, local_rank=1, rank=10)))
     assert told(driven, Killed) == [Killed(0, "step", 75.0)]
-    next_cycle(driven, 1)
-    driven.hear(found_hung(0, 1, replace(HANG, section="setup")))
-    next_cycle(driven, 2)
-    driven.hear(found_hung(0, 2, HANG))
-    assert arms(driven)[0] == timeouts, "no cycle ended like the one before"
-
-
-def test_same_hang_in_the_next_cycle_doubles_the_timeout_in_the_file_and_says_so() -> None:
-    driven = loaded(state(step=75.0))
-    driven.hear(found_hung(0, 0, HANG))
-    next_cycle(driven, 1)
-    driven.hear(found_hung(0, 1, HANG), Killed(1, "step", 75.0))
-    assert written(driven).timeouts["step"] == 150.0
-    next_cycle(driven, 2)
-    assert armed_s(driven) == 150.0
-    line = "the timeout of 'step' terminated a rank again: it is 150 s now, was 75 s"
-    assert driven.said.count(line) == 1
-    driven.hear(result(2, step=15.0))
-    assert armed_s(driven) == 150.0, "the job may come to the same interval again"
+    for cycle, section in enumerate(("setup", "step"), start=1):
+        next_cycle(driven, cycle)
+        driven.hear(found_hung(0, cycle, replace(HANG, section=section)))
     next_cycle(driven, 3)
-    driven.hear(result(3, step=15.0))
-    assert armed_s(driven) == (150.0 + 75.0) / 2, "a later calculation halves the surplus"
+    assert arms(driven)[0] == Arm(3, timeouts), "no cycle has ended like the one before"
+    driven.hear(found_hung(0, 3, HANG), Killed(3, "step", 75.0))
+    assert written(driven).timeouts["step"] == 150.0
+    next_cycle(driven, 4)
+    assert driven.said.count("the timeout of 'step' terminated a rank again: it is 150 s now, was 75 s") == 1
+    driven.hear(result(4, step=15.0))
+    assert arms(driven)[0].timeouts["step"] == 150.0, "the job may come to the same interval again"
+    next_cycle(driven, 5)
+    driven.hear(result(5, step=15.0))
+    assert arms(driven)[0].timeouts["step"] == (150.0 + 75.0) / 2, "a later calculation halves the surplus"
 
 
 def test_kill_of_a_rank_while_others_moved_doubles_the_timeout_at_once_on_all_nodes() -> None:
-    driven = loaded(state(step=75.0))
+    driven = loaded({"step": 75.0})
     driven.hear(found_hung(0, 0, replace(HANG, elapsed_s=300.1)))
     assert told(driven, Killed) == [Killed(0, "step", 75.0, moved=True)]
-    other = loaded(state(step=75.0), place=1, nodes=2)
+    other = loaded({"step": 75.0}, place=1, nodes=2)
     other.hear(*[Killed(0, "step", 75.0, moved=True)] * 2)
     assert told(other, Killed) == writes(other) == []
     for each in (driven, other):
         next_cycle(each, 1)
-        assert armed_s(each) == 150.0
+        assert arms(each)[0] == Arm(1, {"step": 150.0})
 
 
-def test_heartbeat_timeout_that_a_client_has_calculated_is_doubled_too() -> None:
-    driven = attached(path="", learns=False)
+def test_script_that_calculates_timeouts_itself_is_told_so_and_they_are_doubled_too() -> None:
+    driven = attached(path="", learns=False, learn="on")
+    driven.hear(result(at="steps", facts=0, step=20.0))
+    assert driven.said[-1].startswith("no timeouts are learned from a script that calls RankMonitorClient itself")
     for cycle, timeout_s in enumerate((60.0, 60.0, 120.0)):
         driven.hear(Killed(cycle, "heartbeat", timeout_s))
         next_cycle(driven, cycle + 1, path="")
-    assert arms(driven)[0] == {"heartbeat": 240.0}
+    assert arms(driven)[0] == Arm(3, {"heartbeat": 240.0})
     assert writes(driven) == []
 
 
@@ -322,7 +285,7 @@ def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None
     driven.hear(result(at="steps", facts=REPORTED, step=1.0))
     for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
         driven.hear(replace(REVIEW, rank=None, is_waited=False, verdict=replace(REVIEW.verdict, iteration=iteration)))
-        assert (armed_s(driven), enforces(driven)) == (expected_s, False)
+        assert arms(driven)[0] == Arm(0, {"step": expected_s}, enforced=False)
     assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
 
 
