@@ -79,19 +79,17 @@ class Rank:
         return row
 
 
-def test_section_that_was_never_opened_is_empty_and_what_is_open_counts_with_its_age() -> None:
+@pytest.mark.parametrize("ends", [{"learning_facts": layout.FACT_RUN_ENDS}, {"closing": True}])
+def test_interval_that_is_open_counts_with_its_age_and_that_out_of_section_up_to_the_end_of_the_run(
+    ends: dict[str, Any],
+) -> None:
     rank = Rank()
     rank.play(2)
     assert rank.look() == {**{name: Observed(rank=3) for name in NAMES}, IDLE: Observed(0, 2.0, 3)}
     rank.play("+step", 7)
     found = rank.look()
     assert (found["step"], found[IDLE]) == (Observed(0, 7.0, 3), Observed(1, 2.0, 3))
-
-
-@pytest.mark.parametrize("ends", [{"learning_facts": layout.FACT_RUN_ENDS}, {"closing": True}])
-def test_time_out_of_section_that_is_open_when_the_run_ends_counts_as_observed(ends: dict[str, Any]) -> None:
-    rank = Rank()
-    rank.play(0.5, "+step", 1, "-step", 4)
+    rank.play("-step", 4)
     rank.changes = ends
     assert rank.look()[IDLE] == Observed(2, 4.0, 3)
     rank.play(9)

@@ -17,14 +17,7 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.learning.launcher.part import TellStateWritten
 from megatron_ft.learning.messages import FACT_SAVED, Arm, Intervals, Killed, Observed
 from megatron_ft.learning.timeouts import LearnedState, StateFile, parse
-from megatron_ft.link.base.layout import (
-    FACT_ENOUGH_STEPS,
-    FACT_HOOKS,
-    FACT_LEARNS,
-    FACT_LOADED,
-    STATE_NOT_WRITTEN,
-    STATE_WRITTEN,
-)
+from megatron_ft.link.base import layout
 from megatron_ft.link.messages.monitor_messages import Release
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import Driven, found_hung, hung, verdict
@@ -37,14 +30,12 @@ REVIEW = Reviewed(
     cycle=0,
     asker=0,
     verdict=hung(elapsed_s=6.1, timeout_s=5.0, iteration=60, learned=True),
-    text="x",
+    text="rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in recv",
     rank=0,
     is_waited=True,
 )
-REPORTED = FACT_HOOKS | FACT_LOADED | FACT_ENOUGH_STEPS | FACT_SAVED
-READY = REPORTED | FACT_LEARNS
-
-
+REPORTED = layout.FACT_HOOKS | layout.FACT_LOADED | layout.FACT_ENOUGH_STEPS | FACT_SAVED
+READY = REPORTED | layout.FACT_LEARNS
 _saves = itertools.count(1)
 
 
@@ -133,9 +124,9 @@ def test_file_is_read_once_and_arms_all_ranks_at_the_floor_and_by_default_for_re
 @pytest.mark.parametrize(
     ("place", "unusable", "failure", "says"),
     [
-        (0, "", "", [STATE_WRITTEN]),
-        (0, "", "it can't be written: Read-only file system", [STATE_NOT_WRITTEN]),
-        (0, "it is a directory: leaving it alone", "", [STATE_NOT_WRITTEN]),
+        (0, "", "", [layout.STATE_WRITTEN]),
+        (0, "", "it can't be written: Read-only file system", [layout.STATE_NOT_WRITTEN]),
+        (0, "it is a directory: leaving it alone", "", [layout.STATE_NOT_WRITTEN]),
         (1, "", "", []),
     ],
 )
@@ -280,32 +271,25 @@ def test_script_that_calculates_timeouts_itself_is_told_so_and_they_are_doubled_
 # -- report only ------------------------------------------------------------------------------------------------
 
 
-def test_timeout_that_is_only_reported_is_doubled_once_it_was_exceeded() -> None:
-    driven = loaded(learns=False)
-    driven.hear(result(at="steps", facts=REPORTED, step=1.0))
-    for iteration, expected_s in [(60, 10.0), (61, 20.0), (61, 20.0)]:
-        driven.hear(replace(REVIEW, rank=None, is_waited=False, verdict=replace(REVIEW.verdict, iteration=iteration)))
-        assert arms(driven)[0] == Arm(0, {"step": expected_s}, enforced=False)
-    assert len([line for line in driven.said if line.startswith("would be a hang")]) == 2
-
-
 @pytest.mark.parametrize(
     ("observe_only", "follows"),
     [(False, "; set timeouts or --ft-learn on to restart"), (True, ": not killed (observe-only)")],
 )
-def test_hang_that_is_only_reported_is_diagnosed_on_all_nodes_once_and_ends_nothing(
+def test_hang_that_is_only_reported_is_diagnosed_once_ends_nothing_and_doubles_the_timeout(
     observe_only: bool, follows: str
 ) -> None:
     driven = loaded(learns=False, observe_only=observe_only)
+    driven.hear(result(at="steps", facts=REPORTED, step=1.0))
     for local_rank in (0, 1, 0):
         driven.hear(found_hung(local_rank, 0, replace(HANG, local_rank=local_rank), observed_only=True))
     (hang,) = told(driven, Hang)
     assert hang.passive
-    text = "rank 0 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in recv"
-    for _ in range(2):
-        driven.hear(replace(REVIEW, text=text))
-    assert driven.said.count(f"would be a hang: {text}{follows}") == 1
+    for iteration, expected_s, rank in [(60, 10.0, 0), (61, 20.0, None), (61, 20.0, 0)]:
+        late = replace(REVIEW.verdict, iteration=iteration)
+        driven.hear(replace(REVIEW, rank=rank, is_waited=rank == 0, verdict=late))
+        assert arms(driven)[0] == Arm(0, {"step": expected_s}, enforced=False)
+    said = [line for line in driven.said if line.startswith("would be a hang")]
+    assert (len(said), said[0]) == (2, f"would be a hang: {REVIEW.text}{follows}")
     driven.wait(60.0)
-    assert not driven.all_of(events.SignalRanks)
-    assert not driven.all_of(Release)
+    assert driven.all_of(events.SignalRanks) == driven.all_of(Release) == []
     assert told(driven, m.Report) == told(driven, Killed) == []
