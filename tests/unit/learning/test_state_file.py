@@ -41,42 +41,39 @@ def learned(timeouts: dict[str, float] = LEARNED, **changes: Any) -> LearnedStat
     return LearnedState(**{"timeouts": timeouts, "configured_s": CONFIGURED, **changes})
 
 
-# -- the rule, applied ------------------------------------------------------------------------------------------
-
-
 def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> None:
     state = learned({"step": 50.0, "setup": 300.0}).doubled("step", 50.0, {})
     after = state.learn({"step": Observed(50, 40.0, 7)}, 5.0)
     assert after.timeouts == {"step": 150.0, "setup": 300.0}
 
 
-# -- which apply ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("configured", [CONFIGURED, {"setup": 600.0}, {**CONFIGURED, "checkpointing": None}])
+def test_learned_timeouts_apply_where_the_configured_ones_are_as_they_were_or_are_no_longer_set(
+    configured: dict[str, float | None],
+) -> None:
+    mine = learned(heartbeats=BEATS)
+    assert that_applies(mine, configured) == (mine, [])
 
 
 @pytest.mark.parametrize(
-    ("configured", "changed", "to"),
+    ("changed", "now_s", "line"),
     [
-        pytest.param(CONFIGURED, None, "", id="as_it_was"),
-        pytest.param({"setup": 600.0}, None, "", id="no_longer_set"),
-        pytest.param({**CONFIGURED, "checkpointing": None}, None, "", id="set_to_null_that_was_absent"),
-        pytest.param({**CONFIGURED, "checkpointing": 99.0}, "checkpointing", "99 s", id="set_for_the_first_time"),
-        pytest.param({**CONFIGURED, "step": 200.0}, "step", "200 s", id="raised"),
-        pytest.param({**CONFIGURED, "step": None}, "step", "infinity", id="set_to_null"),
-        pytest.param({**CONFIGURED, "out_of_section": 301.0}, "out_of_section", "301 s", id="out_of_section"),
-        pytest.param({**CONFIGURED, HEARTBEAT: 90.0}, HEARTBEAT, "90 s", id="heartbeats_as_a_pair"),
+        ("checkpointing", 99.0, "99 s: it was changed (from infinity) since 10 s was learned"),
+        ("step", 200.0, "200 s: it was changed (from 180 s) since 12 s was learned"),
+        ("step", None, "infinity: it was changed (from 180 s) since 12 s was learned"),
+        ("out_of_section", 301.0, "301 s: it was changed (from 300 s) since 20 s was learned"),
+        (HEARTBEAT, 90.0, "90 s: it was changed (from 100 s) since 5 s was learned"),
     ],
 )
 def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
-    configured: dict[str, float | None], changed: str | None, to: str
+    changed: str, now_s: float | None, line: str
 ) -> None:
-    mine = learned(heartbeats=BEATS, configured_s={**CONFIGURED, HEARTBEAT: 100.0})
-    state, lines = that_applies(mine, configured)
+    then, now = {**CONFIGURED, HEARTBEAT: 100.0}, {**CONFIGURED, changed: now_s}
+    state, lines = that_applies(learned(heartbeats=BEATS, configured_s=then), now)
     assert state.timeouts == {name: timeout for name, timeout in LEARNED.items() if name != changed}
-    assert state.heartbeats == (None if changed == HEARTBEAT else BEATS)
-    assert [line.partition(": it was changed (from ")[0] for line in lines] == (
-        [f"'{changed}' keeps its configured timeout of {to}"] if changed else []
-    )
-    assert that_applies(learned(configured_s=None), configured)[0].timeouts == LEARNED
+    assert state.heartbeats == (None if changed == HEARTBEAT else BEATS), "a pair"
+    assert lines == [f"'{changed}' keeps its configured timeout of {line}"]
+    assert that_applies(learned(configured_s=None), now)[0].timeouts == LEARNED
 
 
 # -- the document -----------------------------------------------------------------------------------------------
@@ -241,6 +238,7 @@ def reference(**timeouts: object) -> dict[str, object]:
         (ours(5, **reference(heartbeat={"initial": -1})), "> 0"),
         (ours(4, sections=[]), EARLIER),
         (ours(4, sections={"step": {}}), EARLIER),
+        (ours(4, sections={"step": {"calculated_s": 10**400}}), EARLIER),
         (ours(1, sections={"step": {"timeout_s": -2}}), "> 0"),
         (reference(heartbeat={"initial": -1, "subsequent": 2, "were_calculated": True}), "> 0"),
         (reference(heartbeat={"initial": 1, "were_calculated": True}), NO_VALUE),
