@@ -74,6 +74,5 @@ def restore(state: object, *, newer_than: int | None = None) -> int | None:
 
 def wait() -> None:
     """Return when no snapshot of this rank is on its way any more."""
-    running = saving.running()
-    if running is not None:
-        running.wait()
+    if saving.running is not None:
+        saving.running.wait()

@@ -14,7 +14,7 @@ from typing import Any
 from megatron_ft.link import tcp
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import Fetch, Offer
-from megatron_ft.memory.keeper import copies
+from megatron_ft.memory.keeper import copies, link
 from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.link import FAILURES
 from megatron_ft.memory.keeper.segments import HeldSegment, SegmentState
@@ -102,7 +102,8 @@ class Peer:
 
     def fetch(self, rank: int = 0, address: str = "") -> tuple[bytes, str]:
         try:
-            fd = copies.fetch(address or self.address, SECRET, SNAPSHOT, rank, lambda: True)
+            with contextlib.closing(link.connect(address or self.address, SECRET)) as peer:
+                fd = copies.take(peer, Fetch(SNAPSHOT, rank), lambda: True)
         except FAILURES as error:
             return b"", why(error)
         content = os.pread(fd, 1 << 30, 0)

@@ -79,11 +79,11 @@ class RealKeeper:
     def close(self) -> None:
         self.launcher.close()
         self._thread.join()
-        for caller in self._service._callers.values():
+        for caller in self._service._callers:
             caller.channel.close()
         self._listener.close()
-        if (running := saving.running()) is not None:
-            running.wait()
+        if saving.running is not None:
+            saving.running.wait()
 
 
 class ScriptedKeeper:
@@ -131,7 +131,7 @@ def be_rank_0(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "1", "FT_CYCLE": "0", "FT_KEEPER_SOCKET": str(path)}
     for name, value in {**variables, "FT_MEMORY_RESTORE": ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(saving, "running", None)
     monkeypatch.setattr(KeeperConnection, "quiet_until_s", 0.0)
     monkeypatch.setattr(KeeperConnection, "pickle_key", "")
     say.forget()

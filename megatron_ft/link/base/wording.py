@@ -7,7 +7,7 @@ Internally, iterations count from 0, and a rank reports each when it begins: a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _SHOWN = 100
 
@@ -29,17 +29,6 @@ def rough(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def consecutive(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers in groups without gaps."""
-    groups: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if groups and groups[-1][-1] + 1 == number:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return groups
 
 
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:

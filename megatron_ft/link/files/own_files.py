@@ -84,15 +84,16 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
         replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=mode, fsync=fsync)
 
 
-def open_own_folder(path: str) -> int:
-    """Create a directory with mode 0700 if it is missing. Return a descriptor of it.
+def open_own_folder(path: str, *, make: bool = True) -> int:
+    """Return a descriptor of a directory. If it is missing, and ``make``, create it with mode 0700.
 
     Raises:
         ForeignFileError: the path is no directory, or one of another user.
         OSError: the directory can't be made or opened.
     """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

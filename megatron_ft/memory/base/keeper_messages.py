@@ -4,8 +4,6 @@ are plain bytes.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from megatron_ft.link.base.codec import Count, Cycle, Int, Message, PartMessage, Rank, Seconds, Vocabulary, WorldSize
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.rules.retention import BeginSegment
@@ -103,7 +101,7 @@ class Prepare(Message, frozen=True):
 
 
 class TakeStock(Message, frozen=True):
-    """Ask for all verified segments, once those that were committed are verified. The answer is `Stock`.
+    """Ask for all verified segments, once those that were committed are verified. The answer is `Kept`.
 
     ``within_s``: then those that are verified by that time, and all in a second answer; None: however long it takes.
     """
@@ -135,20 +133,13 @@ LAUNCHER_TO_KEEPER: Vocabulary[LauncherToKeeper] = Vocabulary(LauncherToKeeper)
 # -- to the launcher ----------------------------------------------------------------------------------------------
 
 
-class Stock(Message, frozen=True):
-    """Answer to `TakeStock`."""
-
-    kept: Kept
-
-
-class KeeperSays(Message, frozen=True):
+class Says(Message, frozen=True):
     """Line for the user."""
 
     text: str
-    NAME: ClassVar[str] = "says"
 
 
-KeeperToLauncher = SealedSegment | DropSegment | KeeperPort | Saved | Stock | RankBegan | RestoreFailed | KeeperSays
+KeeperToLauncher = SealedSegment | DropSegment | KeeperPort | Saved | Kept | RankBegan | RestoreFailed | Says
 KEEPER_TO_LAUNCHER: Vocabulary[KeeperToLauncher] = Vocabulary(KeeperToLauncher)
 
 

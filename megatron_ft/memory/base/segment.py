@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from megatron_ft.errors import LayoutError
 from megatron_ft.memory.base.digests import Digest
@@ -32,6 +32,18 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_
 def create() -> int:
     """Return the descriptor of an empty segment."""
     return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def filled(nbytes: int, fill: Callable[[int], None]) -> int:
+    """Return the descriptor of a sealed segment, which ``fill`` writes. If that raises, nothing is left."""
+    fd = create()
+    try:
+        fill(fd)
+        seal(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def seal(fd: int, nbytes: int) -> None:

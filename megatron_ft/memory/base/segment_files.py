@@ -29,7 +29,6 @@ from megatron_ft.memory.rules.snapshots import SavedFiles
 
 _BLOCK_BYTES = 16 << 20
 _AT_ONCE = 8
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SET = re.compile(r"iteration-(\d{1,18})-of-(\d{1,7})-[0-9a-f]{12}")
@@ -97,41 +96,33 @@ def load(directory: str, name: str, rank: int, make_room: Callable[[int], None] 
 
     ``make_room`` is called with the bytes of each block before it is read, and raises if there isn't the memory.
     """
-    with _own_folder(directory, name) as folder, _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
+    given = open_own_folder(os.path.join(directory, name), make=False)
+    with _opened(given) as folder, _opened(os.open(f"rank-{rank}", _OLD, dir_fd=folder)) as source:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
             raise ForeignFileError(f"rank-{rank} isn't a regular file of this user")
-        fd = segment.create()
-        try:
-            _copy(source, fd, status.st_size, make_room)
-            segment.seal(fd, status.st_size)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        return segment.filled(status.st_size, lambda fd: _copy(source, fd, status.st_size, make_room))
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------
 
 
-def find_sets(directory: str) -> list[tuple[SavedFiles, int | None]]:
+def find_sets(directory: str) -> list[tuple[SavedFiles, int]]:
     """Return the snapshots in a directory, that written last first, and the number of ranks of which it has no file.
 
-    The number is None if an earlier version has written it. Makes the directory if it is missing.
+    Makes the directory if it is missing.
     """
-    found: list[tuple[int, SavedFiles, int | None]] = []
+    found: list[tuple[int, SavedFiles, int]] = []
     with _opened(open_own_folder(directory)) as root:
         for name in os.listdir(root):
             parsed = _SET.fullmatch(name)
             with contextlib.suppress(OSError):
                 if parsed is not None:
-                    with _own_folder(directory, name) as folder:
+                    with _opened(open_own_folder(os.path.join(directory, name), make=False)) as folder:
                         world, written_ns = int(parsed[2]), os.fstat(folder).st_mtime_ns
                         files = SavedFiles(name, int(parsed[1]), world, max(0.0, time.time() - written_ns / 1e9))
-                        names = os.listdir(folder)
-                        is_earlier = any(each.startswith("ranks-") for each in names)  # folder of a node's files
-                        lacking = {f"rank-{rank}" for rank in range(world)}.difference(names)
-                        found.append((written_ns, files, None if is_earlier else len(lacking)))
+                        lacking = {f"rank-{rank}" for rank in range(world)}.difference(os.listdir(folder))
+                        found.append((written_ns, files, len(lacking)))
     return [(files, lacking) for _, files, lacking in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
@@ -149,14 +140,3 @@ def _opened(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _own_folder(directory: str, name: str) -> Iterator[int]:
-    """Open an existing directory of this user in the user's directory."""
-    given = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with _opened(given) as root, _opened(os.open(name, _FOLDER, dir_fd=root)) as folder:
-        owner = os.fstat(folder).st_uid
-        if owner not in (os.geteuid(), os.fstat(root).st_uid):
-            raise ForeignFileError(f"is a directory of another user ({owner})")
-        yield folder

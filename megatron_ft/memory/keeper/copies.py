@@ -24,7 +24,7 @@ from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Off
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
 from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
-from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 _MOST_CONNECTIONS = 32
 _BACKLOG = 64
@@ -51,13 +51,8 @@ def send(address: str, offer: Offer, key: bytes, lend: Lend, bytes_per_s: int, c
         return work.why(error)
 
 
-def fetch(address: str, key: bytes, snapshot: SnapshotKey, rank: int, is_wanted: Callable[[], bool]) -> int:
-    """Return the descriptor of a sealed segment that the keeper of another node has. Raises one of `FAILURES`."""
-    with contextlib.closing(link.connect(address, key)) as peer:
-        return _take(peer, Fetch(snapshot, rank), is_wanted)
-
-
-def _take(peer: Link, want: Fetch, is_wanted: Callable[[], bool]) -> int:
+def take(peer: Link, want: Fetch, is_wanted: Callable[[], bool]) -> int:
+    """Return the descriptor of a sealed segment that the other keeper has. Raises one of `FAILURES`."""
     peer.send(want)
     return peer.receive_segment(peer.expect(Granted, _VERIFY_S).nbytes, work.room_maker(is_wanted))
 
@@ -104,7 +99,7 @@ class CopyKeeping:
         """By which keepers of the job know each other; empty: no copies are kept."""
         self.port: int | None = None
         """Where other nodes' keepers connect; 0: nowhere; None: there are no other nodes as yet."""
-        self._address = ""
+        self.address = ""
         """Keeper that gets copies of this node's snapshots."""
         self._copying: Offer | None = None
         self._done: SnapshotKey | None = None
@@ -114,7 +109,7 @@ class CopyKeeping:
 
     def begin(self, cycle: Cycle) -> None:
         """Begin a cycle: where copies go is told anew. Serve keepers of other nodes from now on, if there are any."""
-        self._cycle, self._address, self._done, self.has_room, prepared = cycle, "", None, True, cycle.prepared
+        self._cycle, self.address, self._done, self.has_room, prepared = cycle, "", None, True, cycle.prepared
         self._copying = None  # what is under way ends
         if self.port is None and prepared.world > len(prepared.ranks):
             self.key, self.port = bytes.fromhex(prepared.copies_key), 0
@@ -128,15 +123,6 @@ class CopyKeeping:
                 why = f"there is no port for them: {error.strerror or error}"
             if not self.port:
                 self._say("door", f"no other node keeps copies of memory checkpoints: {why}")
-
-    def copy_to(self, order: CopyTo) -> None:
-        if order.cycle == self._cycle.prepared.cycle:
-            self._address = order.address
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of another node of which copies are kept here: as many as this node has."""
-        return len(self._cycle.prepared.ranks) if self.port else 0
 
     # -- copies of this node's snapshots ----------------------------------------------------------------------
 
@@ -156,7 +142,7 @@ class CopyKeeping:
         copy the next one that all nodes copy, once it is decided whether the one copied before is complete: the other
         node has room for the complete one, and for one that comes.
         """
-        if not self._address:
+        if not self.address:
             return newest
         complete, prepared = self._cycle.complete, self._cycle.prepared
         is_newer = all(before is None or newest > before for before in (self._done, complete))
@@ -168,7 +154,7 @@ class CopyKeeping:
                     raise SnapshotError("no longer needed")
 
             lend = lambda want: self._ask(lambda: self.lend(want))  # noqa: E731
-            job = partial(send, self._address, offer, self.key, lend, prepared.copies_bytes_per_s, check)
+            job = partial(send, self.address, offer, self.key, lend, prepared.copies_bytes_per_s, check)
             work.aside(self._reactor, job, partial(self._copied, offer))
         return self._done
 
@@ -178,7 +164,7 @@ class CopyKeeping:
         self._done, self._copying = offer.key, None
         if why:  # the snapshot counts without a copy: the ranks of this node may still restore it
             of = f"iteration {offer.key.iteration}"
-            self._say("copies", f"the node at {self._address} has no copy of {of}: {why}")
+            self._say("copies", f"the node at {self.address} has no copy of {of}: {why}")
 
     # -- copies of another node's snapshots -------------------------------------------------------------------
 
@@ -255,7 +241,7 @@ class CopyKeeping:
         for at, held in enumerate(admitted):
             fd = -1
             try:
-                fd = _take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
+                fd = take(peer, Fetch(offer.key, held.rank), lambda: are_verified() is None)
             finally:
                 for each in admitted[at:] if fd < 0 else [held]:  # after one that fails none comes
                     self._ask(partial(self._segments.received, each, fd))

@@ -88,20 +88,17 @@ class Link:
 
     def receive_segment(self, nbytes: int, make_room: Callable[[int], None]) -> int:
         """Return the descriptor of a sealed segment with what comes. ``make_room`` may raise."""
-        fd = segment.create()
-        try:
+
+        def fill(fd: int) -> None:
             for offset in range(0, nbytes, PIECE_BYTES):
                 count = min(PIECE_BYTES, nbytes - offset)
                 make_room(count)
                 piece = self._receive()
                 if len(piece) != count:
                     raise ProtocolError(f"a piece of {len(piece)} bytes came, not {count}")
-                os.pwrite(fd, piece, offset)
-            segment.seal(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+                segment.write(fd, memoryview(piece), offset)
+
+        return segment.filled(nbytes, fill)
 
     def _send(self, body: bytes) -> None:
         self._sock.sendall(self._channel.seal(body))

@@ -35,7 +35,6 @@ class HeldSegment:
     state: SegmentState
     key: SnapshotKey | None = None
     world: int = 0
-    is_with_launcher: bool = False
 
 
 @dataclass(eq=False)
@@ -82,7 +81,7 @@ class Segments(list[HeldSegment]):
     def sealed(self, held: HeldSegment) -> None:
         """Have the launcher keep a segment, too. It is verified next."""
         assert held.key is not None
-        held.state, held.is_with_launcher = SegmentState.SEALED, True
+        held.state = SegmentState.SEALED
         self._tell(m.SealedSegment(held.rank, held.key), (held.fd,))
 
     def received(self, held: HeldSegment, fd: int) -> bool:
@@ -99,8 +98,8 @@ class Segments(list[HeldSegment]):
 
     def drop(self, held: HeldSegment) -> None:
         """Let go of a segment, after the launcher: whichever is last frees the memory, which takes seconds."""
-        held.state = SegmentState.LEAVING
-        if held.is_with_launcher and held.key is not None:
+        is_with_launcher, held.state = held.state in (SegmentState.SEALED, SegmentState.VERIFIED), SegmentState.LEAVING
+        if is_with_launcher and held.key is not None:
             self._tell(m.DropSegment(held.rank, held.key), ())
         else:
             self.close(held)
@@ -122,15 +121,6 @@ class Segments(list[HeldSegment]):
         """Return the sealed segment that is verified first: of the complete snapshot, then of the newest one."""
         sealed = [each for each in self if each.state is SegmentState.SEALED]
         return max(sealed, key=lambda each: (each.key == complete, each.key), default=None)
-
-    def held_bytes(self) -> int:
-        """Bytes that are allocated or about to be, and not given back yet."""
-        return sum(each.nbytes for each in self)
-
-    def common(self, ranks: Iterable[int]) -> set[SnapshotKey]:
-        """Return the snapshots of which all these ranks have a verified segment."""
-        found = [set(self.verified(rank)) for rank in ranks]
-        return set.intersection(*found) if found else set()
 
     def stock(self) -> Kept:
         """Return everything that is verified."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -25,7 +26,7 @@ from megatron_ft.memory.base.digests import Digest
 from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.keeper import copies, work
 from megatron_ft.memory.keeper.copies import CopyKeeping
-from megatron_ft.memory.keeper.link import FAILURES
+from megatron_ft.memory.keeper.link import FAILURES, connect
 from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
 from megatron_ft.memory.rules import retention
 from megatron_ft.memory.rules.retention import BeginSegment
@@ -43,7 +44,7 @@ _NO_DESCRIPTORS = "the keeper has too many open files"
 
 @dataclass(eq=False)
 class RankCaller:
-    """One connection, of which a rank may have several. ``rank``: -1 until its hello.
+    """One connection, of which a rank may have several. ``rank``: -1 until its hello; ``fd``: also once it is closed.
 
     ``writes``: it has asked for a segment; what it writes ends with it.
     """
@@ -56,10 +57,6 @@ class RankCaller:
     writes: bool = False
     waits_for: BeginSegment | m.CommitSegment | m.Fetch | None = None
     """Request that isn't answered yet."""
-
-
-class LauncherGoneError(Exception):
-    """Raised to end the keeper: its launcher has ended."""
 
 
 class KeeperService:
@@ -75,10 +72,8 @@ class KeeperService:
         self._digest = digest
         self._reactor = Reactor()
         self._segments = Segments(self._reactor, self._tell)
-        self._callers: dict[int, RankCaller] = {}
-        """By descriptor."""
+        self._callers: list[RankCaller] = []
         self._cycle = Cycle(m.Prepare(0, (), 1))
-        self._is_prepared = False
         self._is_verifying = False
         self._copies = CopyKeeping(self._segments, self._reactor, self._say)
 
@@ -86,31 +81,29 @@ class KeeperService:
         """Serve."""
         # first: a rank's hello must not overtake what the launcher said before it started the rank
         self._reactor.watch(self._launcher.fileno(), self._hear_launcher, Priority.SIGNAL)
-        try:
+        with contextlib.suppress(EOFError):  # the launcher has ended
             while True:
                 try:
                     due_s = self._cycle.stock_due_s
                     self._reactor.run_once(None if due_s in (None, math.inf) else max(0.0, due_s - time.monotonic()))
-                    if self._is_prepared:
+                    if self._cycle.prepared.ranks:
                         self._advance(self._cycle, self._cycle.prepared)
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
                     # refuse what waits, and go on: descriptors may be left again a moment later
                     self._say("descriptors", f"{_NO_DESCRIPTORS}: some memory checkpoints are given up")
-                    for caller in list(self._callers.values()):
+                    for caller in list(self._callers):
                         if caller.waits_for is not None:
                             self._answer(caller, m.NotKept(_NO_DESCRIPTORS))
                     time.sleep(_PAUSE_S)
                     self._reactor.post(lambda: None)  # what has failed is tried again
-        except LauncherGoneError:
-            return
 
     def _advance(self, cycle: Cycle, prepared: m.Prepare) -> None:
         """Do all that can be done by now."""
         for held in self._segments.unneeded(prepared.ranks, cycle.complete, cycle.settled):
             self._segments.drop(held)
-        for caller in list(self._callers.values()):
+        for caller in list(self._callers):
             match caller.waits_for:
                 case BeginSegment() as request:
                     self._begin(caller, request)
@@ -119,7 +112,8 @@ class KeeperService:
         sealed = self._segments.next_to_verify(cycle.complete)
         if sealed is not None and not self._is_verifying:
             self._verify(sealed)
-        newest = max(self._segments.common(prepared.ranks), default=None)
+        verified = [set(self._segments.verified(rank)) for rank in prepared.ranks]
+        newest = max(set.intersection(*verified), default=None)
         if newest is not None and newest.cycle == prepared.cycle:
             told = self._copies.may_be_told(newest)
             if told is not None and (cycle.saved is None or told > cycle.saved):
@@ -127,7 +121,7 @@ class KeeperService:
                 self._tell(Saved(told))
         if cycle.stock_due_s is not None and (sealed is None or time.monotonic() >= cycle.stock_due_s):
             cycle.stock_due_s = None if sealed is None else math.inf  # what is verified after its time is told, too
-            self._tell(m.Stock(replace(self._segments.stock(), port=self._copies.port or 0)))
+            self._tell(replace(self._segments.stock(), port=self._copies.port or 0))
 
     # -- the launcher -----------------------------------------------------------------------------------------
 
@@ -135,20 +129,20 @@ class KeeperService:
         try:
             self._launcher.send(message, fds, timeout_s=_SEND_S)
         except ChannelClosedError:
-            raise LauncherGoneError from None
+            raise EOFError("the launcher has ended") from None
 
     def _say(self, subject: str, text: str) -> None:
         """Have the launcher print a line, once per subject and cycle."""
         if subject not in self._cycle.said:
             self._cycle.said.add(subject)
-            self._tell(m.KeeperSays(text))
+            self._tell(m.Says(text))
 
     def _hear_launcher(self) -> None:
         try:
             for message, fds in self._launcher.receive():
                 self._obey(m.LAUNCHER_TO_KEEPER.parse(message), fds)
         except (ChannelClosedError, ProtocolError):
-            raise LauncherGoneError from None
+            raise EOFError("the launcher has ended") from None
 
     def _obey(self, order: Any, fds: tuple[int, ...]) -> None:
         match order:
@@ -158,22 +152,23 @@ class KeeperService:
                 if complete not in (None, self._cycle.complete):
                     self._cycle.incomplete.clear()
                 self._cycle.settled, self._cycle.complete = key, complete or self._cycle.complete
-            case CopyTo():
-                self._copies.copy_to(order)
+            case CopyTo(cycle, address) if cycle == self._cycle.prepared.cycle:
+                self._copies.address = address
             case m.TakeStock(within_s):
-                for caller in list(self._callers.values()):
+                for caller in list(self._callers):
                     self._read(caller)
                 self._cycle.stock_due_s = time.monotonic() + (math.inf if within_s is None else within_s)
             case m.SealedSegment(rank, key):
                 (fd,) = fds
-                held = self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, key)
-                held.is_with_launcher = True
+                self._segments.add(rank, fd, os.fstat(fd).st_size, SegmentState.SEALED, key)
             case m.DropSegment(rank, key):
                 for held in [each for each in self._segments.of(rank, SegmentState.LEAVING) if each.key == key]:
                     self._segments.close(held)
 
     def _prepare(self, order: m.Prepare) -> None:
-        for caller in list(self._callers.values()):
+        if not self._cycle.prepared.ranks:  # from now on it is known which ranks there are
+            self._reactor.watch(self._listener.fileno(), self._accept)
+        for caller in list(self._callers):
             self._forget(caller)
         self._cycle = Cycle(order, complete=order.restore, saved=order.restore, settled=order.restore)
         self._copies.begin(self._cycle)
@@ -181,9 +176,6 @@ class KeeperService:
             self._tell(KeeperPort(order.cycle, self._copies.port))
         for held in list(self._segments.stale(order.cycle, order.restore, order.ranks, lends=bool(self._copies.port))):
             self._segments.drop(held)
-        if not self._is_prepared:  # from now on it is known which ranks there are
-            self._is_prepared = True
-            self._reactor.watch(self._listener.fileno(), self._accept)
 
     # -- connections of ranks ---------------------------------------------------------------------------------
 
@@ -193,7 +185,7 @@ class KeeperService:
             time.sleep(_PAUSE_S)  # there may be too many open files, and the peer goes on knocking
             return
         caller = RankCaller(*accepted, accepted[0].fileno())
-        self._callers[caller.fd] = caller
+        self._callers.append(caller)
         self._reactor.watch(caller.fd, partial(self._read, caller))
         self._reactor.watch(caller.pidfd, partial(self._read, caller, has_ended=True), Priority.DEATH)
 
@@ -203,7 +195,7 @@ class KeeperService:
             received: list[Received] = caller.channel.receive()
             for message, fds in received:
                 close_fds(fds)
-                if self._callers.get(caller.fd) is caller:
+                if caller in self._callers:
                     self._serve(caller, m.RANK_TO_KEEPER.parse(message))
         except ChannelClosedError:
             has_ended = True
@@ -222,11 +214,11 @@ class KeeperService:
 
     def _forget(self, caller: RankCaller) -> None:
         """Close a connection, once; what its rank was writing is worthless."""
-        if self._callers.get(caller.fd) is not caller:
+        if caller not in self._callers:
             return
+        self._callers.remove(caller)
         self._reactor.unwatch(caller.fd)
         self._reactor.unwatch(caller.pidfd)
-        del self._callers[caller.fd]
         caller.channel.close()
         os.close(caller.pidfd)
         for held in self._segments.of(caller.rank, SegmentState.WRITING) if caller.writes else []:
@@ -248,18 +240,17 @@ class KeeperService:
                 caller.waits_for = request
             case m.CommitSegment():
                 self._commit(caller, request)
-            case m.RankBegan():
+            case m.RankBegan() | RestoreFailed():
                 self._tell(replace(request, rank=caller.rank))
-            case RestoreFailed():
-                self._tell(replace(request, rank=caller.rank))
-                self._answer(caller, m.Granted())
+                if isinstance(request, RestoreFailed):
+                    self._answer(caller, m.Granted())
 
     def _refuse(self, caller: RankCaller, hello: m.KeeperHello) -> str:
         if hello.cycle != self._cycle.prepared.cycle:
             return f"this is cycle {self._cycle.prepared.cycle}, not {hello.cycle}"
         if hello.rank not in self._cycle.prepared.ranks:
             return f"rank {hello.rank} is not of this node"
-        others = [each for each in self._callers.values() if each.rank == hello.rank and each.pid != caller.pid]
+        others = [each for each in self._callers if each.rank == hello.rank and each.pid != caller.pid]
         if not all(is_gone(each.pidfd) for each in others):
             return f"another process is connected as rank {hello.rank}"
         for gone in others:
@@ -273,8 +264,11 @@ class KeeperService:
         known = self._cycle.demands.get(caller.rank)
         if known is None or known.total_bytes < demand.total_bytes:
             demands = {**self._cycle.demands, caller.rank: demand}
-            held = self._segments.held_bytes() + sum(each.copies_bytes for each in self._cycle.demands.values())
-            ranks, memory, copied = self._cycle.prepared.ranks, node_memory(), self._copies.ranks
+            # what is dropped counts until it is closed
+            held = sum(each.nbytes for each in self._segments)
+            held += sum(each.copies_bytes for each in self._cycle.demands.values())
+            ranks, memory = self._cycle.prepared.ranks, node_memory()
+            copied = len(ranks) if self._copies.port else 0  # the other node has as many
             refused = retention.refusal(demands, ranks, held, memory, copied)
             if refused and copied:
                 self._copies.has_room = False
@@ -302,17 +296,16 @@ class KeeperService:
             self._segments.add(rank, fd, request.segment_bytes, SegmentState.WRITING)
             self._answer(caller, m.Granted(), (fd,))
             return
+        if self._copies.is_under_way():
+            self._answer(caller, m.NotKept("copies of the snapshot before are still on their way to another node"))
+            return
         saved, settled = self._cycle.saved, self._cycle.settled
-        is_copying = self._copies.is_under_way()
         # the newest one may be about to be that of all ranks; what the launcher was told of isn't decided yet
         pinned = {self._cycle.complete, max(verified)} | {
             key for key in verified if saved is not None and key <= saved and (settled is None or key > settled)
         }
-        key = None if is_copying else min(set(verified) - pinned, default=None)
-        if key is not None:
-            self._segments.drop(verified[key])
-        elif is_copying:
-            self._answer(caller, m.NotKept("copies of the snapshot before are still on their way to another node"))
+        if unpinned := set(verified) - pinned:
+            self._segments.drop(verified[min(unpinned)])
 
     def _commit(self, caller: RankCaller, request: m.CommitSegment) -> None:
         held = next(iter(self._segments.of(caller.rank, SegmentState.WRITING)), None)
@@ -335,10 +328,8 @@ class KeeperService:
         self._is_verifying = True
 
         def verify() -> Layout | str:
-            try:
+            with os.fdopen(fd, "rb"):
                 return work.check(fd, self._digest, lambda: checked.state is SegmentState.SEALED)
-            finally:
-                os.close(fd)
 
         work.aside(self._reactor, verify, partial(self._verified, checked))
 
@@ -355,19 +346,16 @@ class KeeperService:
             self._say(text, text)
         elif isinstance(found, Layout):
             held.state, held.world = SegmentState.VERIFIED, found.world
-            self._count_incomplete(held.rank)
-        for caller in list(self._callers.values()):
+            self._cycle.incomplete[held.rank] += 1
+            if self._cycle.incomplete[held.rank] == _MISSED:  # said once per cycle
+                ranks = self._cycle.prepared.ranks
+                newest = [(each, max(self._segments.verified(each), default=None)) for each in ranks]
+                texts = [f"rank {each} {'none' if key is None else key.iteration}" for each, key in newest]
+                what = f"none of the last {_MISSED} memory checkpoints of rank {held.rank} is one that all ranks have"
+                self._say("incomplete", f"{what}: the newest of this node are {listed(texts)}")
+        for caller in list(self._callers):
             if caller.rank == held.rank and isinstance(caller.waits_for, m.CommitSegment):
                 self._answer(caller, m.NotKept(why) if why else m.Granted())
-
-    def _count_incomplete(self, rank: int) -> None:
-        """Say, once per cycle, that none of the last snapshots of a rank is complete."""
-        self._cycle.incomplete[rank] += 1
-        if self._cycle.incomplete[rank] == _MISSED:
-            newest = [(each, max(self._segments.verified(each), default=None)) for each in self._cycle.prepared.ranks]
-            texts = [f"rank {each} {'none' if key is None else key.iteration}" for each, key in newest]
-            what = f"none of the last {_MISSED} memory checkpoints of rank {rank} is one that all ranks have"
-            self._say("incomplete", f"{what}: the newest of this node are {listed(texts)}")
 
     # -- restoring --------------------------------------------------------------------------------------------
 
@@ -395,7 +383,8 @@ class KeeperService:
             is_wanted = lambda: held.state is SegmentState.RECEIVING  # noqa: E731
             try:
                 if isinstance(source, CopySource):
-                    return copies.fetch(source.address, self._copies.key, key, rank, is_wanted), ""
+                    with contextlib.closing(connect(source.address, self._copies.key)) as peer:
+                        return copies.take(peer, m.Fetch(key, rank), is_wanted), ""
                 return segment_files.load(*os.path.split(source), rank, work.room_maker(is_wanted)), ""
             except FAILURES as error:
                 return -1, work.why(error)

@@ -22,7 +22,7 @@ _NICENESS = 10
 _T = TypeVar("_T")
 
 
-def aside(reactor: Reactor, job: Callable[[], _T], then: Callable[[_T], object]) -> None:
+def aside(reactor: Reactor, job: Callable[[], _T], then: Callable[[_T], None]) -> None:
     """Do a job in a thread of low priority, and call ``then`` with its result in the keeper's loop."""
 
     def run() -> _T:
@@ -30,10 +30,8 @@ def aside(reactor: Reactor, job: Callable[[], _T], then: Callable[[_T], object])
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
         return job()
 
-    def done(result: Callable[[], _T]) -> None:
-        then(result())  # an unexpected error ends the keeper, and the launcher starts another one
-
-    reactor.call_in_thread(run, done)
+    # an unexpected error ends the keeper, and the launcher starts another one
+    reactor.call_in_thread(run, lambda result: then(result()))
 
 
 def room_maker(is_wanted: Callable[[], bool]) -> Callable[[int], None]:

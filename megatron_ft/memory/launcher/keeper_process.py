@@ -81,17 +81,13 @@ class Keeper:
         self._process: HelperProcess | None = None
         self._held: dict[tuple[int, SnapshotKey], int] = {}
         """Descriptor of each sealed segment, by rank and key."""
-        self._orders: dict[type, m.LauncherToKeeper] = {}
-        """Last order of each kind in this cycle, which a keeper that replaces another one gets, too."""
+        self._prepared: m.Prepare | None = None
+        self._decided: dict[type, OfSnapshots] = {}
+        """Last decision of each kind in this cycle, which a keeper that replaces another one is told, too."""
         self._asked: tuple[Callable[[Kept], None], Timer] | None = None
         self._started_s = 0.0
         self._bad = 0
         self.is_given_up = xxhash is None
-
-    @property
-    def _prepared(self) -> m.Prepare | None:
-        order = self._orders.get(m.Prepare)
-        return order if isinstance(order, m.Prepare) else None
 
     # -- for the run directory --------------------------------------------------------------------------------
 
@@ -125,12 +121,14 @@ class Keeper:
             order = replace(order, restore=restore.key, files=path, sources=restore.sources)
         if is_first and self._listener is not None:
             self._reactor.watch(self._listener.fileno(), self._start)
-        self._orders.clear()
-        self._order(order, repeats=True)
+        self._prepared = order
+        self._decided.clear()
+        self._order(order)
 
     def tell(self, fact: OfSnapshots) -> None:
         """Say what the job has decided about a snapshot, or where copies go."""
-        self._order(fact, repeats=True)
+        self._decided[type(fact)] = fact
+        self._order(fact)
         if isinstance(fact, Settled) and fact.complete is not None:
             self._files.superseded(fact.complete)
 
@@ -138,7 +136,7 @@ class Keeper:
         """Return the last snapshot that all ranks of the job have, if there is one: its key, the number of ranks of the
         job, and descriptors of this node's segments by rank, -1 for a missing one. A complete one was verified.
         """
-        settled, prepared = self._orders.get(Settled), self._prepared
+        settled, prepared = self._decided.get(Settled), self._prepared
         key = None if prepared is None else prepared.restore
         if isinstance(settled, Settled):
             key = settled.complete
@@ -174,7 +172,8 @@ class Keeper:
             self._process.dismiss()
             self._process.wait(time.monotonic() + _STOP_WAIT_S)
         self._let_go_of_socket()
-        close_fds(self._take_all())
+        close_fds([*self._held.values()])
+        self._held.clear()
 
     # -- the life of the process ------------------------------------------------------------------------------
 
@@ -195,7 +194,8 @@ class Keeper:
             return
         for name, fd in list(self._held.items()):
             self._order(m.SealedSegment(*name), (fd,))
-        for order in list(self._orders.values()):
+        assert self._prepared is not None
+        for order in (self._prepared, *self._decided.values()):
             self._order(order)
 
     def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
@@ -230,7 +230,8 @@ class Keeper:
             f"the keeper of memory checkpoints {how} again and again; the job trains on without memory checkpoints"
         )
         self._let_go_of_socket()
-        self._free(self._take_all())
+        self._free([*self._held.values()])
+        self._held.clear()
         self._answer(Kept())
         self._on_event(StockTaken(Kept(), is_last=True))
 
@@ -242,18 +243,9 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
-    def _take_all(self) -> list[int]:
-        """Return the descriptors of all segments, for the caller to close."""
-        fds = [*self._held.values()]
-        self._held.clear()
-        return fds
-
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def _order(self, order: m.LauncherToKeeper, fds: tuple[int, ...] = (), *, repeats: bool = False) -> None:
-        """``repeats``: a keeper that replaces this one gets it, too."""
-        if repeats:
-            self._orders[type(order)] = order
+    def _order(self, order: m.LauncherToKeeper, fds: tuple[int, ...] = ()) -> None:
         if self._process is not None:
             self._process.send(order, fds, timeout_s=_SEND_S)
 
@@ -271,11 +263,11 @@ class Keeper:
                 is_last = self._process is None or not self._process.is_alive
                 (self._free if is_last else close_fds)(gone)
                 self._order(message)
-            case m.Stock(kept):
+            case Kept():
                 if self._asked is None:  # of a keeper that has replaced another one, or a second answer
-                    self._on_event(StockTaken(kept))
-                self._answer(kept)
-            case m.KeeperSays(text):
+                    self._on_event(StockTaken(message))
+                self._answer(message)
+            case m.Says(text):
                 self._say(text)
             case m.RankBegan() | RestoreFailed() | Saved() | KeeperPort():
                 self._on_event(message)

@@ -42,7 +42,7 @@ class SnapshotFiles:
         self._say = say
         self._say_everywhere = say_everywhere
         self._thread = FileQueue()
-        self._sets: list[tuple[SavedFiles, int | None]] = []
+        self._sets: list[tuple[SavedFiles, int]] = []
         self.found = Kept(local_ranks=ranks, reads_files=directory is not None)
         """What this node can restore before the first cycle."""
 
@@ -67,13 +67,9 @@ class SnapshotFiles:
             if lacking == 0:
                 self.found = replace(self.found, files=files)
                 return
-            number, of = files.iteration, f"{lacking} of {counted(files.world, 'rank')}"
-            self._say(
-                f"the memory checkpoint of iteration {number} in {directory} isn't whole ({of} missing): it isn't used"
-                if lacking is not None
-                else f"the memory checkpoint of iteration {number} in {directory} was written by an earlier version of "
-                "megatron_ft: it isn't used"
-            )
+            what = f"the memory checkpoint of iteration {files.iteration} in {directory}"
+            of = f"{lacking} of {counted(files.world, 'rank')} missing"
+            self._say(f"{what} isn't whole ({of}), or is of an earlier version: it isn't used")
 
     def path_of(self, name: str) -> str:
         """Return the path of a snapshot's directory; empty without one."""

@@ -29,7 +29,7 @@ class CompleteSnapshots:
         """Places of nodes all of whose ranks have restored it."""
         self.is_read = False
         """A rank has restored it."""
-        self._without: tuple[int, int] | None = None
+        self.without: tuple[int, int] | None = None
         """Place and rank of the first one that began without it."""
 
     @property
@@ -52,12 +52,10 @@ class CompleteSnapshots:
         if len(self._newest) < self._nodes or all(each > oldest for each in self._have):
             return None
         # all nodes have it, or one of them has passed over it
-        return self._settle(oldest, oldest if self._have[oldest] == self._nodes else self._complete)
-
-    def _settle(self, key: SnapshotKey, complete: SnapshotKey | None) -> Settled:
-        for each in [each for each in self._have if each <= key]:
-            del self._have[each]
-        self._complete, self._settled = complete, Settled(key, complete)
+        if self._have[oldest] == self._nodes:
+            self._complete = oldest
+        self._have = Counter({each: count for each, count in self._have.items() if each > oldest})
+        self._settled = Settled(oldest, self._complete)
         return self._settled
 
     def missed(self, waiting: tuple[SnapshotKey, ...]) -> Settled | None:
@@ -65,26 +63,14 @@ class CompleteSnapshots:
         is_missed = self._settled is not None and any(key <= self._settled.key for key in waiting)
         return self._settled if is_missed else None
 
-    def had_restored(self, place: int) -> None:
-        """Note that the node at that place has told another coordinator so, which then may have said it of all."""
-        self._restored.add(place)
-        self.is_read = True
-
     def restored(self, place: int, restored: Restored) -> bool:
         """Note what ranks of the node at that place do with the chosen snapshot. Return True if now all have it."""
         if (restored.cycle, restored.key) != (self._cycle, self._chosen) or place in self._restored:
             return False
         if restored.without is not None:
-            self._without = self._without or (place, restored.without)
+            self.without = self.without or (place, restored.without)
             return False
         self.is_read = True
         if restored.is_whole:
             self._restored.add(place)
         return len(self._restored) == self._nodes
-
-    def take_mixed(self) -> tuple[int, int] | None:
-        """Return, once, place and rank of one that trains without the snapshot that others have restored."""
-        mixed = self._without if self.is_read else None
-        if mixed is not None:
-            self._without = None
-        return mixed

@@ -13,7 +13,7 @@ from megatron_ft.link.base.codec import PartState
 from megatron_ft.link.facts.launcher import Cause, CauseKind
 from megatron_ft.memory.leader.complete_snapshots import CompleteSnapshots
 from megatron_ft.memory.rules import lines
-from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, choose_files, next_restore
+from megatron_ft.memory.rules.choice import CycleEnd, Holder, choose, next_restore
 from megatron_ft.memory.rules.snapshots import (
     EARLIER_LIFE,
     CopyTo,
@@ -47,9 +47,8 @@ class SnapshotsAtLeader(LeaderPart):
         decision, reason = cycle.decision, self._without
         self._cycle, self._without = cycle, ""
         restore = decision.attachments.get(Restore)
-        restored = None if restore is None else restore.key
         cycle.has_restored = restore is not None
-        self._snapshots = CompleteSnapshots(decision.cycle, decision.world, restored)
+        self._snapshots = CompleteSnapshots(decision.cycle, decision.world, None if restore is None else restore.key)
         self._copies = {}
         return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
 
@@ -62,8 +61,8 @@ class SnapshotsAtLeader(LeaderPart):
         # what another coordinator told this node is complete others may not have been told: they hold it then
         for key in filter(None, (status.complete, *status.saved)):
             answers += self._told(cycle, self._snapshots.saved(place, key))
-        if status.restored:
-            self._snapshots.had_restored(place)
+        if status.restored is not None:
+            self._snapshots.restored(place, status.restored)  # the coordinator before may have said it of all
         if status.port:
             answers += self._serves(node, place, KeeperPort(status.cycle, status.port))
         was_complete = status.complete is not None and status.complete.cycle == status.cycle
@@ -84,8 +83,8 @@ class SnapshotsAtLeader(LeaderPart):
         if restore is None:
             return []
         have_all = self._snapshots.restored(place, message)
-        if (mixed := self._snapshots.take_mixed()) is not None:
-            at, rank = mixed
+        if self._snapshots.is_read and self._snapshots.without is not None:
+            at, rank = self._snapshots.without
             cause = Cause(kind=CauseKind.CRASH, text=lines.mixed(rank, restore.key.iteration), rank=rank)
             cycle.changed(at, Report(cycle.decision.cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
         return [Line(lines.restored(restore, message.newer_than))] if have_all else []
@@ -116,16 +115,14 @@ class SnapshotsAtLeader(LeaderPart):
         earlier life has left again.
         """
         holders = [_holder(node) for node in (*chosen, *spares)]
-        kept = [each.kept for each in holders]
-        files = next(filter(None, (each.files for each in kept)), None)
+        files = next((each.kept.files for each in holders if each.kept.files), None)
         if self._cycle is not None:
             last = self._end_of(self._cycle)
         else:
             last = CycleEnd(EARLIER_LIFE, None if files is None else files.restore)
-        newest = choose(holders, len(chosen), last)
-        if newest[0] is None and files is not None and last.restored is not None and last.restored.files == files.name:
-            newest = choose_files(kept[: len(chosen)], files)
-        restore, self._without = next_restore(newest, last)
+        if files is not None and (last.restored is None or last.restored.files != files.name):
+            files = None
+        restore, self._without = next_restore(choose(holders, len(chosen), last, files), last)
         return [] if restore is None else [restore]
 
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
@@ -146,7 +143,7 @@ class SnapshotsAtLeader(LeaderPart):
 
 def _holder(node: Node) -> Holder:
     kept = node.standing.parts.get(Kept) or Kept()
-    return Holder(kept, node.name, node.address_of(kept.port) if kept.port else "")
+    return Holder(kept, node.address_of(kept.port) if kept.port else "")
 
 
 def ranks_failed(verdict: Verdict, seats: Sequence[Seat]) -> bool:

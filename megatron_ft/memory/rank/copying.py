@@ -53,10 +53,6 @@ class Mapping:
         for at in range(0, nbytes, CHUNK_BYTES):  # a kernel that doesn't know this touches pages as they are used
             _libc.madvise(found + at, min(CHUNK_BYTES, nbytes - at), _POPULATE_WRITE)
 
-    def bytes(self, offset: int, nbytes: int) -> memoryview:
-        """Return a part, which must not be used once this is closed."""
-        return memory_at(self.address + offset, nbytes)
-
     def close(self) -> None:
         address, self.address = self.address, 0
         if address:

@@ -49,11 +49,10 @@ def available(label: str) -> dict[int, SnapshotKey]:
     if place is None:
         return {}
     keys = [] if place.restore is None else [place.restore]
-    running = saving.running()
-    if running is not None:
-        running.wait()
-        if running.verified is not None:
-            keys.insert(0, running.verified)
+    if saving.running is not None:
+        saving.running.wait()
+        if saving.running.verified is not None:
+            keys.insert(0, saving.running.verified)
     if not keys:
         _key(place)  # the keeper starts now rather than at the first save
     found: dict[int, SnapshotKey] = {}

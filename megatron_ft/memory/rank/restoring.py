@@ -23,18 +23,15 @@ from megatron_ft.memory.rank import state_tree
 from megatron_ft.memory.rank.copying import is_plain, memory_at, name_of_dtype, plain, threads, why_unfit
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place
 from megatron_ft.memory.rank.state_tree import is_tensor
+from megatron_ft.memory.rules.lines import restore_failed
 from megatron_ft.memory.rules.segment_layout import Layout, Path, TensorEntry, name_of
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 _FETCH_S = 600.0
 _TOLD_S = 30.0
 
-_restored = False
-
-
-def has_restored() -> bool:
-    """Return True if this process has the state of the snapshot that was chosen for its cycle."""
-    return _restored
+has_restored = False
+"""This process has the state of the snapshot that was chosen for its cycle."""
 
 
 def restore(place: Place, key: SnapshotKey, state: object, newer_than: int | None = None) -> None:
@@ -46,7 +43,7 @@ def restore(place: Place, key: SnapshotKey, state: object, newer_than: int | Non
     Raises:
         SnapshotError: this rank can't have that state.
     """
-    global _restored
+    global has_restored
     began_s = time.monotonic()
     connection = KeeperConnection(place)
     try:
@@ -56,7 +53,7 @@ def restore(place: Place, key: SnapshotKey, state: object, newer_than: int | Non
             raise SnapshotError(f"a state is a dict, not of type {type(state).__name__}")
         fill_from(_fetch(connection, key), place, key, state)
         connection.tell(RankBegan(key, time.monotonic() - began_s, newer_than))
-        _restored = True
+        has_restored = True
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"[:1000]
         failed = RestoreFailed(rank=place.info.global_rank, cycle=place.info.cycle, key=key, text=text)
@@ -65,7 +62,12 @@ def restore(place: Place, key: SnapshotKey, state: object, newer_than: int | Non
             connection.open()
             connection.ask(failed, _TOLD_S)
         except SnapshotError as untold:
-            _end_rank(failed, untold)
+            text = restore_failed(failed.rank, key.iteration, text)
+            RANK.say(ERROR, f"ERROR: {text}; the rank ends, as its launcher can't be told: {untold}")
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+                    stream.flush()
+            os._exit(1)
         if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's
             raise SnapshotError(f"iteration {key.iteration} can't be restored: {error}") from error
         raise
@@ -92,15 +94,6 @@ def read(place: Place, key: SnapshotKey, names: Collection[str] | None = None) -
 def _fetch(connection: KeeperConnection, key: SnapshotKey) -> int:
     connection.open()
     return connection.ask(Fetch(key), _FETCH_S, fds=1)[1]
-
-
-def _end_rank(failed: RestoreFailed, untold: SnapshotError) -> None:
-    text = f"rank {failed.rank} can't restore iteration {failed.key.iteration} from memory: {failed.text}"
-    RANK.say(ERROR, f"ERROR: {text}; the rank ends, as its launcher can't be told: {untold}")
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-            stream.flush()
-    os._exit(1)
 
 
 def fill_from(

@@ -24,7 +24,7 @@ from megatron_ft.memory.base.keeper_messages import CommitSegment, RankBegan
 from megatron_ft.memory.base.node_memory import node_memory
 from megatron_ft.memory.base.segment import CHUNK_BYTES
 from megatron_ft.memory.rank import restoring
-from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, find_unfit, plan_for
+from megatron_ft.memory.rank.copying import LOCKED_BYTES, Mapping, Plan, copy_tensors, find_unfit, memory_at, plan_for
 from megatron_ft.memory.rank.keeper_connection import KeeperConnection, Place, RefusedError
 from megatron_ft.memory.rank.state_tree import take_apart
 from megatron_ft.memory.rules.retention import BeginSegment, refuse_chunk
@@ -239,7 +239,7 @@ class Saver:
             if commit is not None:
                 commit()
             self._let_go()
-            if self._connection.open(must=False) and self._place.restore is not None and not restoring.has_restored():
+            if self._connection.open(must=False) and self._place.restore is not None and not restoring.has_restored:
                 self._connection.tell(RankBegan(self._place.restore))  # it trains without what was chosen
             # there may be none as yet: copies to another node are under way
             request = self._wanted
@@ -261,7 +261,8 @@ class Saver:
         digest = self._place.digest
         assert digest is not None
         try:
-            digests = [digest([mapping.bytes(*each)]) for each in zip(plan.offsets, plan.nbytes, strict=True)]
+            parts = zip(plan.offsets, plan.nbytes, strict=True)
+            digests = [digest([memory_at(mapping.address + at, nbytes)]) for at, nbytes in parts]
             length = segment.write_end(mapping.fd, head, digests, plan.data_bytes, digest)
         finally:
             self._let_go()  # a segment that is mapped can't be sealed
@@ -276,17 +277,12 @@ class Saver:
             os.close(mapping.fd)
 
 
-_saver: Saver | None = None
+running: Saver | None = None
+"""Saver of this process if it has saved before."""
 
 
 def saver(place: Place) -> Saver:
     """Return the saver of this process."""
-    global _saver
-    if _saver is None:
-        _saver = Saver(place)
-    return _saver
-
-
-def running() -> Saver | None:
-    """Return the saver of this process if it has saved before."""
-    return _saver
+    global running
+    running = running or Saver(place)
+    return running

@@ -25,7 +25,6 @@ class Holder(NamedTuple):
     """A node, and where its keeper serves others; ``address`` empty: nowhere."""
 
     kept: Kept
-    name: str = ""
     address: str = ""
 
 
@@ -51,9 +50,9 @@ class CycleEnd:
     had_snapshot: bool = False
 
 
-def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
+def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd, files: SavedFiles | None = None) -> Chosen:
     """Return the newest snapshot of which each node of the next cycle has the segments of its own ranks, or can copy
-    them from another node.
+    them from another node. If there is none: that in ``files``, if all nodes can restore it.
 
     Args:
         holders: the ``nodes`` of the next cycle by place, and others, which may have copies.
@@ -61,7 +60,7 @@ def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
             that the job has left behind, or has done again since in another way.
     """
     kept = [each.kept for each in holders]
-    if not any(each.snapshots for each in kept):
+    if files is None and not any(each.snapshots for each in kept):
         return None, "no keeper says that it has a snapshot" if last.had_snapshot else ""
     without = [place for place, each in enumerate(kept[:nodes]) if not each.local_ranks]
     if without:
@@ -74,20 +73,11 @@ def choose(holders: Sequence[Holder], nodes: int, last: CycleEnd) -> Chosen:
         sources, reason = _sources(holders, nodes, key, world)
         if not reason:
             return Restore(key, sources=sources), ""
-    return None, reason
-
-
-def choose_files(kept: Sequence[Kept], files: SavedFiles) -> Chosen:
-    """Return the snapshot that an earlier life has left in files, if all nodes of the next cycle can restore it.
-
-    ``kept``: by place in the next cycle.
-    """
-    for place, each in enumerate(kept):
-        if not each.local_ranks:
-            return None, f"node {place} keeps no memory checkpoints"
-        if not each.reads_files:
-            return None, f"node {place} was started without --ft-memory-checkpoint-dir"
-    world = sum(each.local_ranks for each in kept)
+    if files is None:
+        return None, reason
+    blind = [place for place, each in enumerate(kept[:nodes]) if not each.reads_files]
+    if blind:
+        return None, f"node {blind[0]} was started without --ft-memory-checkpoint-dir"
     if files.world != world:
         of = f"of {counted(files.world, 'rank')}, not {world}"
         return None, f"the snapshot of iteration {files.iteration} in files is {of}"
@@ -108,7 +98,7 @@ def _sources(holders: Sequence[Holder], nodes: int, key: SnapshotKey, world: int
     left, found = set(places), []
     for each in holders:
         if each.address and (serves := left & has(each)):
-            found.append(CopySource(each.address, each.name, tuple(sorted(serves))))
+            found.append(CopySource(each.address, tuple(sorted(serves))))
             left -= serves
     if not left and len(found) <= MOST_SOURCES:
         return tuple(found), ""

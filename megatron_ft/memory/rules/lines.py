@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ft.link.base.wording import consecutive, counted, rough
+from megatron_ft.link.base.wording import counted, rough
 from megatron_ft.memory.rules.snapshots import Restore
 
 
@@ -10,13 +10,8 @@ def restored(restore: Restore, newer_than: int | None = None) -> str:
     """All ranks have restored their state; ``newer_than``: iteration of the checkpoint that the script has on disk."""
     place = f"the files of an earlier life, written {rough(restore.age_s)} ago" if restore.files else "memory"
     head = f"restored iteration {restore.key.iteration} from {place}"
-    if restore.sources:
-        first, *others = restore.sources
-        ranks = ", ".join(
-            f"{each[0]}" if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in consecutive(first.ranks)
-        )
-        more = f", others from {counted(len(others), 'other node')}" if others else ""
-        head += f" (rank{'s' if len(first.ranks) > 1 else ''} {ranks} from {first.node}{more})"
+    if copied := sum(len(each.ranks) for each in restore.sources):
+        head += f" ({counted(copied, 'rank')} from other nodes)"
     if newer_than is not None and newer_than >= 0:
         head += f", newer than the {newer_than} on disk"
     return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"

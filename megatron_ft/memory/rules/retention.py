@@ -71,17 +71,14 @@ def refusal(
     largest = max(demands.values(), key=lambda demand: demand.total_bytes)
     each = [demands.get(rank, largest) for rank in ranks]
     needed = sum(demand.total_bytes for demand in each) + copied_ranks * COPIES * largest.segment_bytes
-    free_bytes, text = room(memory)
-    if needed - held_bytes <= free_bytes:
+    refused = refuse_chunk(needed - held_bytes, memory)
+    if not refused:
         return ""
     per_rank = f"{SEGMENTS} x {gigabytes(largest.segment_bytes)} + {gigabytes(largest.copies_bytes)} of copies"
     if copied_ranks:
         per_rank += f"; copies of {copied_ranks} of another node {COPIES} x {gigabytes(largest.segment_bytes)}"
     allocated = f", of which {gigabytes(held_bytes)} are allocated" if held_bytes else ""
-    return (
-        f"{len(each)} ranks need {gigabytes(needed)} (each up to {per_rank}){allocated}; "
-        f"{gigabytes(max(0, free_bytes))} are free ({text})"
-    )
+    return f"{len(each)} ranks need {gigabytes(needed)} (each up to {per_rank}){allocated}; {refused}"
 
 
 def refuse_chunk(nbytes: int, memory: Iterable[Limit]) -> str:

@@ -149,8 +149,7 @@ def decode(raw: bytes, trailer: Trailer) -> Layout:
         offset, at = offset + nbytes, at + DIGEST_BYTES
     if (offset, at) != (trailer.data_bytes, len(raw)):
         raise LayoutError(f"the layout is of {offset} bytes of tensors and {len(entries)} digests, the segment isn't")
-    cycle, era, iteration = head.key
-    return Layout(SnapshotKey(cycle, era, iteration), head.rank, head.world, tuple(entries), head.tree)
+    return Layout(SnapshotKey(*head.key), head.rank, head.world, tuple(entries), head.tree)
 
 
 def name_of(path: Path) -> str:

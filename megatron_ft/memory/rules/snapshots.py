@@ -99,10 +99,9 @@ class SnapshotMessage(PartMessage, frozen=True):
 
 
 class CopySource(Message, frozen=True):
-    """Keeper that has the segments of ranks whose own node hasn't. ``address``: host:port; ``node``: its name."""
+    """Keeper that has the segments of ranks whose own node hasn't. ``address``: host:port."""
 
     address: str
-    node: str
     ranks: tuple[Rank, ...]
 
 
@@ -192,14 +191,14 @@ class SnapshotStatus(PartState, frozen=True):
     Args:
         complete: the last snapshot of the cycle that all nodes have, as far as this one has been told.
         saved: those that this node has `Saved` and that aren't `Settled`.
-        restored: all ranks of this node have `Restored`.
+        restored: what all ranks of this node have done; None if they haven't restored anything.
         port: where its keeper takes copies in that cycle; 0: nowhere.
     """
 
     cycle: Int = -1
     complete: SnapshotKey | None = None
     saved: tuple[SnapshotKey, ...] = ()
-    restored: bool = False
+    restored: Restored | None = None
     port: Int = 0
 
     def after(self, message: PartMessage) -> SnapshotStatus:
@@ -212,5 +211,5 @@ class SnapshotStatus(PartState, frozen=True):
             case KeeperPort(cycle, port) if cycle == self.cycle:
                 return replace(self, port=port)
             case Restored(cycle, is_whole=True) if cycle == self.cycle:
-                return replace(self, restored=True)
+                return replace(self, restored=message)
         return self

@@ -128,10 +128,9 @@ def test_request_has_the_fields_and_methods_of_a_queue() -> None:
 
 
 def new_process(monkeypatch: pytest.MonkeyPatch, restore: str) -> None:
-    running = saving.running()
-    assert running is not None
-    running.wait()
-    monkeypatch.setattr(saving, "_saver", None)
+    assert saving.running is not None
+    saving.running.wait()
+    monkeypatch.setattr(saving, "running", None)
     monkeypatch.setattr(KeeperConnection, "pickle_key", "")
     monkeypatch.setenv("FT_MEMORY_RESTORE", restore)
 

@@ -371,7 +371,7 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.heard(Settled(SnapshotKey(1, 0, 9), None), 1.0)
     status = machine.standing.parts.get(SnapshotStatus)
     assert status is not None
-    assert (status.complete, status.saved, status.restored) == (seven, (nine,), True)
+    assert (status.complete, status.saved, status.restored) == (seven, (nine,), Restored(0, seven))
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
     machine.tell(m.StatusChanged(Parts(stock)), 1.0)
     assert machine.standing.parts.get(Kept) is None, "while its ranks run"

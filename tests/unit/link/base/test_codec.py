@@ -135,5 +135,5 @@ def test_fields_at_their_default_are_left_out_of_messages_and_written_in_records
 
 
 def test_same_name_in_messages_as_in_version_0_1_0() -> None:
-    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper_messages.KeeperSays)
+    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper_messages.Says)
     assert [*map(name_of, kinds)] == ["verdict", "rank_exited", "more_time", "minute", "warning", "says"]

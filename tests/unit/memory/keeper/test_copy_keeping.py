@@ -12,7 +12,7 @@ from megatron_ft.memory.base.keeper_messages import Offer, Prepare
 from megatron_ft.memory.keeper import copies
 from megatron_ft.memory.keeper.copies import CopyKeeping
 from megatron_ft.memory.keeper.segments import Cycle, HeldSegment, Segments, SegmentState
-from megatron_ft.memory.rules.snapshots import CopyTo, SnapshotKey
+from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 OWN, FOREIGN, WORLD = 0, 1, 2
 
@@ -33,7 +33,7 @@ class Keeping:
         self.copies = CopyKeeping(self.segments, self.reactor, lambda subject, text: None)
         self.cycle = Cycle(Prepare(3, (OWN,), WORLD, copies_key="00" * 32))
         self.copies.begin(self.cycle)
-        self.copies.copy_to(CopyTo(3, "node-b:1"))
+        self.copies.address = "node-b:1"
 
     def _send(self, address: str, offer: Offer, *_: object) -> str:
         self.sent.append((offer.key, offer.complete))
@@ -56,7 +56,7 @@ class Keeping:
         (held,) = self.copies.admit(offer)
         assert isinstance(held, HeldSegment)
         self.segments.received(held, os.open(os.devnull, os.O_RDONLY))
-        held.is_with_launcher, held.state = False, SegmentState.VERIFIED
+        held.state = SegmentState.VERIFIED
 
     @property
     def kept(self) -> list[int]:

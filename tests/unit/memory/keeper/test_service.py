@@ -25,15 +25,14 @@ from megatron_ft.memory.base.keeper_messages import (
     Fetch,
     Granted,
     KeeperHello,
-    KeeperSays,
     NotKept,
     Prepare,
+    Says,
     SealedSegment,
-    Stock,
     TakeStock,
 )
 from megatron_ft.memory.base.segment_files import set_name
-from megatron_ft.memory.keeper import copies, service
+from megatron_ft.memory.keeper import copies, link, service
 from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rules.retention import BeginSegment, Limit
 from megatron_ft.memory.rules.snapshots import EARLIER_LIFE, KeeperPort, Kept, KeptSnapshot, Saved, SnapshotKey
@@ -217,7 +216,7 @@ def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_fr
     rank = served.rank(0, cycle=1)
     rank.channel.send(BeginSegment(4096, 0))
     assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
-    assert served.hears.hear(KeeperSays)
+    assert served.hears.hear(Says)
     closing.may_go_on.set()
 
     def is_freed() -> bool:
@@ -238,13 +237,13 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
     fds.append(written(served, rank, 2))
     served.order(TakeStock(0.05))
     first = KeptSnapshot(SnapshotKey(0, 0, 1), 1, (0,))
-    assert served.hears.hear(Stock)[0] == Stock(Kept((first,)))
+    assert served.hears.hear(Kept)[0] == Kept((first,))
     both = Kept((first, KeptSnapshot(SnapshotKey(0, 0, 2), 1, (0,))))
     served.may_verify.set()
     served.hears.hear(Saved)
-    assert served.hears.hear(Stock)[0] == Stock(both)  # once all is verified
+    assert served.hears.hear(Kept)[0] == both  # once all is verified
     served.order(TakeStock())
-    assert served.hears.hear(Stock)[0] == Stock(both)
+    assert served.hears.hear(Kept)[0] == both
     close_fds(fds)
 
 
@@ -262,7 +261,7 @@ def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
     for _ in range(2):
         rank.channel.send(BeginSegment(4096))
         assert rank.hear(NotKept)[0].why == "the keeper has too many open files"
-    assert "too many open files" in served.hears.hear(KeeperSays)[0].text  # once
+    assert "too many open files" in served.hears.hear(Says)[0].text  # once
     monkeypatch.setattr(segment, "create", create)
     close_fds([written(served, rank, 1)])
     rank.hear(Granted)
@@ -290,7 +289,7 @@ def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: S
     rank = served.rank(0)
     rank.channel.send(Fetch(earlier))
     said = f"{path}: rank 0 can't be restored: No such file or directory"
-    assert served.hears.hear(KeeperSays)[0].text == said
+    assert served.hears.hear(Says)[0].text == said
     assert "has no verified segment" in rank.hear(NotKept)[0].why
 
 
@@ -311,7 +310,7 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
         if iteration == 3:
             why = "the newest of this node are rank 0 3, rank 1 none"
             said = f"none of the last 3 memory checkpoints of rank 0 is one that all ranks have: {why}"
-            assert served.hears.hear(KeeperSays)[0].text == said
+            assert served.hears.hear(Says)[0].text == said
         rank.hear(Granted)
 
 
@@ -320,9 +319,9 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     served.order(SealedSegment(0, SnapshotKey(0, 0, 2)), (fd,))
     served.order(Prepare(0, (0,), 1))
     served.hears.hear(DropSegment)
-    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.hears.hear(KeeperSays)[0].text
+    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.hears.hear(Says)[0].text
     served.order(TakeStock())
-    assert served.hears.hear(Stock)[0] == Stock(Kept())
+    assert served.hears.hear(Kept)[0] == Kept()
     os.close(fd)
 
 
@@ -331,8 +330,9 @@ def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(
     served.order(SealedSegment(0, SnapshotKey(0, 0, 1)), (fd,))
     served.order(Prepare(0, (1,), 2, copies_key=KEY.hex()))
     port = served.hears.hear(KeeperPort)[0].port
-    fetched = copies.fetch(f"127.0.0.1:{port}", KEY, SnapshotKey(0, 0, 1), 0, lambda: True)
+    with contextlib.closing(link.connect(f"127.0.0.1:{port}", KEY)) as peer:
+        fetched = copies.take(peer, Fetch(SnapshotKey(0, 0, 1), 0), lambda: True)
     assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     served.order(TakeStock())
-    assert served.hears.hear(Stock)[0].kept.port == port
+    assert served.hears.hear(Kept)[0].port == port
     close_fds([fd, fetched])

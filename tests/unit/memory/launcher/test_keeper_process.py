@@ -23,7 +23,6 @@ from megatron_ft.memory.base.keeper_messages import (
     DropSegment,
     Prepare,
     SealedSegment,
-    Stock,
     TakeStock,
 )
 from megatron_ft.memory.launcher import keeper_process as module
@@ -136,7 +135,7 @@ def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_
     assert processes.heard() == [SealedSegment(0, KEY), prepare, Settled(KEY, KEY), TakeStock()]
     assert prepare == Prepare(0, (0,), 1, None, memory_pickle_key(SECRET), memory_copies_key(SECRET))
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(kept))
+    processes.ends[-1].send(kept)
     reactor.run_until(lambda: bool(processes.events))
     assert processes.events == [StockTaken(kept)]
     os.close(reader)
@@ -152,9 +151,9 @@ def test_keeper_is_told_to_answer_before_it_is_taken_for_silent(processes: Proce
 def test_stock_that_is_completed_after_its_time_is_told(processes: Processes, reactor: Reactor) -> None:
     told: list[Kept] = []
     processes.keeper.take_stock(told.append)
-    processes.ends[-1].send(Stock(Kept()))
+    processes.ends[-1].send(Kept())
     late = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(late))
+    processes.ends[-1].send(late)
     reactor.run_until(lambda: bool(processes.events))
     assert (told, processes.events) == ([Kept()], [StockTaken(late)])
 
@@ -197,7 +196,7 @@ def test_silent_keeper_that_hangs_in_the_kernel_is_replaced(
         reactor.run_until(lambda: len(processes.ends) == 2, time.monotonic() + BOUND_S)
     assert [type(each) for each in processes.heard()] == [SealedSegment, Prepare, TakeStock]
     kept = Kept((KeptSnapshot(KEY, 1, (0,)),))
-    processes.ends[-1].send(Stock(kept))
+    processes.ends[-1].send(kept)
     reactor.run_until(lambda: bool(processes.events))
     assert processes.events == [StockTaken(kept)]
     assert helper_process.unreaped >= {-1, -2}

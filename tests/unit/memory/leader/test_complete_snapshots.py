@@ -96,7 +96,7 @@ def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinato
     told = [(0, said), (0, said), (1, Restored(1, key(4))), (1, said), (1, said)]
     assert [snapshots.restored(*each) for each in told] == [False, False, False, True, False]
     first_told_another = CompleteSnapshots(1, 2, key(5))
-    first_told_another.had_restored(0)
+    first_told_another.restored(0, said)
     assert [first_told_another.restored(1, said) for _ in range(2)] == [True, False]
 
 

@@ -90,7 +90,7 @@ def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
 ) -> None:
     objects.save(10, {"w": torch.ones(2)}, "here")
     saving.saver(_place()).wait()
-    monkeypatch.setattr(saving, "_saver", None)
+    monkeypatch.setattr(saving, "running", None)
     monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
     assert objects.available("elsewhere") == {}
     assert objects.available("here") == {10: SnapshotKey(0, 0, 10)}

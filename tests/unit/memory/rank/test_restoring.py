@@ -15,7 +15,7 @@ import torch
 
 from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.rank.copying import Mapping, copy_tensors, plan_for, why_unfit
+from megatron_ft.memory.rank.copying import Mapping, copy_tensors, memory_at, plan_for, why_unfit
 from megatron_ft.memory.rank.keeper_connection import Place
 from megatron_ft.memory.rank.restoring import fill_from
 from megatron_ft.memory.rank.state_tree import take_apart
@@ -43,7 +43,9 @@ def saved(state: dict[Any, Any]) -> int:
     os.ftruncate(fd, plan.data_bytes)
     mapping = Mapping(fd, plan.data_bytes)
     copy_tensors(tensors, plan, mapping)
-    digests = [DIGEST([mapping.bytes(*each)]) for each in zip(plan.offsets, plan.nbytes, strict=True)]
+    digests = [
+        DIGEST([memory_at(mapping.address + at, nbytes)]) for at, nbytes in zip(plan.offsets, plan.nbytes, strict=True)
+    ]
     mapping.close()
     segment.seal(fd, segment.write_end(fd, head, digests, plan.data_bytes, DIGEST))
     return fd

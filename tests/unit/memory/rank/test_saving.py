@@ -51,11 +51,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     path = tmp_path / "k"
     be_rank_0(path, monkeypatch)
-    monkeypatch.setattr(restoring, "_restored", False)
+    monkeypatch.setattr(restoring, "has_restored", False)
     monkeypatch.setattr(os, "_exit", end)
     yield path
-    if saving._saver is not None:
-        saving._saver.wait(BOUND_S)
+    if saving.running is not None:
+        saving.running.wait(BOUND_S)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def scripted(path: Path) -> Iterator[ScriptedKeeper]:
 
 
 def saver() -> Saver:
-    found = saving.running()
+    found = saving.running
     assert found is not None
     return found
 
@@ -370,7 +370,7 @@ def test_fork_of_a_rank_is_known_by_the_variables_of_its_parent(path: Path, monk
     keeper_connection._note_fork()
     assert keeper_connection.is_child()
     memory_checkpoint.save(1, {"w": torch.ones(2)})
-    assert saving.running() is None
+    assert saving.running is None
     monkeypatch.delenv("FT_KEEPER_SOCKET")  # the fork server has none when it forks a rank
     keeper_connection._note_fork()
     assert not keeper_connection.is_child()

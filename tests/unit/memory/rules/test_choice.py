@@ -12,7 +12,6 @@ from megatron_ft.memory.rules.choice import (
     CycleEnd,
     Holder,
     choose,
-    choose_files,
     next_restore,
 )
 from megatron_ft.memory.rules.lines import restored
@@ -40,9 +39,9 @@ def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -
 LAST = CycleEnd(1, restored=Restore(key(5, 0)))
 
 
-def choose_of(nodes: list[Kept]) -> tuple[Restore | None, str]:
-    holders = [Holder(each, f"node-{at}", f"node-{at}:1" if each.port else "") for at, each in enumerate(nodes)]
-    return choose(holders, len(nodes), LAST)
+def choose_of(nodes: list[Kept], files: SavedFiles | None = None) -> tuple[Restore | None, str]:
+    holders = [Holder(each, f"node-{at}:1" if each.port else "") for at, each in enumerate(nodes)]
+    return choose(holders, len(nodes), LAST, files)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +143,7 @@ def reader(local_ranks: int) -> Kept:
 
 
 def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
-    chosen = choose_files([reader(2), replace(reader(2), files=FILES)], FILES)
-    assert chosen == (Restore(EARLIER, files=FILES.name), "")
+    assert choose_of([reader(2), reader(2)], FILES) == (Restore(EARLIER, files=FILES.name), "")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,7 @@ def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> N
     ],
 )
 def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
-    assert choose_files(nodes, FILES) == (None, reason)
+    assert choose_of(nodes, FILES) == (None, reason)
 
 
 def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
@@ -183,4 +181,4 @@ def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_nam
     assert choose_of([first, newcomer, newcomer, last]) == (None, "node 1 has no snapshot of rank 2 of iteration 7")
     neighbour = merged(kept(2, key(7), world=8), kept(1, key(7), world=8).snapshots)
     chosen = choose_of([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)])
-    assert chosen == (Restore(key(7), sources=(CopySource("node-2:1", "node-2", (2, 3)),)), "")
+    assert chosen == (Restore(key(7), sources=(CopySource("node-2:1", (2, 3)),)), "")
