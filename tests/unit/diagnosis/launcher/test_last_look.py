@@ -117,9 +117,6 @@ def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
         driven.hear(*(observed(local_rank, 0, RankSnapshot(rank=0, local_rank=local_rank)) for local_rank in (0, 1)))
 
 
-# -- under min-healthy -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("hanging", "until_s"),
     [((20,), [120.1, 120.1]), ((0,), [0.0, 120.1]), ((10, 20), [120.1, 0.0]), ((), [0.0, 0.0])],

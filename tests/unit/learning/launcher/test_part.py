@@ -91,9 +91,6 @@ def told(driven: Driven, kind: type[T]) -> list[T]:
     return [each for each in driven.told if isinstance(each, kind)]
 
 
-# -- the file ---------------------------------------------------------------------------------------------------
-
-
 CHANGED = {"learned_floor": 7.0, "rank_section_timeouts": {"step": 200.0}}
 
 
@@ -149,9 +146,6 @@ def test_learned_timeouts_are_written_at_place_0_if_the_file_can_be_used_and_ran
     assert arms(driven)[0] == Arm(1, {"step": 100.0, "out_of_section": 250.0})
 
 
-# -- milestones -------------------------------------------------------------------------------------------------
-
-
 def news(length_s: float, saves: int = 0, *, ended: bool = False) -> Intervals:
     """What a monitor reports."""
     return Intervals(0, (saves, 0), ended, seen={"step": Observed(9, length_s)})
@@ -171,9 +165,6 @@ def test_rank_that_has_left_the_run_is_not_waited_for_and_its_last_intervals_cou
         driven.boards[1] = BOARD._replace(closing=True)  # it goes on without monitoring
         driven.hear(events.Tick())
     assert [(each.ended, each.seen["step"].longest_s) for each in told(driven, Intervals)] == [(last.ended, 3.0)]
-
-
-# -- what was learned -------------------------------------------------------------------------------------------
 
 
 def test_what_is_learned_is_armed_written_and_said_with_the_interval_it_rests_on() -> None:
@@ -221,9 +212,6 @@ def test_mode_decides_whether_ranks_are_armed_and_terminated_and_a_file_written(
     assert bool(writes(driven)) is is_enforced
 
 
-# -- kills ------------------------------------------------------------------------------------------------------
-
-
 def test_timeout_is_doubled_only_if_it_ends_the_next_cycle_too() -> None:
     timeouts = {"step": 75.0, "setup": 300.0}
     driven = loaded(timeouts)
@@ -266,9 +254,6 @@ def test_script_that_calculates_timeouts_itself_is_told_so_and_they_are_doubled_
         next_cycle(driven, cycle + 1, path="")
     assert arms(driven)[0] == Arm(3, {"heartbeat": 240.0})
     assert writes(driven) == []
-
-
-# -- report only ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
