@@ -10,7 +10,6 @@ import pytest
 
 from tests.e2e.test_memory_checkpoints import (
     ITERATIONS,
-    KILLED_AT,
     beginnings,
     script,
     weights,
@@ -28,9 +27,10 @@ IMPORTED_BEFORE = ()  # torch is enough
 
 pytestmark = pytest.mark.timeout(300)
 
+STOPPED_AT = 6
 WAITS = f"""
 def before(iteration):
-    if not os.path.exists("second_life") and iteration == {KILLED_AT}:
+    if not os.path.exists("second_life") and iteration == {STOPPED_AT}:
         open(f"waits.{{RANK}}", "w").close()
         forever()
     until = time.monotonic() + 60  # later snapshots are complete a moment after all ranks have saved them
@@ -56,14 +56,14 @@ def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
     stopped = [node.wait(150) for node in first]
     # that all ranks have the last one is known a moment after they have saved it
     (written,) = re.findall(r"wrote iteration [56] to (\S+) \(.* of this node, .* s\)", stopped[0].err)
-    begins = KILLED_AT if f"iteration-{KILLED_AT}-" in written else KILLED_AT - 1
+    begins = STOPPED_AT if f"iteration-{STOPPED_AT}-" in written else STOPPED_AT - 1
     assert sorted(os.listdir(written)) == ["rank-0", "rank-1"]
     for path in launcher.directory.glob("0.*"):
         path.unlink()  # what the ranks of cycle 0 meet by
     (launcher.directory / "second_life").touch()
     ended = [node.wait(150) for node in start()]
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
-    assert [beginnings(each, 0) for each in ended] == [[begins], [begins]]
+    assert beginnings(*ended, cycle=0) == [begins, begins]
     assert f"restored iteration {begins} from the files of an earlier life" in ended[0].err
-    assert sorted(line for each in ended for line in weights(each)) == weights(without_memory)
+    assert weights(*ended) == weights(without_memory)
     assert os.listdir(directory) == []  # later snapshots were complete

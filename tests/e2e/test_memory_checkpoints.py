@@ -19,15 +19,15 @@ IMPORTED_BEFORE = ()  # torch is enough
 pytestmark = pytest.mark.timeout(300)
 
 ITERATIONS = 14
-KILLED_AT = 6
 TWO = ("--nproc-per-node", "2", "--max-restarts", "3")
 TRAIN = """
-import hashlib, torch
+import hashlib, pathlib, torch
 from megatron_ft import memory_checkpoint
 from megatron_ft.link.linux.processes import all_processes, carries
 from megatron_ft.memory.base import segment
 torch.set_num_threads(1)
 torch.manual_seed(RANK)
+WHERE, WORLD = pathlib.Path(*sys.argv[1:]), int(os.environ["WORLD_SIZE"])
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 def state_after(iteration):
@@ -40,8 +40,8 @@ def keeper_pid():
     return next(each.pid for each in all_processes() if each.comm == "ft_keeper" and carries(each.pid, mark))
 def meet(iteration):
     # ranks of a job wait for each other in each step, as with a collective
-    open(f"{CYCLE}.{iteration}.{RANK}", "w").close()
-    while not os.path.exists(f"{CYCLE}.{iteration}.{1 - RANK}"):
+    (WHERE / f"{CYCLE}.{iteration}.{RANK}").touch()
+    while not all((WHERE / f"{CYCLE}.{iteration}.{rank}").exists() for rank in range(WORLD)):
         time.sleep(0.005)
 def before(iteration):
     pass
@@ -69,20 +69,14 @@ def script(more: str = "") -> str:
     return TRAIN.replace("{more}", more).replace("ITERATIONS", str(ITERATIONS))
 
 
-DIES = f"""
-def before(iteration):
-    if CYCLE == 0 and RANK == 1 and iteration == {KILLED_AT}:
-        kill()
-"""
+def weights(*ended: Finished) -> list[str]:
+    return sorted(line for each in ended for line in re.findall(r"^rank \d ends with \w+$", each.out, re.MULTILINE))
 
 
-def weights(finished: Finished) -> list[str]:
-    return sorted(re.findall(r"^rank \d ends with \w+$", finished.out, re.MULTILINE))
-
-
-def beginnings(finished: Finished, cycle: int) -> list[int]:
+def beginnings(*ended: Finished, cycle: int) -> list[int]:
     """The iterations at which the ranks begin that cycle, by rank."""
-    found = re.findall(rf"^rank (\d) begins cycle {cycle} at (\d+)$", finished.out, re.MULTILINE)
+    pattern = rf"^rank (\d) begins cycle {cycle} at (\d+)$"
+    found = [pair for each in ended for pair in re.findall(pattern, each.out, re.MULTILINE)]
     return [int(iteration) for _, iteration in sorted(found)]
 
 
@@ -112,19 +106,21 @@ def test_memory_that_does_not_suffice_is_one_line_and_training_goes_on(without_m
 def test_every_failed_cycle_goes_on_from_the_newest_whole_iteration_with_equal_weights(
     launcher: Launcher, without_memory: Finished
 ) -> None:
-    """A rank is killed: by itself, while it copies, with the keeper, and after a snapshot that was damaged."""
+    """A rank is killed, can't restore, is killed while it copies, with the keeper, and after a damaged snapshot."""
     more = """
 from megatron_ft.memory.rank import saving
 copy, write_end, current = saving.copy_tensors, segment.write_end, 0
 def ending_copy(*given):
     copy(*given)
-    if (CYCLE, RANK, current) == (1, 1, 6):
+    if (CYCLE, RANK, current) == (2, 1, 6):
         kill()
 def damaging_end(fd, *given):
-    if (CYCLE, RANK, current) == (3, 1, 11):
+    if (CYCLE, RANK, current) == (4, 1, 11):
         os.pwrite(fd, bytes([os.pread(fd, 1, 5)[0] ^ 4]), 5)
     return write_end(fd, *given)
 saving.copy_tensors, segment.write_end = ending_copy, damaging_end
+if (CYCLE, RANK) == (1, 1):
+    model.register_buffer("more", torch.zeros(3))
 def before(iteration):
     global current
     current = iteration
@@ -135,20 +131,22 @@ def before(iteration):
             memory_checkpoint.wait()
             os._exit(0)
         os.waitpid(child, 0)
-    if RANK == 1 and (CYCLE, iteration) in ((0, 3), (2, 9), (3, 12)):
-        if CYCLE == 2:
+    if RANK == 1 and (CYCLE, iteration) in ((0, 3), (3, 9), (4, 12)):
+        if CYCLE == 3:
             kill(keeper_pid())
         kill()
 """
-    finished = launcher.run(script(more), "--nproc-per-node=2", "--max-restarts=4")
+    finished = launcher.start(script(more), "--nproc-per-node=2", "--max-restarts=5").wait(150)
     assert finished.code == 0, finished.err
-    assert beginnings(finished, 1) == [3, 3]
+    why = "rank 1 can't restore iteration 3 from memory: SnapshotError: state['model']['more'] was not saved"
+    assert f"[ft_launcher] cycle 1 ended: {why}" in finished.err  # it may follow a part of a line of a traceback
+    assert beginnings(finished, cycle=2) == [3, 3]
     assert "restored iteration 3 from memory" in finished.lines
-    assert beginnings(finished, 2) == [6, 6]  # rank 0 has one more, which isn't complete
-    assert beginnings(finished, 3) in ([9, 9], [8, 8])  # rank 0's may be late
+    assert beginnings(finished, cycle=3) == [6, 6]  # rank 0 has one more, which isn't complete
+    assert beginnings(finished, cycle=4) in ([9, 9], [8, 8])  # rank 0's may be late
     damaged = "the memory checkpoint of iteration 12 of rank 1 is damaged and not used: state['model']"
     assert [line for line in finished.lines if line.startswith(damaged)], finished.lines
-    assert beginnings(finished, 4) == [11, 11]
+    assert beginnings(finished, cycle=5) == [11, 11]
     assert weights(finished) == weights(without_memory)
 
 
@@ -175,29 +173,18 @@ def before(iteration):
     assert weights(finished) == weights(without_memory)
 
 
-def test_restore_that_fails_is_told_to_the_launcher_and_tried_again(
-    launcher: Launcher, without_memory: Finished
-) -> None:
-    more = DIES + "if CYCLE == 1 and RANK == 1:\n    model.register_buffer('more', torch.zeros(3))\n"
-    finished = launcher.start(script(more), *TWO).wait(150)  # rank 0 has 30 s to fail by itself
-    assert finished.code == 0, finished.err
-    why = "SnapshotError: state['model']['more'] was not saved"
-    told = f"cycle 1 ended: rank 1 can't restore iteration {KILLED_AT} from memory: {why}"
-    assert f"[ft_launcher] {told}" in finished.err  # it may follow a part of a line of the rank's traceback
-    assert beginnings(finished, 2) == [KILLED_AT, KILLED_AT]
-    assert weights(finished) == weights(without_memory)
-
-
-def test_job_that_saves_nothing_has_no_keeper(launcher: Launcher) -> None:
-    launched = launcher.start("say('begun')\nforever()", "--nproc-per-node", "1")
-    launched.wait_for("begun")
+def test_keeper_starts_with_the_first_save_and_ends_with_its_launcher(launcher: Launcher) -> None:
+    more = """
+def before(iteration):
+    while iteration == 0 and not os.path.exists("go"):
+        time.sleep(0.01)
+    if iteration == 2:
+        forever()
+"""
+    launched = launcher.start(script(more), *TWO)
+    launched.wait_for("rank 0 begins cycle 0")
     assert keeper_of(launched) is None
-    launched.signal(signal.SIGTERM)
-    launched.wait()
-
-
-def test_launcher_that_is_killed_leaves_no_keeper(launcher: Launcher) -> None:
-    launched = launcher.start(script("def before(iteration):\n    if iteration == 2: forever()"), *TWO)
+    (launched.directory / "go").touch()
     wait_until(lambda: keeper_of(launched) is not None, START_S)
     launched.signal(signal.SIGKILL)
     wait_until(lambda: keeper_of(launched) is None, START_S)

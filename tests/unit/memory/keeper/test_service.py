@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import socket
 import threading
@@ -78,8 +79,9 @@ class Served(RealKeeper):
     def order(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         self.launcher.send(message, fds)
 
-    def rank(self, rank: int, cycle: int = 0) -> Peer:
-        """A rank that is welcome."""
+    def rank(self, rank: int = 0, cycle: int = 0, world: int = 1, **more: Any) -> Peer:
+        """A rank that is welcome, in a cycle that begins with it, and with all others of the job, on this node."""
+        self.order(Prepare(cycle, (*range(world),), world, **more))
         peer = Peer(connect(str(self.path), BOUND_S), KEEPER_TO_RANK)
         peer.channel.send(KeeperHello(cycle, rank))
         peer.hear(Granted)
@@ -134,19 +136,21 @@ class HeldClose:
         self._close(fd)
 
 
-def sealed(iteration: int, content: bytes = b"", world: int = 1) -> int:
-    """A segment of rank 0; without content it is another one in each iteration."""
-    fd = filled({"a": content or bytes([iteration]) * 100}, key=SnapshotKey(0, 0, iteration), world=world)
+def sealed(iteration: int, world: int = 1) -> int:
+    """A segment of rank 0; it is another one in each iteration."""
+    fd = filled({"a": bytes([iteration]) * 100}, key=SnapshotKey(0, 0, iteration), world=world)
     segment.seal(fd, os.fstat(fd).st_size)
     return fd
 
 
-def written(served: Served, rank: Peer, iteration: int, content: bytes = b"") -> int:
-    """The launcher's descriptor of a segment that the rank has written."""
-    fd = sealed(iteration, content)
+def written(served: Served, rank: Peer, iteration: int, world: int = 1, *, is_full: bool = False) -> int:
+    """The launcher's descriptor of a segment that the rank has written. ``is_full``: an earlier one gives way first."""
+    fd = sealed(iteration, world)
     data = os.pread(fd, 1 << 20, 0)
     os.close(fd)
     rank.channel.send(BeginSegment(len(data)))
+    if is_full:
+        served.order(served.hears.hear(DropSegment)[0])
     _, (fd,) = rank.hear(Granted)
     os.pwrite(fd, data, 0)
     os.close(fd)
@@ -171,8 +175,7 @@ def test_hello_of_another_place_is_refused_with_the_reason(
         found = accept_peer(listener)
         return None if found is None else (found[0], found[1] + 1, found[2])
 
-    served.order(Prepare(0, (0,), 1))
-    first = served.rank(0)
+    first = served.rank()
     monkeypatch.setattr(service, "accept_peer", accept_another)
     stranger = Peer(connect(str(served.path), BOUND_S), KEEPER_TO_RANK)
     stranger.channel.send(KeeperHello(cycle, rank))
@@ -180,56 +183,38 @@ def test_hello_of_another_place_is_refused_with_the_reason(
     first.channel.close()
 
 
-def test_segment_of_the_launcher_is_freed_by_the_keeper_after_it_and_in_the_background(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+def test_segments_that_a_cycle_drops_are_freed_after_the_launchers_in_the_background_and_count_until_then(
+    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[int], None]
 ) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank = served.rank(0)
+    rank, key = served.rank(), SnapshotKey(0, 0, 1)
     launchers = written(served, rank, 1)
     rank.hear(Granted)
     served.hears.hear(Saved)
-    inode = os.fstat(launchers).st_ino
-    served.order(Prepare(1, (0,), 1))
-    assert served.hears.hear(DropSegment)[0] == DropSegment(0, SnapshotKey(0, 0, 1))
+    rank.channel.send(BeginSegment(4096))  # another one, which the launcher hasn't
+    close_fds(rank.hear(Granted)[1])
+    rank, inode = served.rank(cycle=1), os.fstat(launchers).st_ino
+    assert served.hears.hear(DropSegment)[0] == DropSegment(0, key)
     assert len(descriptors(inode)) == 2
     closing = HeldClose(monkeypatch, inode)
     os.close(launchers)
     assert closing.threads == []
-    served.order(DropSegment(0, SnapshotKey(0, 0, 1)))
-    wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0], BOUND_S)
-    closing.may_go_on.set()
-    wait_until(lambda: not descriptors(inode), BOUND_S)
-
-
-def test_segment_that_a_cycle_drops_holds_up_no_answer_and_counts_until_it_is_freed(
-    served: Served, monkeypatch: pytest.MonkeyPatch, memory: Callable[[int], None]
-) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank = served.rank(0)
-    rank.channel.send(BeginSegment(4096))
-    _, (fd,) = rank.hear(Granted)
-    inode = os.fstat(fd).st_ino
-    os.close(fd)
-    closing = HeldClose(monkeypatch, inode)
-    served.order(Prepare(1, (0,), 1))
+    served.order(DropSegment(0, key))
     memory(0)
-    rank = served.rank(0, cycle=1)
-    rank.channel.send(BeginSegment(4096, 0))
-    assert "of which 0.0041 MB are allocated" in rank.hear(NotKept)[0].why
+
+    def why_not() -> str:
+        rank.channel.send(BeginSegment(4096))
+        return rank.hear(NotKept)[0].why
+
+    wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0], BOUND_S)
+    wait_until(lambda: re.search(r"of which 0\.000\d+ MB are allocated", why_not()) is not None, BOUND_S)
     assert served.hears.hear(Says)
     closing.may_go_on.set()
-
-    def is_freed() -> bool:
-        rank.channel.send(BeginSegment(4096, 0))
-        return "allocated" not in rank.hear(NotKept)[0].why
-
-    wait_until(is_freed, BOUND_S)
-    assert "blocking_call" in closing.threads[0]
+    wait_until(lambda: "allocated" not in why_not(), BOUND_S)
+    assert not descriptors(inode)
 
 
 def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: Served) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank = served.rank(0)
+    rank = served.rank()
     fds = [written(served, rank, 1)]
     rank.hear(Granted)
     served.hears.hear(Saved)
@@ -250,8 +235,7 @@ def test_stock_is_told_in_time_though_a_segment_is_still_being_verified(served: 
 def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank, create = served.rank(0), segment.create
+    rank, create = served.rank(), segment.create
 
     def fail() -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -270,8 +254,7 @@ def test_keeper_without_descriptors_refuses_what_waits_and_goes_on(
 def test_rank_restores_the_file_of_an_earlier_life(served: Served, tmp_path: Path) -> None:
     earlier, name, fd = SnapshotKey(EARLIER_LIFE, 0, 7), set_name(7, 1, "this life"), sealed(7)
     segment_files.write(str(tmp_path), name, {0: fd}, lambda: None)
-    served.order(Prepare(1, (0,), 1, earlier, files=f"{tmp_path}/{name}"))
-    rank = served.rank(0, cycle=1)
+    rank = served.rank(cycle=1, restore=earlier, files=f"{tmp_path}/{name}")
     rank.channel.send(Fetch(earlier))
     hold, fds = served.hears.hear(SealedSegment)
     assert (hold.rank, hold.key) == (0, earlier)
@@ -285,8 +268,7 @@ def test_rank_restores_the_file_of_an_earlier_life(served: Served, tmp_path: Pat
 def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: Served, tmp_path: Path) -> None:
     earlier = SnapshotKey(EARLIER_LIFE, 0, 7)
     path = f"{tmp_path}/{set_name(7, 1, 'this life')}"
-    served.order(Prepare(0, (0,), 1, earlier, files=path))
-    rank = served.rank(0)
+    rank = served.rank(restore=earlier, files=path)
     rank.channel.send(Fetch(earlier))
     said = f"{path}: rank 0 can't be restored: No such file or directory"
     assert served.hears.hear(Says)[0].text == said
@@ -295,18 +277,9 @@ def test_file_that_cannot_be_restored_is_told_to_the_user_and_its_rank(served: S
 
 def test_ranks_that_keep_different_iterations_are_named_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_MISSED", 3)
-    served.order(Prepare(0, (0, 1), 2))
-    rank = served.rank(0)
+    rank = served.rank(world=2)
     for iteration in (1, 2, 3, 4, 5):
-        fd = sealed(iteration, world=2)
-        data = os.pread(fd, 1 << 20, 0)
-        rank.channel.send(BeginSegment(len(data)))
-        if iteration > 3:  # the first one gives way
-            served.order(served.hears.hear(DropSegment)[0])
-        _, (ours,) = rank.hear(Granted)
-        os.pwrite(ours, data, 0)
-        rank.channel.send(CommitSegment(SnapshotKey(0, 0, iteration), len(data)))
-        close_fds([fd, ours, *served.hears.hear(SealedSegment)[1]])
+        close_fds([written(served, rank, iteration, world=2, is_full=iteration > 3)])
         if iteration == 3:
             why = "the newest of this node are rank 0 3, rank 1 none"
             said = f"none of the last 3 memory checkpoints of rank 0 is one that all ranks have: {why}"

@@ -96,13 +96,6 @@ def restored(iteration: int, state: dict[Any, Any], era: int = 0, cycle: int = 0
     return state
 
 
-def failure(keeper: RealKeeper) -> RestoreFailed:
-    """What the launcher was told of a restore that has failed."""
-    wait_until(lambda: any(isinstance(each, RestoreFailed) for each in keeper.heard), BOUND_S)
-    (failed,) = [each for each in keeper.heard if isinstance(each, RestoreFailed)]
-    return failed
-
-
 # -- what is saved ------------------------------------------------------------------------------------------------
 
 
@@ -153,14 +146,25 @@ def test_tensors_of_all_sizes_that_a_system_call_takes_together_are_saved(keeper
     assert len(found) == len(tensors)
 
 
-def test_save_in_a_signal_handler_while_another_runs_is_skipped_with_a_line(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def _save_in_a_thread(*given: Any) -> None:
+    thread = threading.Thread(target=memory_checkpoint.save, args=given)
+    thread.start()
+    thread.join(BOUND_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_save_of_a_signal_handler_or_another_thread_while_one_runs_is_skipped_with_a_line(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_thread: bool
 ) -> None:
     first, second = ({"p": [torch.full((1 << 16,), value) for _ in range(16)]} for value in (1.0, 2.0))
     move = copying.move
 
     def interrupted(moves: Any) -> None:
-        signal.raise_signal(signal.SIGUSR1)
+        if is_thread:
+            _save_in_a_thread(3, second)
+        else:
+            signal.raise_signal(signal.SIGUSR1)
         move(moves)
 
     save(1, first)
@@ -174,44 +178,18 @@ def test_save_in_a_signal_handler_while_another_runs_is_skipped_with_a_line(
     assert "a memory checkpoint is skipped: save was called while another save runs" in capfd.readouterr().err
 
 
-def test_save_of_a_second_thread_is_skipped_while_the_first_one_saves(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies, may_go_on = threading.Event(), threading.Event()
-    copy_tensors = saving.copy_tensors
-
-    def slow(*given: Any) -> None:
-        copies.set()
-        assert may_go_on.wait(BOUND_S)
-        copy_tensors(*given)
-
-    save(1)
-    monkeypatch.setattr(saving, "copy_tensors", slow)
-    thread = threading.Thread(target=memory_checkpoint.save, args=(2, {"w": torch.full((1000,), 2.0)}))
-    thread.start()
-    assert copies.wait(BOUND_S)
-    memory_checkpoint.save(3, {"w": torch.full((1000,), 3.0)})
-    may_go_on.set()
-    thread.join()
-    memory_checkpoint.wait()
-    assert saver().verified == SnapshotKey(0, 0, 2)
-    assert restored(2, {})["w"].unique().tolist() == [2.0]
-
-
 @pytest.mark.parametrize("every", [1, 5])
 def test_lower_iteration_begins_an_era_whose_snapshots_are_newer(keeper: RealKeeper, every: int) -> None:
-    for iteration in (5, 10, 15, 20):
-        memory_checkpoint.save(iteration, {"line": "A", "w": torch.ones(2)}, every=every)
-        memory_checkpoint.wait()
-    for iteration in range(6, 11):
-        memory_checkpoint.save(iteration, {"line": "B", "w": torch.ones(2)}, every=every)
-        memory_checkpoint.wait()
+    for line, iterations in (("A", (5, 10, 15, 20)), ("B", range(6, 11))):
+        for iteration in iterations:
+            memory_checkpoint.save(iteration, {"line": line, "w": torch.ones(2)}, every=every)
+            memory_checkpoint.wait()
     assert saver().verified == SnapshotKey(0, 1, 10)
     wait_until(lambda: Saved(SnapshotKey(0, 1, 10)) in keeper.heard, BOUND_S)
     told = [each.key for each in keeper.heard if isinstance(each, Saved)]
     assert sorted(told) == told
+    assert [each.iteration for each in told if each.era] == [each for each in range(6, 11) if each % every == 0]
     assert restored(10, {}, era=1)["line"] == "B"
-    assert SnapshotKey(0, 1, 3) < SnapshotKey(0, 2, 1)
 
 
 def test_iteration_saved_twice_is_refused_with_a_line(keeper: RealKeeper, capfd: pytest.CaptureFixture[str]) -> None:
@@ -421,18 +399,19 @@ def test_rank_that_cannot_tell_of_a_failed_restore_says_why_and_ends(
     assert f"the rank ends, as its launcher can't be told: {why}" in line
 
 
-def test_failed_restore_of_a_process_that_has_saved_is_told(keeper: RealKeeper) -> None:
+@pytest.mark.parametrize(("has_xxhash", "why"), [(True, r"state\['more'\] was not saved"), (False, "xxhash")])
+def test_restore_that_fails_is_told_to_the_launcher_with_the_reason(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, has_xxhash: bool, why: str
+) -> None:
     save(7, {"w": torch.ones(2)})
-    with pytest.raises(SnapshotError, match=r"state\['more'\] was not saved"):
+    if not has_xxhash:
+        monkeypatch.setattr(digests, "installed", lambda: None)
+    with pytest.raises(SnapshotError, match=why):
         restored(7, {"w": torch.zeros(2), "more": torch.zeros(2)})
-    assert "was not saved" in failure(keeper).text
-
-
-def test_rank_without_xxhash_tells_that_it_cannot_restore(keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "installed", lambda: None)
-    with pytest.raises(SnapshotError, match="xxhash"):
-        restored(7, {"w": torch.zeros(2)})
-    assert (failure(keeper).rank, failure(keeper).key) == (0, SnapshotKey(0, 0, 7))
+    wait_until(lambda: isinstance(keeper.heard[-1], RestoreFailed), BOUND_S)
+    failed = keeper.heard[-1]
+    assert (failed.rank, failed.key) == (0, SnapshotKey(0, 0, 7))
+    assert re.search(why, failed.text)
 
 
 def test_rank_whose_keeper_is_stopped_ends(scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
