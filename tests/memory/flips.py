@@ -1,9 +1,9 @@
 """Plant bit flips in segments, and see that each is found.
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
-restores it. A sealed segment can't be changed, so it is changed before. Those
-in a file, which an earlier life of the job has left, are found by the keeper that loads it; those on
-the way from one keeper to another, by the one or the other.
+restores it. A sealed segment can't be changed, so it is changed before. Those in a file, which an earlier life of the
+job has left, are found by the keeper that loads it; those on the way from one keeper to another, by the one or the
+other.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def plant_in_files(runs: int, seed: int) -> Counter[str]:
         segment.seal(fd, os.fstat(fd).st_size)
         with tempfile.TemporaryDirectory(prefix="ft_flips_") as directory:
             segment_files.write(directory, name, {0: fd})
-            flip(next(Path(directory).rglob("rank-0")), draw)
+            path = next(Path(directory).rglob("rank-0"))
+            data = bytearray(path.read_bytes())
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            path.write_bytes(data)
             counts[f"file {'found' if is_found(directory, name) else 'MISSED'}"] += 1
         os.close(fd)
     return counts
@@ -134,13 +137,6 @@ def _plant_in_flight(runs: range, draw: random.Random) -> Counter[str]:
 def _copied(peer: Peer, way: Way, *, is_fetched: bool) -> str:
     """Copy over that way; return why that failed."""
     return peer.fetch(address=way.address)[1] if is_fetched else peer.send(address=way.address)
-
-
-def flip(path: Path, draw: random.Random) -> None:
-    """Flip one bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    path.write_bytes(data)
 
 
 def is_found(directory: str, name: str) -> bool:

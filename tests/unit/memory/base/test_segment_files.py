@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.errors import SnapshotError
-from megatron_ft.link.files.own_files import ForeignFileError
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
 from megatron_ft.memory.keeper import work
@@ -40,19 +39,14 @@ def everything(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*"))
 
 
-def test_segment_comes_back_byte_by_byte(tmp_path: Path, fd: int) -> None:
+def test_segment_comes_back_byte_by_byte_from_a_private_file(tmp_path: Path, fd: int) -> None:
     assert write(tmp_path / "new", fd) == os.fstat(fd).st_size
+    modes = {(each.is_file(), stat.S_IMODE(each.stat().st_mode)) for each in everything(tmp_path)}
+    assert modes == {(True, 0o600), (False, 0o700)}
     back = load(str(tmp_path / "new"), NAME, 0)
     assert segment.read_layout(back, DIGEST) == segment.read_layout(fd, DIGEST)
     assert os.pread(back, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     os.close(back)
-
-
-def test_files_and_directories_are_private(tmp_path: Path, fd: int) -> None:
-    write(tmp_path / "new", fd)
-    modes = {stat.S_IMODE(each.stat().st_mode) for each in everything(tmp_path) if each.is_file()}
-    assert modes == {0o600}
-    assert {stat.S_IMODE(each.stat().st_mode) for each in everything(tmp_path) if each.is_dir()} == {0o700}
 
 
 @pytest.mark.parametrize("failing", ["fsync", "rename"])
@@ -97,25 +91,19 @@ def test_removal_follows_no_link(tmp_path: Path, fd: int) -> None:
     assert (other / "precious").exists()
 
 
-@pytest.mark.parametrize("place", ["file", "set"])
-def test_link_is_not_followed(tmp_path: Path, fd: int, place: str) -> None:
+@pytest.mark.parametrize("place", ["link to a file", "link to a set", "pipe"])
+def test_link_or_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int, place: str) -> None:
     write(tmp_path, fd)
-    path = tmp_path / NAME / "rank-0" if place == "file" else tmp_path / NAME
+    path = tmp_path / NAME if place == "link to a set" else tmp_path / NAME / "rank-0"
     moved = tmp_path / "moved"
     path.rename(moved)
-    path.symlink_to(moved)
+    if place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(moved)
     with pytest.raises(OSError):  # noqa: PT011 - another errno for each kind
         load(str(tmp_path), NAME, 0)
-    assert len(find_sets(str(tmp_path))) == (0 if place == "set" else 1)
-
-
-def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, fd: int) -> None:
-    write(tmp_path, fd)
-    path = tmp_path / NAME / "rank-0"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ForeignFileError, match="regular file"):
-        load(str(tmp_path), NAME, 0)
+    assert len(find_sets(str(tmp_path))) == (0 if place == "link to a set" else 1)
 
 
 @pytest.mark.parametrize(("is_wanted", "refused"), [(False, "no longer needed"), (True, "0 GB are free")])

@@ -25,11 +25,8 @@ def peer() -> Peer:
     return Peer(CONTENT)
 
 
-def test_copy_is_fetched_whole(peer: Peer) -> None:
+def test_copy_is_fetched_whole_or_refused_with_the_reason(peer: Peer) -> None:
     assert peer.fetch() == (CONTENT, "")
-
-
-def test_segment_that_the_other_node_has_not_is_refused_with_its_reason(peer: Peer) -> None:
     assert peer.fetch(rank=1) == (b"", "there is no verified segment of rank 1")
 
 
@@ -44,20 +41,14 @@ def test_keeper_of_another_job_gets_and_gives_nothing(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 40, 100, 200, 5_000_000, len(CONTENT) - 1])
-def test_connection_that_ends_on_the_way_leaves_no_copy(peer: Peer, at: int) -> None:
+def test_connection_that_ends_on_the_way_leaves_none_of_several_copies(peer: Peer, at: int) -> None:
+    peer.loop.number = 3
     with between(peer, cut_at=at) as way:
         assert peer.send(address=way.address) != ""
+    wait_until(lambda: len(peer.loop.taken) == len(peer.loop.copies), 10)
+    assert {type(each) for each in peer.loop.taken} <= {str}
     with between(peer, cut_at=at) as way:
         assert peer.fetch(address=way.address)[0] == b""
-    assert CONTENT not in peer.loop.taken
-
-
-def test_connection_that_ends_leaves_none_of_several_copies_on_its_way(peer: Peer) -> None:
-    peer.loop.number = 3
-    with between(peer, cut_at=5_000_000) as way:
-        assert peer.send(address=way.address) != ""
-    wait_until(lambda: len(peer.loop.taken) == 3, 10)
-    assert {type(each) for each in peer.loop.taken} == {str}
 
 
 def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:

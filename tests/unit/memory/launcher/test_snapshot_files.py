@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -31,16 +31,14 @@ class Directory:
         self.files = SnapshotFiles(self.path, Reactor(), timeout_s=timeout_s, ranks=2, say=say, say_everywhere=say)
 
     def write(
-        self,
-        key: SnapshotKey = KEY,
-        asked_s: float | None = None,
-        persistent: int | None = None,
-        is_hurried: Callable[[], bool] = lambda: False,
+        self, key: SnapshotKey = KEY, asked_s: float | None = None, segments: dict[int, int] | None = None, **more: Any
     ) -> list[str]:
-        """The names of what is written for two ranks of four."""
+        """The names of what is written for two ranks of four. ``asked_s``: from now."""
+        settings: dict[str, Any] = {"persistent": None, "is_hurried": lambda: False, **more}
+        at_s = None if asked_s is None else time.monotonic() + asked_s
         with open(os.devnull) as content:
-            given = {0: content.fileno(), 1: content.fileno()}
-            self.files.write(key, 4, given, "a life", asked_s=asked_s, persistent=persistent, is_hurried=is_hurried)
+            given = segments or dict.fromkeys((0, 1), content.fileno())
+            self.files.write(key, 4, given, "a life", asked_s=at_s, **settings)
         return sorted(str(each.relative_to(self.path or "")) for each in Path(self.path or "/none").rglob("rank-*"))
 
 
@@ -106,22 +104,19 @@ def test_last_complete_snapshot_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "is_hurried", "why"),
-    [(26.0, False, "there was no more time"), (1.0, True, "a second signal asked to stop")],
+    ("more", "why"),
+    [
+        ({"asked_s": -26.0}, "there was no more time"),
+        ({"asked_s": -1.0, "is_hurried": lambda: True}, "a second signal asked to stop"),
+        ({"segments": {0: -1}}, "there is no segment of rank 0"),
+    ],
 )
-def test_snapshot_that_is_not_written_in_time_leaves_nothing(
-    tmp_path: Path, ago_s: float, is_hurried: bool, why: str
+def test_snapshot_that_is_not_written_in_time_or_lacks_a_segment_leaves_nothing(
+    tmp_path: Path, more: dict[str, Any], why: str
 ) -> None:
     directory = Directory(tmp_path)
-    assert directory.write(asked_s=time.monotonic() - ago_s, is_hurried=lambda: is_hurried) == []
+    assert directory.write(**more) == []
     assert directory.said == [f"iteration 9 in memory isn't written to {tmp_path}/{set_name(9, 4, 'a life')}: {why}"]
-    assert os.listdir(tmp_path) == []
-
-
-def test_snapshot_that_lacks_a_segment_is_not_written(tmp_path: Path) -> None:
-    directory = Directory(tmp_path)
-    directory.files.write(KEY, 4, {0: -1}, "a life", asked_s=None, persistent=None, is_hurried=lambda: False)
-    assert directory.said[0].endswith(": there is no segment of rank 0")
     assert os.listdir(tmp_path) == []
 
 

@@ -83,27 +83,29 @@ def test_node_has_restored_when_all_of_its_ranks_have(began: list[RankBegan], to
     assert driven.hear(*began) == told
 
 
-def test_failure_to_restore_what_was_not_chosen_or_after_a_start_without_it_is_ignored() -> None:
-    event = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
+FAILED = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
+
+
+@pytest.mark.parametrize(("restore", "began"), [(None, []), (Restore(KEY), [RankBegan(KEY, rank=10)])])
+def test_failure_to_restore_what_was_not_chosen_or_after_a_start_without_it_is_ignored(
+    restore: Restore | None, began: list[RankBegan]
+) -> None:
     driven = Driven(max_nodes=2)
-    restoring(driven, None)
-    assert driven.hear(event) == []
-    driven = Driven(max_nodes=2)
-    restoring(driven, Restore(KEY))
-    driven.hear(RankBegan(KEY, rank=10))
-    assert driven.hear(event) == []
+    restoring(driven, restore)
+    driven.hear(*began)
+    assert driven.hear(FAILED) == []
 
 
 @pytest.mark.parametrize("is_min_healthy", [False, True])
 def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_min_healthy: bool) -> None:
     driven = Driven(max_nodes=2, restart_policy="min-healthy" if is_min_healthy else "any-failed")
     restoring(driven, Restore(KEY))
-    asked = driven.hear(event := RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs"))
+    asked = driven.hear(FAILED)
     text = "rank 10 can't restore iteration 7 from memory: its digest differs"
     (report,) = [each for each in asked if isinstance(each, m.Report)]
     assert (report.state, report.is_mixed) == (NodeState.UNHEALTHY, True)
     assert report.cause == Cause(kind=CauseKind.CRASH, text=text, rank=10)
-    assert events.Write(event) in asked
+    assert events.Write(FAILED) in asked
     assert driven.hear(RankBegan(KEY, 0.5, rank=0)) == []
     # whatever the rank does then
     driven.exits(1, 3)
@@ -114,8 +116,7 @@ def test_restore_that_fails_while_the_ranks_are_ended_is_logged_and_no_cause() -
     driven = Driven(max_nodes=2)
     restoring(driven, Restore(KEY))
     driven.stop()
-    event = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
-    assert events.Write(event) in driven.hear(event)
+    assert events.Write(FAILED) in driven.hear(FAILED)
     assert driven.record.mixed is None
 
 

@@ -227,13 +227,6 @@ def test_classes_that_the_script_has_not_imported_come_back_as_plain_values(monk
     assert restore(fd, {}) == {"e": 3, "n": (1, 2)}
 
 
-def test_tensor_that_the_caller_lacks_is_created() -> None:
-    fd = saved({"optimizer": {"state": {0: {"exp_avg": torch.ones(2), "step": 3}}, "groups": [{"lr": 0.1}]}})
-    target = restore(fd, {"optimizer": {"state": {}, "groups": [{"lr": 1.0}]}})
-    assert target["optimizer"]["state"][0]["exp_avg"].tolist() == [1.0, 1.0]
-    assert target["optimizer"]["groups"] == [{"lr": 0.1}]
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [
