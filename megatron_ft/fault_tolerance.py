@@ -363,8 +363,10 @@ def _update_timeouts(selected_sections: list[str], calc_out_of_section: bool, gl
         # e.g. nothing observed: the training goes on under the old timeouts
         say.warn(f"timeouts were not updated: {error}")
         return
-    if get_rank_safe() == 0 and (problem := carry_out(StateFile(path, client.state_dict())).problem):
-        say.warn(f"{problem}. A restart won't know these timeouts")
+    if get_rank_safe() == 0:
+        problem = "" if "://" in path else carry_out(StateFile(path, client.state_dict())).problem
+        if problem or "://" in path:
+            say.warn(f"{problem or f'{path} is no path of a file'}. A restart won't know these timeouts")
 
 
 def _maybe_update_timeouts(global_state: Any, is_closing_ft: bool = False) -> None:
