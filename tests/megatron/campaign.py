@@ -142,7 +142,7 @@ CASES = (
     Case(
         "lost node with local checkpoints",
         flags=ON_THREE,
-        says=("(rank 2 from ",),
+        says=("(1 rank from other nodes)",),
         restores=tuple(range(16, 24)),
         nodes=3,
         loses=2,

@@ -42,7 +42,6 @@ def load(path: str) -> Digest:
         hasher = module.xxh3_128()
         for each in buffers:
             hasher.update(each)
-        found: bytes = hasher.digest()
-        return found
+        return bytes(hasher.digest())
 
     return digest

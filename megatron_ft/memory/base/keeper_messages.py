@@ -86,7 +86,7 @@ class Prepare(Message, frozen=True):
     directory of the files of ``restore``, if it was left by an earlier life; ``sources``: keepers that have segments of
     ``restore`` which this node hasn't; ``pickle_key``: hexadecimal, for the MAC of what ranks pickle into snapshots.
     ``copies_key``: hexadecimal, by which keepers of the job prove that they are; empty: no other node keeps copies;
-    ``copies_bytes_per_s``: most that this keeper sends.
+    ``copies_bytes_per_s``: most that this keeper sends; ``port``: where the keeper before this one took copies, or 0.
     """
 
     cycle: Cycle
@@ -96,6 +96,7 @@ class Prepare(Message, frozen=True):
     pickle_key: str = ""
     copies_key: str = ""
     copies_bytes_per_s: Count = 0
+    port: Count = 0
     files: str = ""
     sources: tuple[CopySource, ...] = ()
 

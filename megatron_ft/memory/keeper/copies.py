@@ -116,7 +116,7 @@ class CopyKeeping:
             why = "this takes FT_SECRET, the same on all nodes"
             try:
                 if self.key:
-                    listener = tcp.listen("", 0, backlog=_BACKLOG)
+                    listener = tcp.listen("", prepared.port, backlog=_BACKLOG)
                     self.port = int(listener.getsockname()[1])
                     threading.Thread(target=self.serve, args=(listener, self.key), daemon=True).start()
             except OSError as error:

@@ -320,6 +320,9 @@ class KeeperService:
             self._segments.drop(held)
             self._answer(caller, m.NotKept(f"the segment can't be sealed: {error.strerror}"))
             return
+        for old in self._segments.of(caller.rank, SegmentState.SEALED, SegmentState.VERIFIED):
+            if old.key == request.key:  # of another process that this rank has run in the same cycle
+                self._segments.drop(old)
         held.key, held.nbytes, caller.waits_for = request.key, request.nbytes, request
         self._segments.sealed(held)
 

@@ -195,7 +195,7 @@ class Keeper:
         for name, fd in list(self._held.items()):
             self._order(m.SealedSegment(*name), (fd,))
         assert self._prepared is not None
-        for order in (self._prepared, *self._decided.values()):
+        for order in (replace(self._prepared, port=self._blank.port), *self._decided.values()):
             self._order(order)
 
     def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
@@ -258,10 +258,8 @@ class Keeper:
                 self._held[rank, key] = fds[0]
                 return
             case m.DropSegment(rank, key):
-                gone = [self._held.pop((rank, key))] if (rank, key) in self._held else []
-                # without a keeper the launcher is the last one that has it
-                is_last = self._process is None or not self._process.is_alive
-                (self._free if is_last else close_fds)(gone)
+                if (rank, key) in self._held:
+                    self._free([self._held.pop((rank, key))])
                 self._order(message)
             case Kept():
                 if self._asked is None:  # of a keeper that has replaced another one, or a second answer
@@ -269,7 +267,10 @@ class Keeper:
                 self._answer(message)
             case m.Says(text):
                 self._say(text)
-            case m.RankBegan() | RestoreFailed() | Saved() | KeeperPort():
+            case KeeperPort(_, port):
+                self._blank = replace(self._blank, port=port)  # a keeper that replaces this one listens there, too
+                self._on_event(message)
+            case m.RankBegan() | RestoreFailed() | Saved():
                 self._on_event(message)
         close_fds(fds)
 

@@ -76,12 +76,12 @@ class SnapshotFiles:
         return os.path.join(self._directory or "", name) if name and self._directory else ""
 
     def superseded(self, key: SnapshotKey) -> None:
-        """Remove what earlier lives have left, if all ranks of the job have this snapshot, and it is newer."""
-        number = key.iteration
+        """Remove all that earlier lives have left once all ranks have a newer snapshot than the set that was chosen."""
+        number, files = key.iteration, self.found.files  # sets of later iterations are of a timeline that was abandoned
         if key.cycle == EARLIER_LIFE:
             return
-        names = [files.name for files, _ in self._sets if files.iteration < number]
-        self._sets = [each for each in self._sets if each[0].iteration >= number]
+        names = [each.name for each, _ in self._sets if (files or each).iteration < number]
+        self._sets = [each for each in self._sets if each[0].name not in names]
 
         def remove() -> None:
             for name in names:
@@ -137,7 +137,7 @@ class SnapshotFiles:
             nbytes = self._reactor.call_blocking(
                 lambda: segment_files.write(directory, name, segments, check), lambda: check(_REMOVE_S)
             )
-        except (OSError, SnapshotError) as error:
+        except (OSError, SnapshotError, RuntimeError, MemoryError) as error:  # no thread, or no memory for its buffers
             text = getattr(error, "strerror", None) or error
             self._say(f"iteration {number} in memory isn't written to {self.path_of(name)}: {text}")
             return

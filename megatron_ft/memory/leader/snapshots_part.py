@@ -77,7 +77,7 @@ class SnapshotsAtLeader(LeaderPart):
             return self._serves(node, place, message)
         if isinstance(message, Saved):
             answers = self._told(cycle, self._snapshots.saved(place, message.key))
-            cycle.has_snapshot = self._snapshots.has_complete
+            cycle.has_snapshot = cycle.has_snapshot or self._snapshots.has_complete
             return answers
         restore = cycle.decision.attachments.get(Restore)
         if restore is None:

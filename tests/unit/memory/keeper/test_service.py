@@ -298,11 +298,32 @@ def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_i
     os.close(fd)
 
 
+def test_iteration_saved_again_by_another_process_of_a_rank_takes_the_place_of_the_first(served: Served) -> None:
+    served.order(Prepare(0, (0,), 1))
+    rank, key = served.rank(0), SnapshotKey(0, 0, 1)
+    os.close(written(served, rank, 1))
+    rank.hear(Granted)
+    served.hears.hear(Saved)
+    fd = sealed(1, b"second" * 20)
+    data = os.pread(fd, 1 << 20, 0)
+    rank.channel.send(BeginSegment(len(data)))
+    _, (ours,) = rank.hear(Granted)
+    os.pwrite(ours, data, 0)
+    close_fds([fd, ours])
+    rank.channel.send(CommitSegment(key, len(data)))
+    assert served.hears.hear(DropSegment)[0] == DropSegment(0, key)
+    hold, (kept,) = served.hears.hear(SealedSegment)
+    assert (hold.key, os.pread(kept, 1 << 20, 0)) == (key, data)
+    os.close(kept)
+
+
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
     served.order(SealedSegment(0, SnapshotKey(0, 0, 1)), (fd,))
-    served.order(Prepare(0, (1,), 2, copies_key=KEY.hex()))
-    port = served.hears.hear(KeeperPort)[0].port
+    with socket.create_server(("", 0)) as before:
+        port = before.getsockname()[1]
+    served.order(Prepare(0, (1,), 2, copies_key=KEY.hex(), port=port))
+    assert served.hears.hear(KeeperPort)[0].port == port
     with contextlib.closing(link.connect(f"127.0.0.1:{port}", KEY)) as peer:
         fetched = copies.take(peer, Fetch(SnapshotKey(0, 0, 1), 0), lambda: True)
     assert os.pread(fetched, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)

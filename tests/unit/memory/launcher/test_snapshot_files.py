@@ -72,6 +72,9 @@ def test_snapshot_that_is_not_whole_is_said_and_the_one_before_is_used(tmp_path:
 def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: SnapshotKey, is_gone: bool) -> None:
     left(tmp_path, 4)
     left(tmp_path, 2, set_name(5, 4, "another life"))
+    abandoned = set_name(12, 4, "a life before a rollback")
+    left(tmp_path, 4, abandoned)
+    os.utime(tmp_path / abandoned, (0, 0))
     directory = Directory(tmp_path)
     directory.files.look()
     directory.files.superseded(key)
