@@ -53,8 +53,6 @@ def test_memory_of_this_node_is_read() -> None:
         ("29 20 0:25 / /tmp rw - tmpfs  rw\n30 20 0:26 / {top} rw - cgroup2  rw\n", "0::/\n", ROOT, ROOTS),
         # in a container its own group is the root
         ("30 20 0:26 /pod/7 {top} rw - cgroup2 cgroup2 rw\n", "0::/pod/7\n", ROOT, ROOTS),
-        # or is mounted at a group that this one isn't below
-        ("30 20 0:26 /pod/7 {top} rw - cgroup2 cgroup2 rw\n", "0::/\n", ROOT, ROOTS),
     ],
 )
 def test_limits_of_both_versions_are_read_up_the_tree(

@@ -62,24 +62,6 @@ def test_disk_that_fails_leaves_nothing(tmp_path: Path, fd: int, failing: str, m
     assert find_sets(str(tmp_path)) == []
 
 
-def test_writer_that_is_killed_leaves_a_set_that_is_not_whole(tmp_path: Path, fd: int) -> None:
-    """Its temporary file stays, as complete as it may be."""
-    write(tmp_path, fd)
-    os.rename(tmp_path / NAME / "rank-0", tmp_path / NAME / ".1-ab.tmp-0")
-    ((files, lacking),) = find_sets(str(tmp_path))
-    assert (files.iteration, lacking) == (KEY.iteration, 1)
-    with pytest.raises(FileNotFoundError):
-        load(str(tmp_path), NAME, 0)
-
-
-def test_set_written_last_is_first(tmp_path: Path, fd: int) -> None:
-    names = [set_name(KEY.iteration, 1, life) for life in ("one", "two")]
-    for at, name in enumerate(names):
-        write(tmp_path, fd, name)
-        os.utime(tmp_path / name, (at, at))
-    assert [files.name for files, _ in find_sets(str(tmp_path))] == names[::-1]
-
-
 def test_removal_follows_no_link(tmp_path: Path, fd: int) -> None:
     other = tmp_path / "other"
     other.mkdir()

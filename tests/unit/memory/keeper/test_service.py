@@ -117,25 +117,6 @@ def descriptors(inode: int) -> list[int]:
     return found
 
 
-class HeldClose:
-    """``os.close`` that frees no memory of that segment before ``may_go_on``, as if it were large."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, inode: int) -> None:
-        self._inode = inode
-        self.may_go_on = threading.Event()
-        self.threads: list[str] = []
-        """Names of those that have closed the last descriptor of a segment."""
-        self._close = os.close
-        monkeypatch.setattr(os, "close", self)
-
-    def __call__(self, fd: int) -> None:
-        with contextlib.suppress(OSError):
-            if os.fstat(fd).st_ino == self._inode and len(descriptors(self._inode)) == 1:
-                self.threads.append(threading.current_thread().name)
-                assert self.may_go_on.wait(BOUND_S)
-        self._close(fd)
-
-
 def sealed(iteration: int, world: int = 1) -> int:
     """A segment of rank 0; it is another one in each iteration."""
     fd = filled({"a": bytes([iteration]) * 100}, key=SnapshotKey(0, 0, iteration), world=world)
@@ -195,9 +176,19 @@ def test_segments_that_a_cycle_drops_are_freed_after_the_launchers_in_the_backgr
     rank, inode = served.rank(cycle=1), os.fstat(launchers).st_ino
     assert served.hears.hear(DropSegment)[0] == DropSegment(0, key)
     assert len(descriptors(inode)) == 2
-    closing = HeldClose(monkeypatch, inode)
+    threads, may_go_on, close = list[str](), threading.Event(), os.close
+
+    def slow_close(fd: int) -> None:
+        """Free no memory of the segment for now, as if it were large."""
+        with contextlib.suppress(OSError):
+            if os.fstat(fd).st_ino == inode and len(descriptors(inode)) == 1:
+                threads.append(threading.current_thread().name)
+                assert may_go_on.wait(BOUND_S)
+        close(fd)
+
+    monkeypatch.setattr(os, "close", slow_close)
     os.close(launchers)
-    assert closing.threads == []
+    assert threads == []
     served.order(DropSegment(0, key))
     memory(0)
 
@@ -205,10 +196,10 @@ def test_segments_that_a_cycle_drops_are_freed_after_the_launchers_in_the_backgr
         rank.channel.send(BeginSegment(4096))
         return rank.hear(NotKept)[0].why
 
-    wait_until(lambda: len(closing.threads) == 1 and "blocking_call" in closing.threads[0], BOUND_S)
+    wait_until(lambda: len(threads) == 1 and "blocking_call" in threads[0], BOUND_S)
     wait_until(lambda: re.search(r"of which 0\.000\d+ MB are allocated", why_not()) is not None, BOUND_S)
     assert served.hears.hear(Says)
-    closing.may_go_on.set()
+    may_go_on.set()
     wait_until(lambda: "allocated" not in why_not(), BOUND_S)
     assert not descriptors(inode)
 

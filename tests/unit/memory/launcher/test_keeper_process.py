@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,25 +82,6 @@ def processes(monkeypatch: pytest.MonkeyPatch, reactor: Reactor, tmp_path: Path)
         end.close()
 
 
-@pytest.fixture
-def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    """Returns the name of the thread that closes the end of a pipe, given the other end."""
-    names: list[str] = []
-
-    def close(fds: Any) -> None:
-        if fds:
-            names.append(threading.current_thread().name)
-        close_fds(fds)
-
-    def closed(reader: int) -> str:
-        assert select.select([reader], [], [], BOUND_S)[0]  # the last writing end is closed
-        os.close(reader)
-        return names[-1]
-
-    monkeypatch.setattr(module, "close_fds", close)
-    return closed
-
-
 def hold(processes: Processes, reactor: Reactor, key: SnapshotKey = KEY) -> int:
     """Have the launcher hold the writing end of a pipe as a segment. The other end."""
     reader, writer = os.pipe()
@@ -112,8 +93,16 @@ def hold(processes: Processes, reactor: Reactor, key: SnapshotKey = KEY) -> int:
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_segments_that_a_dead_keeper_has_dropped_or_left_are_freed_in_the_background(
-    processes: Processes, reactor: Reactor, closing: Callable[[int], str], is_dropped: bool
+    processes: Processes, reactor: Reactor, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
 ) -> None:
+    threads: list[str] = []
+
+    def close(fds: Any) -> None:
+        if fds:
+            threads.append(threading.current_thread().name)
+        close_fds(fds)
+
+    monkeypatch.setattr(module, "close_fds", close)
     reader = hold(processes, reactor)
     if is_dropped:
         processes.ends[-1].send(DropSegment(0, KEY))
@@ -121,7 +110,9 @@ def test_segments_that_a_dead_keeper_has_dropped_or_left_are_freed_in_the_backgr
         processes.die()
         reactor.run_once(BOUND_S)
     assert processes.keeper.is_given_up is not is_dropped
-    assert "blocking_call" in closing(reader)
+    assert select.select([reader], [], [], BOUND_S)[0]  # the last writing end is closed
+    os.close(reader)
+    assert "blocking_call" in threads[-1]
 
 
 def test_new_keeper_gets_the_segments_and_the_orders_of_the_one_before_and_says_what_it_has(

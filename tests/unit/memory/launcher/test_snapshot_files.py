@@ -75,35 +75,12 @@ def test_files_go_once_a_newer_snapshot_is_complete(tmp_path: Path, key: Snapsho
     abandoned = set_name(12, 4, "a life before a rollback")
     left(tmp_path, 4, abandoned)
     os.utime(tmp_path / abandoned, (0, 0))
+    (tmp_path / set_name(5, 4, "another life") / "ranks-0-1").mkdir()  # as an earlier version made
     directory = Directory(tmp_path)
     directory.files.look()
     directory.files.superseded(key)
     assert directory.files._thread.wait(20.0)
     assert (os.listdir(tmp_path) == []) == is_gone
-
-
-def test_files_of_an_earlier_version_are_not_used_with_a_line_and_stay_until_a_newer_snapshot_is_complete(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / NAME / "ranks-0-3").mkdir(parents=True)
-    for rank in range(4):
-        (tmp_path / NAME / "ranks-0-3" / f"rank-{rank}").touch()
-    left(tmp_path, 2, set_name(8, 4, "another life"))
-    directory = Directory(tmp_path)
-    directory.files.look()
-    assert directory.files.found.files is None
-    where = f"the memory checkpoint of iteration 7 in {tmp_path}"
-    assert f"{where} isn't whole (4 of 4 ranks missing), or is of an earlier version: it isn't used" in directory.said
-    for iteration, count in ((3, 2), (7, 2), (8, 1), (9, 0)):
-        directory.files.superseded(SnapshotKey(0, 0, iteration))
-        assert directory.files._thread.wait(20.0)
-        assert len(os.listdir(tmp_path)) == count
-
-
-def test_last_complete_snapshot_is_written(tmp_path: Path) -> None:
-    directory, name = Directory(tmp_path), set_name(9, 4, "a life")
-    assert directory.write() == [f"{name}/rank-0", f"{name}/rank-1"]
-    assert directory.said[0].startswith(f"wrote iteration 9 to {tmp_path}/{name} (0 GB of this node, 0.")
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,7 @@ def test_weights_swapped_for_an_evaluation_right_after_save_are_not_in_the_snaps
 ) -> None:
     weights = [torch.nn.Parameter(torch.full((64 << 10,), 1.0)) for _ in range(24)]
     averages = [torch.full((64 << 10,), 2.0) for _ in weights]
-    optimizer = torch.optim.SGD(weights, lr=0.0)
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
     save(1, {"p": list(weights)})
-    optimizer.step()
     memory_checkpoint.save(2, {"p": list(weights)})
     SWAPS[swap](weights, averages)
     memory_checkpoint.wait()

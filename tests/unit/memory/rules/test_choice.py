@@ -142,29 +142,17 @@ def reader(local_ranks: int) -> Kept:
     return Kept(local_ranks=local_ranks, reads_files=True)
 
 
-def test_first_cycle_goes_on_from_the_files_that_an_earlier_life_has_left() -> None:
-    assert choose_of([reader(2), reader(2)], FILES) == (Restore(EARLIER, files=FILES.name), "")
-
-
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
+        ([reader(2), reader(2)], ""),
         ([reader(4), reader(4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
         ([reader(2), Kept(local_ranks=2)], "node 1 was started without --ft-memory-checkpoint-dir"),
         ([reader(4), reader(0)], "node 1 keeps no memory checkpoints"),
     ],
 )
-def test_files_that_not_all_nodes_can_restore_are_not_chosen(nodes: list[Kept], reason: str) -> None:
-    assert choose_of(nodes, FILES) == (None, reason)
-
-
-def merged(found: Kept, copies: tuple[KeptSnapshot, ...]) -> Kept:
-    """What a keeper reports that has segments of its own ranks and of another node's."""
-    own = {each.key: each for each in found.snapshots}
-    for each in copies:
-        ranks = own[each.key].ranks if each.key in own else ()
-        own[each.key] = replace(each, ranks=tuple(sorted((*ranks, *each.ranks))))
-    return replace(found, snapshots=tuple(own.values()), port=1)
+def test_files_of_an_earlier_life_are_chosen_if_all_nodes_can_restore_them(nodes: list[Kept], reason: str) -> None:
+    assert choose_of(nodes, FILES) == (None if reason else Restore(EARLIER, files=FILES.name), reason)
 
 
 def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
@@ -175,10 +163,11 @@ def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
 
 def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:
     """Of four nodes, each with copies of the one before, those at 1 and 2 are lost: the segments of 1 were on both."""
-    newcomer = Kept(local_ranks=2)
-    first = merged(kept(0, key(7), world=8), kept(3, key(7), world=8).snapshots)
-    last = merged(kept(3, key(7), world=8), kept(2, key(7), world=8).snapshots)
+
+    def having(*ranks: int) -> Kept:
+        return Kept((KeptSnapshot(key(7), 8, ranks),), 2, port=1)
+
+    first, newcomer, last = having(0, 1, 6, 7), Kept(local_ranks=2), having(4, 5, 6, 7)
     assert choose_of([first, newcomer, newcomer, last]) == (None, "node 1 has no snapshot of rank 2 of iteration 7")
-    neighbour = merged(kept(2, key(7), world=8), kept(1, key(7), world=8).snapshots)
-    chosen = choose_of([first, newcomer, neighbour, replace(kept(3, key(7), world=8), port=1)])
+    chosen = choose_of([first, newcomer, having(2, 3, 4, 5), having(6, 7)])
     assert chosen == (Restore(key(7), sources=(CopySource("node-2:1", (2, 3)),)), "")
