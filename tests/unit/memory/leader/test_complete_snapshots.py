@@ -9,7 +9,7 @@ from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.decisions import Decision, DecisionRecord
+from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.job_cycle import Seat
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
@@ -100,27 +100,28 @@ def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinato
     assert [first_told_another.restored(1, said) for _ in range(2)] == [True, False]
 
 
+def crash(text: str) -> Cause:
+    return Cause(kind=CauseKind.CRASH, text=text, rank=1)
+
+
 def fails_and_meets(
-    machine: Coordinator,
-    cycle: int,
-    *stock: Kept,
-    text: str = "rank 1 raised NaN",
-    last: int = 9,
-    is_mixed: bool = False,
-) -> tuple[Decision, list[str]]:
-    """Rank 1 fails, and both nodes are ready again. Return what is decided then, and the lines."""
-    cause = Cause(kind=CauseKind.CRASH, text=text, rank=1)
-    machine.heard(1, m.Report(cycle, NodeState.UNHEALTHY, cause, Reached(0, last), is_mixed=is_mixed), 0.0)
+    machine: Coordinator, cycle: int, *stock: Kept, text: str = "rank 1 raised NaN", is_mixed: bool = False
+) -> tuple[Restore | None, list[str]]:
+    """Rank 1 fails after iteration 9, and both nodes are ready again. Return what is restored then, and the lines."""
+    report = m.Report(cycle, NodeState.UNHEALTHY, crash(text), Reached(0, 9), is_mixed=is_mixed)
+    machine.heard(1, report, 0.0)
     machine.settle(0.0)
     for link, each in enumerate(stock):
         machine.heard(link, m.Ready(Parts(each)), 0.0)
     effects = answers(machine, machine.settle(0.0))
+    return restored(effects, cycle + 1), lines(effects)
+
+
+def restored(effects: list[actions.CoordinatorEffect], cycle: int) -> Restore | None:
+    """What the cycle that is decided upon goes on from."""
     (decided,) = [each.decision for each in effects if isinstance(each, DecisionRecord)]
-    return decided, lines(effects)
-
-
-def restored(decision: Decision) -> Restore | None:
-    return decision.attachments.get(Restore)
+    assert decided.cycle == cycle
+    return decided.attachments.get(Restore)
 
 
 def lines(effects: list[actions.CoordinatorEffect]) -> list[str]:
@@ -134,8 +135,7 @@ STOCK = kept(0, key(7)), kept(1, key(7))
 def in_cycle_1() -> Coordinator:
     """A job whose second cycle goes on from iteration 7; the first one ended at 9."""
     machine = begun(RULES, "ab")
-    decision, said = fails_and_meets(machine, 0, *STOCK)
-    assert (decision.cycle, restored(decision), said) == (1, Restore(key(7), reached=9), [])
+    assert fails_and_meets(machine, 0, *STOCK) == (Restore(key(7), reached=9), [])
     return machine
 
 
@@ -158,18 +158,15 @@ def test_first_cycle_restores_files_and_so_does_the_next_as_long_as_it_is_the_ne
     for link in (0, 1):
         said = lines(machine.heard(link, Restored(0, EARLIER), 0.0))
     assert said == ["restored iteration 7 from the files of an earlier life, written 3 h ago"]
-    decision, _ = fails_and_meets(machine, 0, found, other)
-    restore = restored(decision)
+    restore, _ = fails_and_meets(machine, 0, found, other)
     assert restore is not None
     assert (restore.key, restore.files) == (EARLIER, FILES.name)
-    newer = kept(0, key(9, 1)), kept(1, key(9, 1))
-    decision, _ = fails_and_meets(machine, 1, replace(newer[0], files=FILES), newer[1], text="killed")
-    restore = restored(decision)
+    newer = replace(kept(0, key(9, 1)), files=FILES), kept(1, key(9, 1))
+    restore, _ = fails_and_meets(machine, 1, *newer, text="killed")
     assert restore is not None
     assert (restore.key, restore.files) == (key(9, 1), "")
-    decision, said = fails_and_meets(machine, 2, found, other, text="killed again")
-    assert restored(decision) is None  # the job has left the files behind
-    assert said == ["cycle 3 restores nothing from memory: no keeper says that it has a snapshot"]
+    said = "cycle 3 restores nothing from memory: no keeper says that it has a snapshot"
+    assert fails_and_meets(machine, 2, found, other, text="killed again") == (None, [said])  # files are left behind
 
 
 def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why() -> None:
@@ -184,16 +181,13 @@ def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why
 
 def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
     machine = begun(RULES, "ab")
-    cause = Cause(kind=CauseKind.CRASH, text="NaN", rank=1)
     machine.heard(1, m.StatusChanged(Parts(kept(1, key(7)))), 0.0)
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, cause), 0.0)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash("NaN")), 0.0)
     assert links(machine.settle(0.0), m.End) == [0, 1]
     machine.heard(0, m.Ready(), 0.0)
     machine.heard(0, m.StatusChanged(Parts(kept(0, key(7)))), 0.0)
     machine.heard(1, m.Ready(Parts(kept(1, key(7)))), 0.0)
-    effects = answers(machine, machine.settle(0.0))
-    (decided,) = [each.decision for each in effects if isinstance(each, DecisionRecord)]
-    assert restored(decided) == Restore(key(7))
+    assert restored(answers(machine, machine.settle(0.0)), 1) == Restore(key(7))
 
 
 @pytest.mark.parametrize(
@@ -211,8 +205,7 @@ def test_snapshot_is_bad_and_all_are_told_once_two_cycles_that_read_it_have_fail
     for cycle, number in enumerate(tries, 1):
         if is_read:
             machine.heard(0, Restored(cycle, key(7), is_whole=False), 0.0)
-        decision, said = fails_and_meets(machine, cycle, *STOCK, text=text, is_mixed=is_mixed)
-        again = restored(decision)
+        again, said = fails_and_meets(machine, cycle, *STOCK, text=text, is_mixed=is_mixed)
         assert (again and again.tries) == number
         assert (f"cycle {cycle + 1} restores nothing from memory: {bad}" in said) == (cycle == 2 and number is None)
 
@@ -250,9 +243,8 @@ def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line
     assert fails_and_meets(machine, 0, Kept(), Kept())[1] == []
     for link in (0, 1):
         machine.heard(link, Saved(key(5, 1)), 0.0)
-    decision, said = fails_and_meets(machine, 1, Kept(), Kept(), text="again")
-    why = "no keeper says that it has a snapshot"
-    assert (restored(decision), said) == (None, [f"cycle 2 restores nothing from memory: {why}"])
+    said = "cycle 2 restores nothing from memory: no keeper says that it has a snapshot"
+    assert fails_and_meets(machine, 1, Kept(), Kept(), text="again") == (None, [said])
     assert fails_and_meets(machine, 2, Kept(), Kept(), text="once more")[1] == []
 
 
@@ -266,10 +258,9 @@ def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
 
 def test_rank_that_cannot_restore_ends_the_cycle_of_nodes_that_go_on_without_failed_ones() -> None:
     machine = begun(m.Rules(min_nodes=1, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
-    crash = Cause(kind=CauseKind.CRASH, text="rank 1 exited with code 1", rank=1)
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash), 0.0)
+    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash("rank 1 exited with code 1")), 0.0)
     assert links(machine.settle(0.0), m.End) == []
-    cause = Cause(kind=CauseKind.CRASH, text="rank 1 can't restore iteration 7 from memory: digest", rank=1)
+    cause = crash("rank 1 can't restore iteration 7 from memory: digest")
     machine.heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True), 0.0)
     effects = machine.settle(0.0)
     assert links(effects, m.End) == [0, 1, 2]
