@@ -153,7 +153,7 @@ def test_complete_snapshot_is_had_though_its_keeper_has_died(processes: Processe
     assert processes.keeper.complete_snapshot() is None
     fds = [hold(processes, reactor), hold(processes, reactor, SnapshotKey(0, 0, 8))]
     held = [*processes.keeper._held.values()]
-    processes.keeper.tell(Settled(KEY, KEY))
+    processes.keeper.tell(Settled(SnapshotKey(0, 0, 8), KEY))
     processes.die()
     assert processes.keeper.complete_snapshot() == (KEY, 1, {0: held[0]})
     processes.keeper.prepare(1, (0, 1), 2, Restore(SnapshotKey(0, 0, 8)))
