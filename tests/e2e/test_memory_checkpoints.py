@@ -1,4 +1,4 @@
-"""Memory checkpoints under `ft_launcher`: what survives the end of a rank, of the keeper, and of both."""
+"""Memory checkpoints under `ft_launcher`: what survives the end of a rank, of the keeper, of a node, and of the job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.extras import skip_module_without
 from tests.support.launching import START_S, Finished, Launched, Launcher, command_line, gone_at_the_end, wait_until
+from tests.support.netns import Hosts
+from tests.support.nodes import meeting_place, wait_for_all
 
 skip_module_without("xxhash")
 
@@ -189,3 +191,87 @@ def before(iteration):
     launched.signal(signal.SIGKILL)
     wait_until(lambda: keeper_of(launched) is None, START_S)
     launched.process.wait(30)
+
+
+# -- the end of a job ---------------------------------------------------------------------------------------------
+
+STOPPED_AT = 6
+STOPS = f"""
+def before(iteration):
+    if not os.path.exists("second_life") and iteration == {STOPPED_AT}:
+        open(f"waits.{{RANK}}", "w").close()
+        forever()
+    until = time.monotonic() + 60  # later snapshots are complete a moment after all ranks have saved them
+    while iteration == {ITERATIONS - 1} and os.listdir("snapshots") and time.monotonic() < until:
+        time.sleep(0.05)
+"""
+
+
+def test_both_nodes_of_a_stopped_job_go_on_where_they_were_in_the_next_life(
+    launcher: Launcher, without_memory: Finished
+) -> None:
+    directory = launcher.directory / "snapshots"
+    text = script(f"{STOPS}os.chdir({str(launcher.directory)!r})\n")
+
+    def start() -> list[Launched]:
+        place = meeting_place("--nnodes=2", "--nproc-per-node=1", f"--ft-memory-checkpoint-dir={directory}")
+        return [launcher.start(text, *place, f"--node-rank={rank}") for rank in (0, 1)]
+
+    first = start()
+    wait_until(lambda: all((launcher.directory / f"waits.{rank}").exists() for rank in (0, 1)), 120)
+    for node in first:
+        node.signal(signal.SIGTERM)
+    stopped = [node.wait(150) for node in first]
+    # that all ranks have the last one is known a moment after they have saved it
+    (written,) = re.findall(r"wrote iteration [56] to (\S+) \(.* of this node, .* s\)", stopped[0].err)
+    begins = STOPPED_AT if f"iteration-{STOPPED_AT}-" in written else STOPPED_AT - 1
+    assert sorted(os.listdir(written)) == ["rank-0", "rank-1"]
+    for path in launcher.directory.glob("0.*"):
+        path.unlink()  # what the ranks of cycle 0 meet by
+    (launcher.directory / "second_life").touch()
+    ended = [node.wait(150) for node in start()]
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert beginnings(*ended, cycle=0) == [begins, begins]
+    assert f"restored iteration {begins} from the files of an earlier life" in ended[0].err
+    assert weights(*ended) == weights(without_memory)
+    assert os.listdir(directory) == []  # later snapshots were complete
+
+
+# -- copies on another node ---------------------------------------------------------------------------------------
+
+SECRET = "0123456789abcdef0123456789abcdef"
+LOST_AT = 6
+LOSES_A_NODE = script(f"""
+def before(iteration):
+    if CYCLE == 0 and iteration == {LOST_AT}:
+        say("rank", RANK, "waits to be lost")
+        forever()
+    time.sleep(0.3)
+""")
+
+
+def start_on_host(launcher: Launcher, hosts: Hosts, number: int) -> Launched:
+    """Start a launcher of the job on a host of its own."""
+    place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job", "--nnodes=3:3"]
+    options = [*place, "--max-restarts=3", f"--node-rank={number}"]
+    host, env = hosts.inhabitant(number + 1), {"FT_SECRET": SECRET}
+    return launcher.start(LOSES_A_NODE, *options, script_args=[str(launcher.directory)], host=host, env=env)
+
+
+def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(launcher: Launcher, four_hosts: Hosts) -> None:
+    nodes = [start_on_host(launcher, four_hosts, number) for number in range(3)]
+    for node in nodes:
+        node.wait_for("^rank . begins cycle 0 at 0")
+    spare = start_on_host(launcher, four_hosts, 3)
+    for node in nodes:
+        node.wait_for("^rank . waits to be lost", timeout_s=90)
+    four_hosts.power_off(3, nodes[2])
+    ended = wait_for_all([nodes[0], nodes[1], spare])
+    assert [each.code for each in ended] == [0, 0, 0], ended[0].err
+    (iteration,) = {*beginnings(*ended, cycle=1)}
+    assert LOST_AT - 1 <= iteration <= LOST_AT
+    assert f"restored iteration {iteration} from memory (1 rank from other nodes)" in ended[0].err
+    undisturbed, where = LOSES_A_NODE.replace(f"iteration == {LOST_AT}", "False"), launcher.directory / "undisturbed"
+    where.mkdir()
+    finished = launcher.run(undisturbed, "--nproc-per-node=3", script_args=[str(where)])
+    assert weights(*ended) == weights(finished)
