@@ -198,7 +198,9 @@ class LauncherLearning(LauncherPart):
         return self._script_learns or self._options.learn == "on"
 
     def _in_force(self) -> dict[str, float]:
-        return floored(self._state.timeouts, self._options.learned_floor if self._enforces else REPORT_FLOOR_S)
+        is_off = self._options.learn == "off" and not self._enforces  # a file that was left arms no rank
+        floor_s = self._options.learned_floor if self._enforces else REPORT_FLOOR_S
+        return {} if is_off else floored(self._state.timeouts, floor_s)
 
     def _arm(self, turn: Turn, local_ranks: Collection[int] | None = None) -> None:
         """Arm the monitors of these ranks, or of all; of none in a run that is over, which may do something else."""

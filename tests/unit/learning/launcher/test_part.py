@@ -212,6 +212,11 @@ def test_mode_decides_whether_ranks_are_armed_and_terminated_and_a_file_written(
     assert bool(writes(driven)) is is_enforced
 
 
+def test_file_that_was_left_arms_no_rank_where_learning_is_off() -> None:
+    driven = loaded({"step": 75.0}, learns=False, learn="off")
+    assert (arms(driven), [line for line in driven.said if "loaded" in line]) == ({}, [])
+
+
 def test_timeout_is_doubled_only_if_it_ends_the_next_cycle_too() -> None:
     timeouts = {"step": 75.0, "setup": 300.0}
     driven = loaded(timeouts)
