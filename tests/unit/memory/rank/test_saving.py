@@ -157,6 +157,7 @@ def test_save_of_a_signal_handler_or_another_thread_while_one_runs_is_skipped_wi
     move = copying.move
 
     def interrupted(moves: Any) -> None:
+        monkeypatch.setattr(copying, "move", move)  # once
         if is_thread:
             _save_in_a_thread(3, second)
         else:
