@@ -75,7 +75,7 @@ def test_replaced_fork_server_and_its_ranks_keep_the_original_file_limit(lower: 
 def test_rank_without_util_linux_keeps_the_original_file_limit(
     lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "find_setpriv", list)
+    monkeypatch.setattr(worker, "find_setpriv", lambda _limit: [])
     process_setup.raise_file_limit()
     started: list[worker.Worker] = []
     spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)

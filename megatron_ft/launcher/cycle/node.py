@@ -30,7 +30,7 @@ from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import Abandoned, SignalForwarded
 from megatron_ft.link.file_queue import bounded_call
-from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.linux.process_setup import become_subreaper, soft_limit_before
 from megatron_ft.link.linux.processes import send_signal, would_end_by
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
@@ -81,7 +81,7 @@ class LauncherNode:
             run_id=line.run_id,
             node=socket.gethostname(),
             reactor=self.reactor,
-            setpriv=find_setpriv() if options.on_event else (),
+            setpriv=find_setpriv(soft_limit_before()) if options.on_event else (),
             say=say,
         )
         self.orphan_watch = OrphanWatch(

@@ -21,7 +21,7 @@ from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
-from megatron_ft.link.linux.process_setup import restore_file_limit
+from megatron_ft.link.linux.process_setup import restore_file_limit, soft_limit_before
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
@@ -137,7 +137,7 @@ class HealthCheck:
         Raises:
             OSError: it can't be started or waited for; then it is killed.
         """
-        setpriv = find_setpriv()
+        setpriv = find_setpriv(soft_limit_before())
         process = subprocess.Popen(
             [*setpriv, _SHELL, "-c", self._command],
             env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
