@@ -51,7 +51,7 @@ def test_simulated_fault_is_set_up_on_the_chosen_rank_only(threads: MagicMock, m
         monkeypatch.setenv("RANK", str(rank))
         ft.maybe_setup_simulated_fault(fault_config(simulated_fault_rank=2))
         assert threads.call_count == int(rank >= 2)
-    assert threads.call_args.kwargs["daemon"] is True
+    assert threads.return_value.daemon is True
     threads.return_value.start.assert_called_once_with()
 
 
