@@ -56,11 +56,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(*args, **options)
 
     def error(self, message: str) -> NoReturn:
-        parser = _Parser.used or self
-        flag = message.removeprefix("unrecognized arguments: ").partition("=")[0].split()[0]
-        gone = f"{parser.prog.split()[-1]} {flag}"
-        text = REMOVED_COMMANDS.get(gone)
-        raise ConfigError(f"there is no {gone} any more: {text}" if text else with_hint(message, parser))
+        raise ConfigError(with_hint(message, _Parser.used or self))
 
 
 def _parser() -> tuple[argparse.ArgumentParser, list[str]]:

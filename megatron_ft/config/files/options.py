@@ -11,7 +11,7 @@ from megatron_ft.config.config import FIELDS, OPTIONS
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig, FileSection, read_section, take_arguments
 from megatron_ft.config.option import Option, spellings
 from megatron_ft.config.reference import IGNORED, describe, is_said
-from megatron_ft.config.removed import removed
+from megatron_ft.config.removed import REMOVED_COMMANDS, removed
 from megatron_ft.errors import ConfigError, near
 from megatron_ft.link.facts.launcher import Config
 
@@ -48,6 +48,9 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     name = message.removeprefix(prefix).split()[0].partition("=")[0]
     if text := removed(name):
         return text
+    gone = f"{parser.prog.split()[-1]} {name}"
+    if gone in REMOVED_COMMANDS:
+        return f"there is no {gone} any more: {REMOVED_COMMANDS[gone]}"
     known = {word: each for word, each in parser._option_string_actions.items() if word.startswith("--")}
     meant = near(name, known)
     if meant is None:

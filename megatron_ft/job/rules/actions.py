@@ -1,4 +1,4 @@
-"""What the machines of the control plane ask for. Effects that are messages or decisions are those themselves."""
+"""Effects of the control plane's machines. Those that are messages or decisions are the messages and decisions."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ class Dismiss(Message, frozen=True):
     code: Int
     text: str = ""
     is_of_all: bool = False
-    """So it is for all launchers, and the same, as this one says itself when it hears of the end."""
+    """True if every launcher gets this message, and says the same of the end by itself."""
 
 
 OfNode = Report | Ready | StatusChanged | NodeUnfit | Shutdown | Goodbye

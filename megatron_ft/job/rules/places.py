@@ -100,8 +100,8 @@ def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
             lost.setdefault((slot.hello.domain, own_name), []).append(index)
     seated, found = {slot.instance for slot in slots}, [*slots]
     for node in here.values():
-        names = ((node.hello.domain, name) for name in (node.hello.rank, node.name))
-        own = next(filter(None, map(lost.get, names)), None)
+        domain = node.hello.domain
+        own = lost.get((domain, node.hello.rank)) or lost.get((domain, node.name))
         if node.instance not in seated and own:
             found[own.pop()] = node
     return found

@@ -18,7 +18,7 @@ class GivenFlag:
     dest: str
     word: str
     value: str | None = None
-    """None for a flag without one."""
+    """Text after the flag; None for a flag without a value."""
 
 
 def given_flags(words: Sequence[str]) -> tuple[list[GivenFlag], list[str]]:

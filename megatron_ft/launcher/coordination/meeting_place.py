@@ -43,7 +43,7 @@ class MeetingPlace:
     """Place and way of this launcher to meet the others of its job."""
 
     me: Identity
-    """What this launcher says of itself; addresses, and what earlier lives tell, follow when it joins."""
+    """Identity of this launcher; its addresses, and the facts of earlier lives, follow when it joins."""
     is_alone: bool
     """The job has one node: it is never coordinated with another launcher, whatever endpoint it names."""
     etcd: EtcdSettings | None = None

@@ -29,7 +29,7 @@ LATE_NS = 500_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the machine decides by.
+    """Options by which the machine decides.
 
     Args:
         given: the user's options; a new one of these needs no field here.

@@ -98,7 +98,7 @@ class CopyKeeping:
         self.key = b""
         """By which keepers of the job know each other; empty: no copies are kept."""
         self.port: int | None = None
-        """Where other nodes' keepers connect; 0: nowhere; None: there are no other nodes as yet."""
+        """Port to which other nodes' keepers connect; 0: none; None: there are no other nodes as yet."""
         self.address = ""
         """Keeper that gets copies of this node's snapshots."""
         self._copying: Offer | None = None

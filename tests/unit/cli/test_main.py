@@ -32,6 +32,8 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["replay", "logs"], "there is no command replay any more: use megatron-ft report LOG_DIR --suggest-timeouts"),
         (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
         (["report", "logs", "--png", "x"], "there is no report --png any more: megatron-ft report --html FILE"),
+        (["report", "logs", "--jsno", "=x"], "unrecognized arguments: --jsno =x"),
+        (["exporter", "logs", "=x"], "unrecognized arguments: =x"),
         (["pause", "--pid", "x"], "argument --pid: invalid int value: 'x'"),
         (["pause", "--pid=1", "--job=x"], "argument --job: not allowed with argument --pid"),
         (["exporter", "logs"], "--tensorboard DIR is missing; for Prometheus: --ft-metrics-port of ft_launcher"),
