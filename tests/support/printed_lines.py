@@ -16,10 +16,17 @@ GOLDEN = ROOT / "tests" / "data" / "printed_lines.txt"
 LINES = (
     "launcher/rules/cycle_lines.py",
     "job/rules/job_lines.py",
+    "job/rules/admission.py",
+    "job/rules/announcements.py",
+    "job/rules/coordinator.py",
+    "job/rules/job_cycle.py",
+    "job/rules/member.py",
+    "job/rules/next_cycle.py",
+    "job/rules/restart_policy.py",
     "launcher/base/launcher_lines.py",
     "memory/rules/lines.py",
 )
-"""Files whose functions each format a line, or a part of one."""
+"""Files whose functions format lines, or parts of them."""
 _FOLDERS = (
     "diagnosis/launcher",
     "launcher",
@@ -69,11 +76,11 @@ def _is_line(text: str) -> bool:
 
 def _places() -> Iterator[tuple[Sequence[ast.AST], str]]:
     for name in LINES:
-        for node in ast.parse((PACKAGE / name).read_text()).body:
+        module = ast.parse((PACKAGE / name).read_text())
+        yield from (([node], name) for node in module.body if isinstance(node, ast.Assign))
+        for node in ast.walk(module):
             if isinstance(node, ast.FunctionDef):
                 yield node.body, f"{name}: {node.name}"
-            elif isinstance(node, ast.Assign):
-                yield [node], name
     files = [path for folder in _FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     for path in (*files, *(PACKAGE / name for name in _LOOSE)):
         for call in ast.walk(ast.parse(path.read_text())):

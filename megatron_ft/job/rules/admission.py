@@ -6,7 +6,6 @@ Those that were started after its end are to wait for the leader of the next one
 from __future__ import annotations
 
 from megatron_ft.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
-from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition
 from megatron_ft.job.rules.restart_policy import Rules
@@ -40,21 +39,26 @@ def knows(hello: Hello, former: DecisionRecord) -> bool:
 def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """Return the answer to a launcher of another job, or with other options; None if it is let in."""
     if hello.job != defined.job:
-        return Dismiss(REFUSED, job_lines.another_job(_name(defined.job), _name(hello.job)))
+        text = (
+            f"another job already uses this rendezvous endpoint ({_name(defined.job)}; this launcher's job is "
+            f"{_name(hello.job)}): give each job its own --rdzv-endpoint, or all launchers of one job the same "
+            "--rdzv-id"
+        )
+        return Dismiss(REFUSED, text)
     if hello.rules != defined.rules:
-        return Dismiss(REFUSED, job_lines.other_options(differences(hello.rules, defined.rules)))
+        others = _options(defined.rules)
+        told = "; ".join(
+            f"{option} is {own} on this node, {others[option]} on the others"
+            for option, own in _options(hello.rules).items()
+            if own != others[option]
+        )
+        return Dismiss(REFUSED, f"this launcher's options differ from those of the others: {told}")
     return None
 
 
 def _name(job: str) -> str:
     name = printable(job)
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-
-
-def differences(own: Rules, others: Rules) -> list[tuple[str, str, str]]:
-    """Return the differing options, each with its value in ``own``, and in ``others``."""
-    theirs = _options(others)
-    return [(name, value, theirs[name]) for name, value in _options(own).items() if value != theirs[name]]
 
 
 def _options(rules: Rules) -> dict[str, str]:

@@ -22,6 +22,7 @@ from megatron_ft.job.rules.places import usable
 from megatron_ft.job.rules.restart_policy import NodeState, Rules
 from megatron_ft.link.base.hosts import natural
 from megatron_ft.link.base.times import earliest
+from megatron_ft.link.base.wording import counted, listed
 
 _T = TypeVar("_T")
 FEW = 100
@@ -54,21 +55,24 @@ class Announcements:
             self._cycle = cycle
             self._finished.clear()
             self._spares_s = now_s + _SOON_S
+        lines: list[Send] = []
+        if cycle is not None:
+            first = printer(cycle, self._nodes.values()) if cycle.departures else None
+            if first is not None and first.link is not None:
+                lines += [Send([first.link], each) for each in _taken(cycle.departures)]
         if cycle is not None and cycle.outcome is None:
             self._round = None
             return [
-                *self._departures(cycle),
+                *lines,
                 *self._changes(rules, cycle, now_s),
                 *self._waiting_to_end(cycle, now_s),
                 *self._standby(cycle, now_s),
             ]
-        lines: list[Send] = []
-        if cycle is not None:
-            lines += self._departures(cycle)
-            if not cycle.restarts:
-                return lines
+        if cycle is not None and cycle.restarts:
             lines += self._losses(rules, cycle)
-        return [*lines, *([] if begins else self._waiting_to_begin(rules, cycle, now_s))]
+        if not begins and (cycle is None or cycle.restarts):
+            lines += self._waiting_to_begin(rules, cycle, now_s)
+        return lines
 
     def say(self, cycle: JobCycle | None, text: str, ready: Sequence[Node] = ()) -> list[Send]:
         """Send a line about the whole job to the nodes of its cycle, or to those that are ``ready``."""
@@ -81,7 +85,7 @@ class Announcements:
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
-    def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> Iterable[Send]:
+    def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
         bad = []
         for place in _taken(cycle.changes):
@@ -90,99 +94,100 @@ class Announcements:
             elif cycle.seats[place].state not in GOOD:
                 bad.append(place)
         if not bad or not rules.min_healthy or len(cycle.seats) == 1:
-            return  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
-        text = job_lines.node_changed(
-            cycle=cycle.decision.cycle,
-            told=cycle.told(bad),
-            good=cycle.count(*GOOD),
-            min_nodes=rules.min_nodes,
-            has_store=0 in bad and cycle.seats[0].state in GONE,
-        )
-        yield from self.say(cycle, text)
+            return []  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
+        store = ""
+        if 0 in bad and cycle.seats[0].state in GONE:
+            store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
+        good = job_lines.good(cycle.count(*GOOD), rules.min_nodes)
+        return self.say(cycle, f"cycle {cycle.decision.cycle}: {cycle.told(bad)}; continuing with {good}{store}")
 
-    def _waiting_to_end(self, cycle: JobCycle, now_s: float) -> Iterable[Send]:
+    def _waiting_to_end(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line to nodes that have finished, and have to wait for others that haven't."""
         due = [place for place, at_s in self._finished.items() if now_s >= at_s]
         for place in due:
             del self._finished[place]
-        if due:
-            others = cycle.count(NodeState.HEALTHY)
-            seated = cycle.links()
-            links = [seated[place] for place in due if place in seated]
-            yield Send(links, Tell(job_lines.waiting_for_others(cycle=cycle.decision.cycle, others=others)))
-        for at_s in self._finished.values():
-            self._wake(at_s)
+        self.alarm_s = earliest(self.alarm_s, *self._finished.values())
+        if not due:
+            return []
+        others, seated = counted(cycle.count(NodeState.HEALTHY), "other node"), cycle.links()
+        text = f"cycle {cycle.decision.cycle}: all ranks of this node finished; waiting for {others}"
+        return [Send([seated[place] for place in due if place in seated], Tell(text))]
 
-    def _standby(self, cycle: JobCycle, now_s: float) -> Iterable[Send]:
+    def _standby(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes on standby: one for each, until it takes part in a cycle."""
-        if now_s < self._spares_s:
-            self._wake(self._spares_s)
-            return
-        self._spares_s = now_s + _SOON_S
-        self._wake(self._spares_s)
+        is_due = now_s >= self._spares_s
+        self._spares_s = now_s + _SOON_S if is_due else self._spares_s
+        self.alarm_s = earliest(self.alarm_s, self._spares_s)
+        if not is_due:
+            return []
         spares = [node for node in self._nodes.values() if node.is_ready and not cycle.is_seated(node)]
         new = [node for node in spares if node.instance not in self._spares]
         self._spares = {node.instance for node in spares}
         if not new:
-            return
-        running = len(cycle.seats) - cycle.count(*GONE)
-        yield Send([node.link for node in new if node.link is not None], Tell(job_lines.standing_by(running)))
-        names = sorted((node.name for node in new), key=natural)
-        yield from self.say(cycle, job_lines.others_stand_by(names))
-
-    def _departures(self, cycle: JobCycle) -> Iterable[Send]:
-        """Nodes that have left, for the launcher that prints the lines of the job."""
-        first = printer(cycle, self._nodes.values()) if cycle.departures else None
-        if first is not None and first.link is not None:
-            yield from (Send([first.link], each) for each in _taken(cycle.departures))
+            return []
+        count = len(cycle.seats) - cycle.count(*GONE)
+        running = "1 node runs" if count == 1 else f"{count} nodes run"
+        own = Tell(f"on standby for the next restart: {running} without this one")
+        names = listed(sorted((node.name for node in new), key=natural))
+        text = f"{counted(len(new), 'node')} on standby for the next restart: {names}"
+        return [Send([node.link for node in new if node.link is not None], own), *self.say(cycle, text)]
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 
-    def _losses(self, rules: Rules, cycle: JobCycle) -> Iterable[Send]:
+    def _losses(self, rules: Rules, cycle: JobCycle) -> list[Send]:
         """A line on nodes lost since the cycle ended, other than the one that ended it."""
         verdict = cycle.verdict
         assert verdict is not None
         gone = {place: report for place, report in _taken(cycle.losses) if place != verdict.node}
         if not gone:
-            return
-        unfit = (NodePhase.ASIDE, NodePhase.EXCLUDED)
+            return []
+        unfit, it = (NodePhase.ASIDE, NodePhase.EXCLUDED), "them" if len(gone) > 1 else "it"
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
-        told, are_enough = cycle.told(gone, gone), fit >= rules.min_nodes
-        yield from self.say(cycle, job_lines.lost_between(told=told, several=len(gone) > 1, are_enough=are_enough))
+        follows = f"continue without {it}"
+        if fit < rules.min_nodes:
+            follows = f"are too few: waiting for {it} or a replacement"
+        return self.say(cycle, f"{cycle.told(gone, gone)}; the other nodes {follows}")
 
-    def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Iterable[Send]:
+    def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> list[Send]:
         """A round takes long: say which nodes are missing, after 3 s, 30 s, 300 s."""
         since_s, next_s = self._round or (now_s, now_s + _LONG_S)
         ready = [node for node in self._nodes.values() if node.is_ready]
         if not ready:
             self._round = None
-            return
+            return []
+        lines = []
         if now_s >= next_s:
             next_s = since_s + (next_s - since_s) * _AGAIN_FACTOR
-            yield from self.say(cycle, self._for_whom(rules, cycle, ready), ready)
+            lines = self.say(cycle, self._for_whom(rules, cycle, ready), ready)
         self._round = since_s, next_s
-        self._wake(next_s)
+        self.alarm_s = earliest(self.alarm_s, next_s)
+        return lines
 
     def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
-        nodes = self._nodes.values()
+        """Return which nodes are here, which are missing (of the last cycle), and how many more are needed."""
+        nodes, enough = self._nodes.values(), usable(ready, rules.segment)
         missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
         gone = [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else []
         back = [node.name for node in ready if cycle is None or not cycle.is_seated(node)]  # on the same hosts
-        enough = usable(ready, rules.segment)
-        return job_lines.waiting_for_nodes(
-            here=sorted((node.name for node in ready), key=natural),
-            more=max(rules.min_nodes - enough, len(missing), 0),
-            room=rules.max_nodes - enough,
-            last_call_s=last_call_s(rules, is_first=cycle is None),
-            odd=len(ready) - enough,
-            missing=sorted(missing, key=natural),
-            lost=sorted((Counter(gone) - Counter(back)).elements(), key=natural),
-            aside=sorted((node.name for node in nodes if node.phase is NodePhase.ASIDE), key=natural),
-            cycle=None if cycle is None else cycle.decision.cycle,
-        )
-
-    def _wake(self, at_s: float) -> None:
-        self.alarm_s = earliest(self.alarm_s, at_s)
+        aside = [node.name for node in nodes if node.phase is NodePhase.ASIDE]
+        here, more, odd = len(ready), max(rules.min_nodes - enough, len(missing), 0), len(ready) - enough
+        count = f"{here} of {here + more}" if more and not odd else f"{here}"
+        parts = [f"{count} {'is' if here == 1 else 'are'} here: {_names(node.name for node in ready)}"]
+        if odd:
+            parts.append(f"{odd} of them not in a complete NVLink-domain segment (--ft-segment)")
+        last = -1 if cycle is None else cycle.decision.cycle
+        for what, names in (
+            (f"missing since cycle {last}", missing),
+            (f"lost in cycle {last}", (Counter(gone) - Counter(back)).elements()),
+            ("failing their health check", aside),
+        ):
+            if told := _names(names):
+                parts.append(f"{what}: {told}")
+        if more:
+            return f"waiting for {counted(more, 'more node')} ({'; '.join(parts)})"
+        within = f"for at most {last_call_s(rules, is_first=cycle is None):g} s (--rdzv-conf last_call_timeout)"
+        room = f"up to {rules.max_nodes - enough} more may join, {within}"
+        return f"enough nodes to start; {room} ({'; '.join(parts)})"
 
 
 def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
@@ -195,6 +200,10 @@ def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
 
     here = (node for node in nodes if node.link is not None and not node.is_excluded)
     return min(here, key=order, default=None)
+
+
+def _names(names: Iterable[str]) -> str:
+    return listed(sorted(names, key=natural))
 
 
 def _taken(news: list[_T]) -> list[_T]:

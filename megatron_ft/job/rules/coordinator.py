@@ -241,7 +241,8 @@ class Coordinator:
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
             node.enter(m.NodePhase.BUSY)
             place = cycle.place_of(node)
-            text = job_lines.without(cycle.decision.cycle) if place is None else cycle.seats[place].report.cause.text
+            text = f"cycle {cycle.decision.cycle} runs without it"
+            text = text if place is None else cycle.seats[place].report.cause.text
             self._out.append(Send([link], m.End(node.standing.cycle, Outcome.MEMBERSHIP, True, True, text)))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
@@ -366,9 +367,12 @@ class Coordinator:
             if cycle is None or place is None:
                 continue
             if node.has_exited(self._clock.slept_s):
-                cycle.lose(place, job_lines.LAUNCHER_ENDED)
+                cycle.lose(place, "its launcher exited")
                 continue
-            text = job_lines.reset(now_s - node.gone_s) if node.was_reset else job_lines.silent(now_s - node.heard_s)
+            text = f"no message from its launcher for {now_s - node.heard_s:.1f} s"
+            if node.was_reset:  # it may have exited, or not
+                again = f"hasn't connected again for {now_s - node.gone_s:.1f} s"
+                text = f"its connection was reset, and its launcher {again}"
             if within_s == FINISHED_S:
                 cycle.finish_without(place, text, now_s)
             elif cycle.outcome is not Outcome.SUCCEEDED:  # else it is yet to hear of the end

@@ -17,6 +17,7 @@ from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState,
 from megatron_ft.job.rules.rotation import Rotation, rotation_for
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.link.base.times import earliest
+from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import Cause, CauseKind, NodeLost
 
 _FAREWELL_S = 3.0
@@ -31,6 +32,11 @@ _FINAL = (NodeState.SUCCEEDED, NodeState.EXCLUDED)
 """States a node reaches by itself; the later end of its launcher changes nothing."""
 _LIKELY = (NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED)
 """Which of several nodes ended a cycle: launchers may end with their ranks, and an exclusion costs no restart."""
+_CHANGES = {
+    Rotation.RANKS: "ranks are rotated by one within each node",
+    Rotation.NODES: "nodes are rotated by one place",
+    Rotation.NONE: "no rank can change places with it, so that the same GPU runs it again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +374,8 @@ class JobCycle:
         nodes = len(self.seats)
         if not others:
             return ""
-        return job_lines.finished_without(finished=nodes - len(others), nodes=nodes, told=self.told(others))
+        finished = f"{nodes - len(others)} of {counted(nodes, 'node')}"
+        return f"the job finished on {finished}: {self.told(others)}"
 
     @property
     def shutdown_text(self) -> str:
@@ -449,7 +456,7 @@ def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdic
     if report is not None and rerun in WANTS_ANOTHER_GPU:
         if decision.action is Action.RESTART:
             rotation = rotation_for(nodes=len(seats), ranks=report.ranks, again=rerun is Rerun.AGAIN)
-        decision = replace(decision, change=job_lines.rotation(rotation))
+        decision = replace(decision, change=_CHANGES[rotation])
     found = cycle.found.cause if cycle.found is not None and has_failed else None
     cause, node, names_nodes = _cause(cycle, found)
     host = "" if node is None else seats[node].name
@@ -482,13 +489,13 @@ def _cause(cycle: JobCycle, found: Cause | None) -> tuple[Cause, int | None, boo
         return found, decided_by, True
     if outcome is Outcome.MEMBERSHIP:
         left = [place for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        text = cycle.told(left) or job_lines.nodes_waiting(cycle.joining)
+        text = cycle.told(left) or f"{counted(cycle.joining, 'node')} waiting to join"
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0] if left else None, True
     good, first = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
     is_mixed = decided_by is not None and seats[decided_by].report.is_mixed
     if rules.min_healthy and len(seats) > 1 and good < len(seats) and not is_mixed:
         bad = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.leaving]
-        text = job_lines.too_few_healthy(good=good, min_nodes=rules.min_nodes, told=cycle.told(bad))
+        text = f"{job_lines.good(good, rules.min_nodes)}: {cycle.told(bad)}"
         return Cause(kind=CauseKind.MEMBERSHIP, text=text), first, True
     if first is None:
         return Cause(kind=CauseKind.MEMBERSHIP, text=job_lines.UNKNOWN_FAILURE), None, True

@@ -14,7 +14,7 @@ import random
 from msgspec.structs import replace
 
 from megatron_ft.exit_codes import MISTAKE_CODE
-from megatron_ft.job.rules import actions, job_lines
+from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, excused_s, lost_s
@@ -211,7 +211,9 @@ class Member:
             # the other nodes may still train, and a scheduler may end their job at any other code
             self._leave(0, "no coordinator is reachable any more")
         elif self._is_new and self._is_unowned and not self.identity.has_known_host:
-            self._leave(MISTAKE_CODE, job_lines.nobody_owns(self.identity.endpoint, timeout, problem))
+            text = f"no process was reached at {self.identity.endpoint} for {timeout} ({problem}), and this launcher is"
+            text = f"{text} not its host: start a launcher there, or set --rdzv-conf is_host=1 on one node"
+            self._leave(MISTAKE_CODE, text)
         else:
             text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
             text = f"no coordinator reached for {timeout} ({problem})" if self._is_new else text
@@ -413,5 +415,10 @@ def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> 
     """
     has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
     if decision.code == 0 and decision.world and not (has_part or identity.is_named):
-        return m.Dismiss(MISTAKE_CODE, job_lines.not_proven(identity.job))
+        text = (
+            f"{identity.job} has finished without this launcher, and may have been another job: nothing was trained "
+            "here. Give each job its own --rdzv-id (and endpoint), and the launchers of one job, spares included, the "
+            "same"
+        )
+        return m.Dismiss(MISTAKE_CODE, text)
     return m.Dismiss(decision.code, decision.text, is_of_all=True)

@@ -20,6 +20,7 @@ from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furt
 from megatron_ft.job.rules.rotation import Rotation, rotated_within
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.times import earliest
+from megatron_ft.link.base.wording import listed
 
 _FIRST_CALL_S = 30.0
 _LAST_CALL_S = 1.0
@@ -193,7 +194,8 @@ class NextCycle:
         later_s = [at_s for at_s in until_s if at_s > now_s]
         if left + len(later_s) < rules.min_nodes:
             names = [node.name for node in gone if node.name]
-            return job_lines.gone_for_good(left=left, min_nodes=rules.min_nodes, names=names)
+            few = job_lines.too_few_left(left=left, min_nodes=rules.min_nodes)
+            return f"{few}; lost launchers are not restarted{f': {listed(names)}' if names else ''}"
         self.alarm_s = earliest(self.alarm_s, *later_s)
         return ""
 

@@ -13,6 +13,7 @@ from megatron_ft.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.link.base.codec import Finite, Int, Message
 from megatron_ft.link.base.rerun import Rerun
+from megatron_ft.link.base.wording import counted
 
 
 class NodeState(enum.Enum):
@@ -151,16 +152,25 @@ class Rules(Message, frozen=True):
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
             case Outcome.FAILED if rerun is Rerun.CONCLUDED:
                 # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
-                reason = job_lines.RERUN_CONCLUDED
+                reason = (
+                    "not restarting, because the checkpoint repeats this re-run: the rank's log says 'Possible "
+                    "persistent error' if the GPU is bad, else 'Correct result'; resume with --rerun-mode disabled, or "
+                    "from an earlier checkpoint"
+                )
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case _ if too_few:
                 reason = f"{too_few}, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
             case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
-                reason = job_lines.no_progress(advance.stalled, first=advance.first, last=advance.last)
+                first, last = advance.first, advance.last  # what was compared; -1: no iteration was reported
+                beyond = f"none began an iteration after {last}" if last >= 0 else "none reported an iteration"
+                resumed = f", resumed after {first}" if first >= 0 else ""
+                cycles = f"no progress in {counted(advance.stalled, 'cycle')}, giving up"
+                reason = f"{cycles} ({beyond}{resumed} or completed a save)"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
-                reason = job_lines.failed_starts(advance.starts)
+                starts = "the start" if advance.starts == 1 else f"{advance.starts} starts in a row"
+                reason = f"{starts} failed in this way before the first step, giving up"
                 return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
                 reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from megatron_ft.job.rules import admission
-from megatron_ft.job.rules.admission import differences, refusal
+from megatron_ft.job.rules.admission import refusal
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.messages import Dismiss, Hello, JobDefinition, Rules
 
@@ -44,9 +44,9 @@ def test_launcher_with_other_options_is_told_which() -> None:
 def test_every_rule_that_differs_has_a_name(name: str) -> None:
     value = getattr(RULES, name)
     other = msgspec.structs.replace(RULES, **{name: not value if isinstance(value, bool) else (value or 0) + 7})
-    ((option, own, others),) = differences(RULES, other)
-    assert option
-    assert own != others
+    refused = refusal(Hello("job", other, "word", "host"), JOB)
+    assert refused is not None
+    assert refused.text.count(" on this node, ") == 1
 
 
 def test_launcher_started_after_an_end_that_etcd_has_is_of_the_next_life_whatever_its_age() -> None:

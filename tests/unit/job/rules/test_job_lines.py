@@ -191,13 +191,22 @@ def test_line_in_a_large_job_goes_to_the_launcher_that_prints_it_only() -> None:
 
 
 def test_line_on_many_nodes_names_the_first_ones() -> None:
-    line = job_lines.waiting_for_nodes(here=[f"h{number}" for number in range(30)], more=2)
+    job = Job(min_nodes=32, max_nodes=32, min_healthy=False)
+    nodes = [job.start([f"h{number}"])[0] for number in range(30)]
+    job.run(3.5)
+    (line,) = nodes[0].lines
     assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
     told = job_lines.joined(job_lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
     assert told.endswith("node 7 (h) is lost: gone; and 1 more")
-    assert job_lines.waiting_for_nodes(here=["a"], more=0, room=2, last_call_s=30.0) == (
+
+
+def test_round_with_enough_nodes_says_how_many_more_may_join_and_until_when() -> None:
+    job = Job(min_nodes=1, max_nodes=3, last_call_s=None)
+    (a,) = job.start("a")
+    job.run(12.0)
+    assert a.lines == [
         "enough nodes to start; up to 2 more may join, for at most 30 s (--rdzv-conf last_call_timeout) (1 is here: a)"
-    )
+    ]
 
 
 def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
