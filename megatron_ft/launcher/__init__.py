@@ -12,7 +12,7 @@ happens into events, one at a time, and carries out the effects. So whole jobs r
 (`tests/simulation`), with the machine that runs in production. What the leader decides (`Assignment`, `Verdict`,
 `Dismiss`) are events like any other.
 
-**Phases** (`rules/agent.py` has the table; an event that a phase doesn't list is an error in tests)::
+**Phases** (`rules/agent.py` has the table; a phase that it doesn't list after another is an error in tests)::
 
     .-> JOINING --> CHECKING <--> ASIDE
     |      |            |

@@ -194,7 +194,7 @@ class Deadlines(LauncherPart):
             turn.say(f"{describe_hang_and_iteration(verdict)}: not killed (observe-only)")
             return
         if wait.kind == "exit" and cycle.only_exits_are_missing(turn.seen):
-            cycle.finished_late(local_rank)
+            cycle.finished_late.add(local_rank)
             turn.say(
                 f"{describe_hang(verdict)}: terminating it and treating it as finished, "
                 "because the other ranks of this node have finished"

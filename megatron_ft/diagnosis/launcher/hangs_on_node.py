@@ -174,7 +174,7 @@ class HangsOnNode(LauncherPart):
             found = blamed(evidence.of_all(turn), self._verdict, are_all=True, several=False)
             if found is not None:
                 self.blamed(found, turn)
-            self._cycle.blame(found)
+            self._cycle.found = found
             self.ending(turn)
 
     def ending(self, turn: Turn) -> None:

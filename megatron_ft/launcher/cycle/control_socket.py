@@ -51,12 +51,8 @@ class ControlSocket:
         on_order: Callable[[PauseDetection | ResumeDetection, int], bool],
         on_question: Callable[[], JobFacts],
     ) -> None:
-        self.path = path
-        self._on_request = on_request
-        self._on_order = on_order
-        self._on_question = on_question
-        self._reactor = reactor
-        self._say = say
+        self.path, self._reactor, self._say = path, reactor, say
+        self._on_request, self._on_order, self._on_question = on_request, on_order, on_question
         self._channels: dict[int, tuple[Channel, int]] = {}
         self._listener: socket.socket | None = None
         self._complaints = RateLimiter()
@@ -128,24 +124,21 @@ class ControlSocket:
         channel, pid = self._channels[fd]
         try:
             received = channel.receive(everything=False)  # leaves other connections their turn
-            answers = [self._take(REQUESTS.parse(item.message), pid) for item in received]
-            for answer in answers:
-                if answer is None:  # a question changes nothing, and is answered in order
-                    answer = self._on_question()
+            for answer in [self._take(REQUESTS.parse(item.message), pid) for item in received]:
                 # a client that has disconnected counts as answered; one that doesn't read blocks nothing
                 channel.send(answer, timeout_s=0.0)
         except ChannelClosedError:
             self._drop(fd)
         except ProtocolError as error:
-            text = self._complaints.admit(f"process {pid} sent a request that can't be read: {error}", time.monotonic())
-            if text is not None:
+            line = f"process {pid} sent a request that can't be read: {error}"
+            if (text := self._complaints.admit(line, time.monotonic())) is not None:
                 self._say(text)
             self._drop(fd)
 
-    def _take(self, asked: Request, pid: int) -> Answer | None:
-        """Act on one message. Return the answer, None for a question."""
+    def _take(self, asked: Request, pid: int) -> Answer:
+        """Act on one message. Return the answer."""
         if isinstance(asked, Status):
-            return None
+            return self._on_question()
         if isinstance(asked, PauseDetection | ResumeDetection):
             return Ok(changed=self._on_order(asked, pid))
         # control sequences for a terminal, and characters that no file can hold, are replaced

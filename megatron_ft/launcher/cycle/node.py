@@ -71,7 +71,7 @@ class LauncherNode:
         """Sources of the PIDs of processes that the launcher itself has started and still needs."""
         become_subreaper()
         self.reactor = Reactor()
-        self.take: Callable[[Event | SignalWatch], object] = _drop
+        self.take: Callable[[Event | SignalWatch], object] = lambda _event: None
         """Takes events; set while there is an agent."""
         self.infra_rank = schedulers.rank(
             os.environ, given=line.node_rank, min_nodes=line.min_nodes, max_nodes=line.max_nodes
@@ -149,22 +149,26 @@ class LauncherNode:
 
     def _make_monitors(self, ranks: int) -> None:
         options = self.line.options
-        self.monitors = Monitors(
-            count=ranks,
-            options=MonitorOptions(
-                config=options,
-                log_dir=self.log_dir,
-                run_id=self.line.run_id,
-                observe_only=options.observe_only,
-                asks_first=options.restart_policy == MIN_HEALTHY and not options.observe_only,
-            ),
-            run_dir=self.run_dir.path,
-            reactor=self.reactor,
-            log=self.log,
-            say=self.say,
-            on_event=self.put,
-            on_check=self._each_second,
+        monitor_options = MonitorOptions(
+            config=options,
+            log_dir=self.log_dir,
+            run_id=self.line.run_id,
+            observe_only=options.observe_only,
+            asks_first=options.restart_policy == MIN_HEALTHY and not options.observe_only,
         )
+        slots = [
+            MonitorSlot(
+                local_rank,
+                socket_path=os.path.join(self.run_dir.path, f"monitor-{local_rank}.sock"),
+                options=monitor_options,
+                reactor=self.reactor,
+                log=self.log,
+                say=self.say,
+                on_event=self.put,
+            )
+            for local_rank in range(ranks)
+        ]
+        self.monitors = Monitors(slots, self.reactor, log=self.log, say=self.say, on_check=self._each_second)
 
     def _make_keeper(self, ranks: int, announce: Callable[[str], None]) -> None:
         options, secret = self.line.options, None
@@ -300,10 +304,6 @@ class LauncherNode:
     def _reap_orphans(self) -> None:
         known = self.known_children()
         self._orphans.reap(lambda pid: pid in known)
-
-
-def _drop(_event: object) -> None:
-    pass
 
 
 def reference_variables(cycle: int, now_s: float, waiting_s: float, infra_rank: int | None) -> dict[str, str]:

@@ -27,17 +27,6 @@ DRIVER_S = 5.0
 _RECENT_S = LONGEST_WAIT_S + DRIVER_S
 
 
-def look_again_s(held: Sequence[Holding], waited_s: float) -> float | None:
-    """Return the seconds until the next look, ``waited_s`` after the processes ended; None if nothing is waited for.
-
-    Short at first, and never beyond the longest wait.
-    """
-    if not held or waited_s >= LONGEST_WAIT_S:
-        return None
-    pause_s = min(max(_FIRST_LOOK_S, waited_s / 4), _SLOWEST_LOOK_S)
-    return min(pause_s, LONGEST_WAIT_S - waited_s)
-
-
 def describe(held: Sequence[Holding]) -> str:
     """Describe the holdings for a line: process, device, size."""
     sizes = ["" if each.used_bytes is None else f" ({each.used_bytes / 2**30:.1f} GiB)" for each in held]
@@ -55,13 +44,14 @@ class _Look(threading.Thread):
         self.saw_any, self.waited_s, self.began_s = False, 0.0, time.monotonic()
 
     def run(self) -> None:
-        pause_s: float | None = 0.0
-        while pause_s is not None:
-            time.sleep(pause_s)
+        while True:
             self.held = self._query()
             self.waited_s = time.monotonic() - self.began_s
             self.saw_any = self.saw_any or bool(self.held)
-            pause_s = look_again_s(self.held, self.waited_s)
+            left_s = LONGEST_WAIT_S - self.waited_s
+            if not self.held or left_s <= 0:
+                return
+            time.sleep(min(max(_FIRST_LOOK_S, self.waited_s / 4), _SLOWEST_LOOK_S, left_s))
 
 
 class DeviceMemoryWait:

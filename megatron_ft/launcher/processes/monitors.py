@@ -7,7 +7,8 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec.structs import replace
 
@@ -57,40 +58,31 @@ _SEND_S = 0.1
 _MAX_LAST_WORDS_BYTES = 1 << 20
 
 
+@dataclass
 class MonitorSlot:
     """Keeps one monitor at work; a new process takes over the board, timeouts and waiting ranks of the old one."""
 
-    def __init__(
-        self,
-        local_rank: int,
-        *,
-        socket_path: str,
-        options: monitor_process.MonitorOptions,
-        reactor: Reactor,
-        log: EventLog,
-        say: Callable[[str], None],
-        on_event: Callable[[events.MonitorReport], None],
-    ) -> None:
-        self.local_rank = local_rank
-        self.socket_path = socket_path
-        self._options = options
-        self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._on_event = on_event
-        self._listener: socket.socket | None = None
-        self._process: HelperProcess | None = None
-        self._attached: monitor_process.AttachedRank | None = None
-        self._board: Board | None = None
-        self._short_lives = 0
-        self._seen_overdue = False
-        self._pause: Pause | None = None
-        self._guard: GuardGroup | None = None
-        """Group to end if the launcher dies."""
-        self._is_ending = False
-        """True once the job is over: reports are only logged."""
-        self._arm: Arm | None = None
-        """Learned timeouts armed last, for one cycle."""
+    local_rank: int
+    _: KW_ONLY
+    socket_path: str
+    options: monitor_process.MonitorOptions
+    reactor: Reactor
+    log: EventLog
+    say: Callable[[str], None]
+    on_event: Callable[[events.MonitorReport], None]
+    _listener: socket.socket | None = None
+    _process: HelperProcess | None = None
+    _attached: monitor_process.AttachedRank | None = None
+    _board: Board | None = None
+    _short_lives: int = 0
+    _seen_overdue: bool = False
+    _pause: Pause | None = None
+    _guard: GuardGroup | None = None
+    """Group to end if the launcher dies."""
+    _is_ending: bool = False
+    """True once the job is over: reports are only logged."""
+    _arm: Arm | None = None
+    """Learned timeouts armed last, for one cycle."""
 
     @property
     def pid(self) -> int | None:
@@ -110,11 +102,11 @@ class MonitorSlot:
             listen_fd=self._listener.fileno(),
             socket_path=self.socket_path,
             local_rank=self.local_rank,
-            options=self._options,
+            options=self.options,
             attached=None if self._attached is None or is_gone(self._attached.pidfd) else self._attached,
         )
         self._process = HelperProcess(
-            *(self._reactor, lambda fd: spawn(launcher_fd=fd)),
+            *(self.reactor, lambda fd: spawn(launcher_fd=fd)),
             parse=REPORTS.parse,
             take=self._take,
             ended=self._replace,
@@ -168,7 +160,7 @@ class MonitorSlot:
             return self.pid is not None and is_stopped(self.pid)
 
         if stopped():
-            self._reactor.call_later(_STOPPED_FOR_S, lambda: self._replace("was stopped") if stopped() else None)
+            self.reactor.call_later(_STOPPED_FOR_S, lambda: self._replace("was stopped") if stopped() else None)
 
     def replace_if_overdue(self) -> None:
         """Replace a monitor that has missed its own announced check by 5 s, whatever blocks it."""
@@ -252,9 +244,9 @@ class MonitorSlot:
         self._short_lives = self._short_lives + 1 if lived_s < _SHORT_LIFE_S else 0
         pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**self._short_lives) if self._short_lives > 1 else 0.0
         self._say_replaced(reason, pause_s)
-        self._log.write(MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=process.pid))
+        self.log.write(MonitorReplaced(local_rank=self.local_rank, rank=self._rank(), reason=reason, pid=process.pid))
         if pause_s:
-            self._reactor.call_later(pause_s, self._spawn_again)
+            self.reactor.call_later(pause_s, self._spawn_again)
         else:
             self._spawn_again()
 
@@ -266,18 +258,18 @@ class MonitorSlot:
         except OSError as error:
             # the node is out of some resource; ranks are unwatched until it works again, which is reported
             self._say_replaced(f"can't be started: {error}", _LONGEST_PAUSE_S)
-            self._reactor.call_later(_LONGEST_PAUSE_S, self._spawn_again)
+            self.reactor.call_later(_LONGEST_PAUSE_S, self._spawn_again)
 
     def _say_replaced(self, reason: str, pause_s: float) -> None:
         rank = self._rank()
         whose = f"local rank {self.local_rank}" if rank is None else f"rank {rank}"
         if pause_s:
-            self._say(
+            self.say(
                 f"the monitor of {whose} {reason}; starting another one in {pause_s:g} s, {whose} is not monitored "
                 "until then"
             )
         else:
-            self._say(f"the monitor of {whose} {reason}; replacing it")
+            self.say(f"the monitor of {whose} {reason}; replacing it")
 
     def _take(self, report: Report, fds: tuple[int, ...]) -> None:
         if isinstance(report, Attached):
@@ -285,11 +277,11 @@ class MonitorSlot:
         else:
             close_fds(fds)
         if isinstance(report, Warning_):
-            self._say(report.text)
+            self.say(report.text)
         if not self._is_ending and (event := event_of(self.local_rank, report)) is not None:
-            self._on_event(event)
+            self.on_event(event)
         if isinstance(report, Logged) and not (isinstance(report, Attached) and report.watch_only):
-            self._log.write(report)
+            self.log.write(report)
 
     def _attach(self, report: Attached, fds: tuple[int, ...]) -> None:
         if len(fds) != _ATTACHED_FDS:
@@ -329,43 +321,21 @@ def event_of(local_rank: int, report: Report) -> events.MonitorReport | None:
 
 
 class Monitors:
-    """All monitors of this node.
-
-    Args:
-        on_event: gets their reports on ranks.
-        on_check: called every second, before the monitors are checked.
-    """
+    """All monitors of this node. ``on_check`` is called every second, before the monitors are checked."""
 
     def __init__(
         self,
-        *,
-        count: int,
-        options: monitor_process.MonitorOptions,
-        run_dir: str,
+        slots: Sequence[MonitorSlot],
         reactor: Reactor,
+        *,
         log: EventLog,
         say: Callable[[str], None],
-        on_event: Callable[[events.MonitorReport], None],
         on_check: Callable[[], None],
     ) -> None:
+        self.slots = slots
         self.paused = Pauses()
         self._pause_lines = RateLimiter()
-        self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._on_check = on_check
-        self.slots = [
-            MonitorSlot(
-                local_rank,
-                socket_path=os.path.join(run_dir, f"monitor-{local_rank}.sock"),
-                options=options,
-                reactor=reactor,
-                log=log,
-                say=say,
-                on_event=on_event,
-            )
-            for local_rank in range(count)
-        ]
+        self._reactor, self._log, self._say, self._on_check = reactor, log, say, on_check
         self._timer = reactor.call_later(_CHECK_S, self._check_looks)
 
     def __getitem__(self, local_rank: int) -> MonitorSlot:
@@ -381,21 +351,14 @@ class Monitors:
             return False
         for slot in self.slots:
             slot.pause(self.paused.since_ns)
-        if since_ns is None:
-            self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
-            self._log.write(Paused(by=by))
-        else:
+        self._log.write(Paused(by=by) if since_ns is None else Resumed(by=by))
+        line = f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`"
+        if since_ns is not None:
             after = f"{(now_ns - since_ns) / 1e9:.1f} s"
-            self._say_seldom(
-                f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
-            )
-            self._log.write(Resumed(by=by))
-        return True
-
-    def _say_seldom(self, line: str) -> None:
-        text = self._pause_lines.admit(line, time.monotonic())
-        if text is not None:
+            line = f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+        if (text := self._pause_lines.admit(line, time.monotonic())) is not None:
             self._say(text)
+        return True
 
     def hear_all(self) -> None:
         """Read all pending messages of monitors."""

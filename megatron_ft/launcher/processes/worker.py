@@ -317,21 +317,17 @@ class Termination:
     def _wait_gone(
         self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
     ) -> list[ProcessStat]:
-        """Wait for processes that aren't children, as long as allowed. Return the live ones."""
+        """Wait for processes that may be no children, as long as allowed. Return the live ones, and their successors.
+
+        Others are served before each look, of which only those walk through /proc that find all of them gone.
+        """
         deadline_s, is_over = time.monotonic() + grace_s, False
         while left and not is_over:
-            soon_s = min(deadline_s, time.monotonic() + _LOOK_AGAIN_S)
-            are_gone = self._reactor.run_until(functools.partial(self._is_answered, left, patient), deadline_s=soon_s)
+            self._reactor.run_once(max(0.0, min(_LOOK_AGAIN_S, deadline_s - time.monotonic())))
             is_over = time.monotonic() >= deadline_s or (self._in_a_hurry() and not patient)
-            if is_over or are_gone:
+            if is_over or not any(_is_same(stat, read_stat(stat.pid)) for stat in left):
                 left = self._left_behind(ended)
-            if left and are_gone and not is_over:  # others took their place: what waits is served before the next look
-                self._reactor.run_until(lambda: self._in_a_hurry() and not patient, deadline_s=soon_s)
         return left
-
-    def _is_answered(self, left: list[ProcessStat], patient: bool) -> bool:
-        is_hurried = self._in_a_hurry() and not patient
-        return is_hurried or not any(_is_same(stat, read_stat(stat.pid)) for stat in left)
 
 
 def _ask(workers: Iterable[Worker], number: int = signal.SIGTERM, *, whole_group: bool = True) -> None:

@@ -1,7 +1,7 @@
 """The launcher's decisions, without I/O: the life of each cycle on one node, from the node's health to its end.
 
-``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. The phases are a
-table, (phase, what happens) -> next phase; `megatron_ft.launcher` explains them.
+``handle`` takes an event, the time and the ranks' readings, and returns what is to be done, in order. `FOLLOWS` is the
+table of phases; `megatron_ft.launcher` explains them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,22 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import Dismiss, End, Goodbye, NodeUnfit, Ready, Shutdown, Stay, Tell, Verdict
+from megatron_ft.job.rules.messages import (
+    Dismiss,
+    End,
+    Goodbye,
+    NodeUnfit,
+    Ready,
+    Report,
+    Shutdown,
+    Stay,
+    Tell,
+    Verdict,
+)
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
 from megatron_ft.launcher.rules import conclusion, cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
@@ -27,6 +40,7 @@ from megatron_ft.link.base.wording import counted
 from megatron_ft.link.facts.launcher import (
     Abandoned,
     Cause,
+    CauseKind,
     CycleEnded,
     CycleStarted,
     NodeHealth,
@@ -39,8 +53,8 @@ from megatron_ft.link.facts.launcher import (
 from megatron_ft.records.rules.metrics import NodeActivity
 
 P = TypeVar("P", bound=LauncherPart)
-_FIRST_S = 2.0
 _LONGEST_S = 60.0
+"""Longest time between two checks of a node that stands aside."""
 _SHOWN = 200
 _unlisted: Callable[[str], object] = str
 
@@ -78,46 +92,22 @@ class AgentPhase(enum.Enum):
     OVER = "over", NodeActivity.ENDED
 
 
-class PhaseEvent(enum.Enum):
-    """Events that move the agent from one phase to the next; the values say what they are."""
-
-    CHECK_DUE = "the health command is due"
-    FIT = "the node is fit, or there is no health command"
-    UNFIT = "the health command failed"
-    BEGIN = "`Assignment` of a place"
-    STARTED = "`RanksStarted`"
-    NOT_STARTED = "`NotStarted`: the cycle is over, or the nodes can't meet"
-    START_GIVEN_UP = "`NotStarted`: the launcher was asked to stop"
-    CYCLE_ENDS = "the cycle ends, a signal comes, or a rank asks to exclude the node"
-    RANKS_DUE = "ranks have ended, or their time is over"
-    RANKS_ENDED = "`RanksEnded`"
-    RESTART = "another cycle follows"
-    NO_RESTART = "no cycle follows, as far as is known"
-    GOODBYE = "the node leaves the job"
-    LEFT_OUT = "`Stay`"
-    OVER = "`Dismiss`, or no answer to the goodbye"
-
-
-_P, _E = AgentPhase, PhaseEvent
-_LEAVES = {_E.GOODBYE: _P.LEAVING, _E.OVER: _P.OVER}
-TRANSITIONS = {
-    (phase, event): after
-    for phase, row in {
-        _P.JOINING: {_E.CHECK_DUE: _P.CHECKING, _E.FIT: _P.READY, **_LEAVES},
-        _P.CHECKING: {_E.FIT: _P.READY, _E.UNFIT: _P.ASIDE, **_LEAVES},
-        _P.ASIDE: {_E.CHECK_DUE: _P.CHECKING, **_LEAVES},
-        _P.READY: {_E.BEGIN: _P.STARTING, **_LEAVES},
-        _P.STARTING: {_E.STARTED: _P.RUNNING, _E.NOT_STARTED: _P.RUNNING, _E.START_GIVEN_UP: _P.JOINING},
-        _P.RUNNING: {_E.CYCLE_ENDS: _P.ENDING},
-        _P.ENDING: {_E.RANKS_DUE: _P.TERMINATING},
-        _P.TERMINATING: {_E.RANKS_ENDED: _P.JUDGING},
-        _P.JUDGING: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, _E.GOODBYE: _P.LEAVING},
-        _P.DONE: {_E.RESTART: _P.JOINING, _E.NO_RESTART: _P.DONE, **_LEAVES},
-        _P.LEAVING: {_E.GOODBYE: _P.LEAVING, _E.LEFT_OUT: _P.EXCLUDED, _E.OVER: _P.OVER},
-        _P.EXCLUDED: _LEAVES,
-    }.items()
-    for event, after in row.items()
+_P = AgentPhase
+FOLLOWS = {
+    _P.JOINING: {_P.CHECKING, _P.READY, _P.LEAVING, _P.OVER},
+    _P.CHECKING: {_P.READY, _P.ASIDE, _P.LEAVING, _P.OVER},
+    _P.ASIDE: {_P.CHECKING, _P.LEAVING, _P.OVER},
+    _P.READY: {_P.STARTING, _P.LEAVING, _P.OVER},
+    _P.STARTING: {_P.RUNNING, _P.JOINING},
+    _P.RUNNING: {_P.ENDING},
+    _P.ENDING: {_P.TERMINATING},
+    _P.TERMINATING: {_P.JUDGING},
+    _P.JUDGING: {_P.JOINING, _P.DONE, _P.LEAVING},
+    _P.DONE: {_P.JOINING, _P.DONE, _P.LEAVING, _P.OVER},
+    _P.LEAVING: {_P.LEAVING, _P.EXCLUDED, _P.OVER},
+    _P.EXCLUDED: {_P.LEAVING, _P.OVER},
 }
+"""Phases that may follow each phase."""
 
 
 class HealthGate:
@@ -141,7 +131,7 @@ class HealthGate:
         self.failures += 1
         if self.failures == 1:
             turn.do(NodeUnfit(event.text))
-        delay_s = retry_delay_s(self.failures)
+        delay_s = min(_LONGEST_S, 2.0 ** min(self.failures, 10))
         # ever less often, if it is like the one before
         if event.text != self._last or self.failures & (self.failures - 1) == 0:
             turn.say(f"node health check failed: {_failed(event)}; retrying in {delay_s:g} s")
@@ -164,11 +154,6 @@ class HealthGate:
 def _failed(event: NodeHealth) -> str:
     shown = event.last_line if len(event.last_line) <= _SHOWN else f"{event.last_line[: _SHOWN - 3]}..."
     return f"{event.text} ({shown})" if shown else event.text
-
-
-def retry_delay_s(failures: int) -> float:
-    """Return the seconds until the next check, after this many failures in a row."""
-    return float(min(_LONGEST_S, _FIRST_S * 2.0 ** min(failures - 1, 10)))
 
 
 class Agent:
@@ -267,12 +252,12 @@ class Agent:
         """Return the part of that kind; None without one."""
         return next((part for part in self._parts if isinstance(part, kind)), None)
 
-    def _move(self, event: PhaseEvent) -> None:
-        """Enter the phase that the table names; an event that it doesn't list for this phase changes nothing."""
-        if (after := TRANSITIONS.get((self.phase, event))) is None:
-            _unlisted(f"{self.phase} has no transition for {event.name}")
+    def _enter(self, phase: AgentPhase) -> None:
+        """Enter a phase, if the table lists it after the current one."""
+        if phase in FOLLOWS.get(self.phase, ()):
+            self.phase = phase
         else:
-            self.phase = after
+            _unlisted(f"{self.phase} is not followed by {phase}")
 
     def _do(self, *effects: Effect) -> None:
         self._turn.do(*effects)
@@ -323,7 +308,7 @@ class Agent:
             case events.RanksStarted():
                 self._ranks_started()
             case events.NotStarted(cause):
-                self._move(PhaseEvent.START_GIVEN_UP if self._leaving.is_due else PhaseEvent.NOT_STARTED)
+                self._enter(AgentPhase.JOINING if self._leaving.is_due else AgentPhase.RUNNING)
                 if cause is not None:
                     self._report(NodeState.UNHEALTHY, cause)
             case events.RanksEnded():
@@ -348,9 +333,11 @@ class Agent:
         if request.action == WorkloadAction.Continue.name or self._orders.taken is None:
             self._turn.say(request.text)
             return
-        self.cycle.requested(request)
         if request.action == WorkloadAction.ShutdownWorkload.name:
+            self.cycle.shutdown_request = self.cycle.shutdown_request or request
             self._do(Shutdown(request.text))
+        else:
+            self.cycle.exclude_request = self.cycle.exclude_request or request
 
     def _checked(self, health: NodeHealth) -> None:
         if self.phase is AgentPhase.RUNNING:
@@ -361,7 +348,7 @@ class Agent:
         elif self._health.take_result(health, self._turn):
             self._get_ready()
         else:
-            self._move(PhaseEvent.UNFIT)
+            self._enter(AgentPhase.ASIDE)
 
     def _plan_check(self) -> None:
         options, now_ns = self._options, self._turn.now_ns
@@ -376,7 +363,7 @@ class Agent:
             case AgentPhase.RUNNING:
                 self._run()
             case AgentPhase.ENDING if ending is not None and ending.is_over(turn.now_ns):
-                self._move(PhaseEvent.RANKS_DUE)
+                self._enter(AgentPhase.TERMINATING)
                 self._do(ending.order(turn.now_ns))
             case AgentPhase.JUDGING if self._outcome is Outcome.EXCLUDED or (
                 self._outcome is Outcome.STOPPED and self._leaving.is_due
@@ -402,7 +389,7 @@ class Agent:
     # -- between cycles ---------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._move(PhaseEvent.RESTART)
+        self._enter(AgentPhase.JOINING)
         self.joined_ns = self._turn.now_ns
         self._ended_well, self._health = False, HealthGate()
 
@@ -420,11 +407,11 @@ class Agent:
         elif self.phase is AgentPhase.JOINING and not self._options.checks_health:
             self._get_ready()
         elif self.phase is AgentPhase.JOINING or is_due:
-            self._move(PhaseEvent.CHECK_DUE)
+            self._enter(AgentPhase.CHECKING)
             self._do(events.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.has_begun:
             decision = self._orders.take().decision
-            self._move(PhaseEvent.BEGIN)
+            self._enter(AgentPhase.STARTING)
             self.restarts_left = max(0, self._options.max_restarts - decision.restarts)
             self.cycle = NodeCycle(decision, self._parts, now_ns=self._turn.now_ns)
             for part in self._parts:
@@ -432,7 +419,7 @@ class Agent:
             self._do(events.StartRanks(self.restarts_left, decision))
 
     def _get_ready(self) -> None:
-        self._move(PhaseEvent.FIT)
+        self._enter(AgentPhase.READY)
         self._health = HealthGate()
         if not self._orders.has_begun:
             self._tell_ready()
@@ -443,7 +430,7 @@ class Agent:
     # -- a cycle ----------------------------------------------------------------------------------------------
 
     def _ranks_started(self) -> None:
-        self._move(PhaseEvent.STARTED)
+        self._enter(AgentPhase.RUNNING)
         self._plan_check()
         cycle = self.started = self.cycle
         self.ended = None
@@ -491,9 +478,14 @@ class Agent:
         is_known = told is not None and told.state is state and is_mixed <= told.is_mixed
         if orders.has_begun or (is_known and told is not None and not told.cause.follows):
             return
-        now = conclusion.report(self.cycle, state, cause, self._turn.seen)
+        cycle, seen, now = self.cycle, self._turn.seen, Report(self.cycle.cycle, state)
+        if state is not NodeState.SUCCEEDED:
+            why = cause or cycle.mixed or cycle.own_failure(seen) or cycle.cause()
+            told_cause = replace(why, text=why.line, iteration=None, detail="")
+            ranks = 0 if why.rerun is None else len(cycle.ranks)
+            now = Report(cycle.cycle, state, told_cause, cycle.reached(seen, why), ranks=ranks, is_mixed=is_mixed)
         if not (is_known and now.cause.follows):
-            orders.tell(now)
+            orders.told = now
             self._do(now, *([] if orders.is_over else self._printer.failed(now)))
 
     def _report_own_failure(self) -> None:
@@ -506,7 +498,7 @@ class Agent:
 
     def _end_ranks(self, outcome: Outcome) -> None:
         """End the ranks of this node."""
-        self._move(PhaseEvent.CYCLE_ENDS)
+        self._enter(AgentPhase.ENDING)
         self._outcome, self._ending_ns = outcome, self._turn.now_ns
         if outcome is Outcome.EXCLUDED:
             self._report(NodeState.EXCLUDED, self.cycle.request_cause())
@@ -518,7 +510,7 @@ class Agent:
         )
 
     def _ranks_ended(self, event: events.RanksEnded) -> None:
-        self._move(PhaseEvent.RANKS_ENDED)
+        self._enter(AgentPhase.JUDGING)
         cycle = self.cycle
         cycle.read_late_words(self._turn, waits=False)
         self._ended_well, self._cycles = cycle.all_have_ended and not cycle.failed, self._cycles + 1
@@ -545,9 +537,7 @@ class Agent:
         if self._outcome is Outcome.EXCLUDED:
             self._say_goodbye(leaving.leave_out(cycle.request_cause(), ""))
             return
-        decision, cause = conclusion.conclude(
-            cycle, orders, verdict, leaving, outcome=self._outcome, restarts_left=self.restarts_left
-        )
+        decision, cause = self._decision(verdict)
         if self._stuck and decision.action is Action.RESTART:
             # new ranks would need what the stuck processes hold: devices, memory, ports
             self._say_goodbye(leaving.leave_out(cause, self._stuck))
@@ -562,6 +552,38 @@ class Agent:
             self._finish_part()
         else:
             self._join()
+
+    def _decision(self, verdict: Verdict | None) -> tuple[RestartDecision, Cause]:
+        """Return the decision after a cycle that hasn't ended well, and its cause.
+
+        ``verdict``: the coordinator's, the same on all nodes; None if this node has left, or the others have lost it.
+        """
+        cycle, orders, leaving = self.cycle, self._orders, self._leaving
+        stops = RestartDecision(action=Action.GIVE_UP, restarts_left=self.restarts_left, reason="not restarting")
+        if verdict is not None:
+            if self._outcome is Outcome.STOPPED and cycle.shutdown_request is not None:
+                return stops, cycle.request_cause()
+            decision, told = verdict.decision, orders.told
+            if decision.action is Action.RESTART and leaving.is_due:
+                decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
+            if verdict.node == orders.place and told is not None and verdict.cause.text == told.cause.text:
+                # this node has reported it, and knows more
+                if cycle.failed or cycle.found is not None:
+                    return decision, replace(cycle.cause(), host=verdict.cause.host)
+                if cycle.exclude_request is not None:
+                    return decision, replace(cycle.request_cause(), host=verdict.cause.host)
+            return decision, verdict.cause_for(orders.place)
+        if leaving.signals:
+            text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
+            return stops, Cause(kind=CauseKind.REQUEST, text=text)
+        if leaving.abandoned:
+            return stops, Cause(text=leaving.abandoned)
+        if orders.left is not None:
+            return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
+        if orders.is_cut_off:
+            return replace(stops, action=Action.RESTART, reason="reconnecting to the job"), Cause(text=orders.lost)
+        cause = Cause(text=cycle_lines.taken_for_lost(orders.lost))
+        return replace(stops, action=Action.RESTART, reason="on standby"), cause
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:
         cycle, last = self.cycle, self.cycle.last_iteration(self._turn.seen)
@@ -587,7 +609,7 @@ class Agent:
     # -- the end of this launcher's part ------------------------------------------------------------------------
 
     def _finish_part(self) -> None:
-        self._move(PhaseEvent.NO_RESTART)
+        self._enter(AgentPhase.DONE)
         if self._orders.left is None:
             self._tell_ready()
 
@@ -595,14 +617,19 @@ class Agent:
         """Stay until every node knows how the job has ended; a coordinator that hasn't received that may go on."""
         verdict, orders, left = self._verdict, self._orders, self._orders.left
         cause = None if self.ended is None else self.ended.cause
-        if left is not None and cause is not None:
-            self._over(
-                conclusion.finish(self.cycle, orders, verdict, cause, left, min_healthy=self._options.min_healthy)
-            )
-        elif left is not None:
+        if left is not None and cause is None:
             text = "" if verdict is None else verdict.cause.text
             over = LauncherExit(Exit.SUCCEEDED, 0, verdict=verdict)
             self._over(over, text or f"all ranks finished after {counted(self._cycles, 'cycle')}")
+        elif left is not None and verdict is None:
+            self._over(LauncherExit(Exit.LEFT, left.code, "" if cause and left.text == cause.text else left.text))
+        elif left is not None and verdict is not None:
+            # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
+            is_ours = verdict.cause.rank in self.cycle.ranks or verdict.node == orders.place
+            if self._options.min_healthy:
+                is_ours = orders.told is not None and orders.told.state is NodeState.UNHEALTHY
+            is_ours = is_ours and bool(self.cycle.failed) and verdict.outcome is not Outcome.STOPPED
+            self._over(LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None))
         elif orders.has_begun:
             self._join()
         elif (again := orders.verdict) is not None and again != verdict and again.decision.action is Action.RESTART:
@@ -614,7 +641,7 @@ class Agent:
         self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
-        self._move(PhaseEvent.GOODBYE)
+        self._enter(AgentPhase.LEAVING)
         if self._orders.left is None:
             self._do(goodbye)
 
@@ -637,10 +664,10 @@ class Agent:
             over = LauncherExit(Exit.EXCLUDED, 0 if left.code == 0 else 1, left.text)
             self._over(over, left.text if stuck else "")
         elif self._orders.is_left_out:
-            self._move(PhaseEvent.LEFT_OUT)
+            self._enter(AgentPhase.EXCLUDED)
         elif leaving.is_due:
             self._stop(well=True)
 
     def _over(self, over: LauncherExit, said: str = "") -> None:
-        self._move(PhaseEvent.OVER)
+        self._enter(AgentPhase.OVER)
         self._do(*self._printer.over(over, self._orders.left, said), over)

@@ -1,7 +1,7 @@
-"""The end of a cycle: how its ranks end, its cause, this launcher's next act, and the end of its part in the job. Pure.
+"""Why this launcher leaves the job before its end, and how the ranks of a cycle end. Pure.
 
-The coordinator's verdict is the same on all nodes. A node leaves the others by itself if its launcher was asked to
-stop, if one of its ranks has asked for that, or if its ranks can't be killed.
+A node leaves the others by itself if its launcher was asked to stop, if one of its ranks has asked for that, or if its
+ranks can't be killed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import signal
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.job.rules.messages import Dismiss, Goodbye, Report, Verdict
-from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, RestartDecision
+from megatron_ft.job.rules.messages import Goodbye
+from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.launcher.rules import cycle_lines, events
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
-from megatron_ft.launcher.rules.events import Exit, LauncherExit, Readings, TerminateRanks, TerminationMode
+from megatron_ft.launcher.rules.events import Exit, LauncherExit, TerminateRanks, TerminationMode
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.link.base.escalation import GRACE_S
-from megatron_ft.link.facts.launcher import Abandoned, Cause, CauseKind
+from megatron_ft.link.facts.launcher import Abandoned, Cause
 
 _MONITOR_ENDS_S = GRACE_S + 1.0
 """Time for a monitor to end its rank: a signal at once, SIGKILL after the grace."""
@@ -157,77 +155,3 @@ class RankShutdown:
             return TerminateRanks(TerminationMode.KILLED, grace_s, left_s)
         way = TerminationMode.FINISHED if self._outcome is Outcome.SUCCEEDED else TerminationMode.TERMINATED
         return TerminateRanks(way, grace_s)
-
-
-def report(cycle: NodeCycle, state: NodeState, cause: Cause | None, seen: Readings) -> Report:
-    """Return the report on this node. Without a ``cause``, its ranks tell it."""
-    if state is NodeState.SUCCEEDED:
-        return Report(cycle.cycle, state)
-    why = cause or cycle.mixed or cycle.own_failure(seen) or cycle.cause()
-    return Report(
-        cycle.cycle,
-        state,
-        replace(why, text=why.line, iteration=None, detail=""),
-        cycle.reached(seen, why),
-        ranks=0 if why.rerun is None else len(cycle.ranks),
-        is_mixed=cycle.mixed is not None,
-    )
-
-
-def conclude(
-    cycle: NodeCycle,
-    orders: CoordinatorView,
-    verdict: Verdict | None,
-    leaving: LeaveReason,
-    *,
-    outcome: Outcome,
-    restarts_left: int,
-) -> tuple[RestartDecision, Cause]:
-    """Return the decision after a cycle that hasn't ended well, and its cause.
-
-    ``verdict``: the coordinator's; None if this node has left, or the others have lost it.
-    """
-    stops = RestartDecision(action=Action.GIVE_UP, restarts_left=restarts_left, reason="not restarting")
-    if verdict is not None:
-        if outcome is Outcome.STOPPED and cycle.shutdown_request is not None:
-            return stops, cycle.request_cause()
-        decision, told = verdict.decision, orders.told
-        if decision.action is Action.RESTART and leaving.is_due:
-            decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
-        if verdict.node == orders.place and told is not None and verdict.cause.text == told.cause.text:
-            # this node has reported it, and knows more
-            if cycle.failed or cycle.found is not None:
-                return decision, replace(cycle.cause(), host=verdict.cause.host)
-            if cycle.exclude_request is not None:
-                return decision, replace(cycle.request_cause(), host=verdict.cause.host)
-        return decision, verdict.cause_for(orders.place)
-    if leaving.signals:
-        text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
-        return stops, Cause(kind=CauseKind.REQUEST, text=text)
-    if leaving.abandoned:
-        return stops, Cause(text=leaving.abandoned)
-    if orders.left is not None:
-        return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
-    follows = "reconnecting to the job" if orders.is_cut_off else "on standby"
-    again = replace(stops, action=Action.RESTART, reason=follows)
-    return again, Cause(text=orders.lost if orders.is_cut_off else cycle_lines.taken_for_lost(orders.lost))
-
-
-def finish(
-    cycle: NodeCycle,
-    orders: CoordinatorView,
-    verdict: Verdict | None,
-    cause: Cause,
-    left: Dismiss,
-    *,
-    min_healthy: bool,
-) -> LauncherExit:
-    """Return the end of a job whose last cycle has failed."""
-    if verdict is None:
-        return LauncherExit(Exit.LEFT, left.code, "" if left.text == cause.text else left.text)
-    # ranks of this node may be why the job gives up; with min-healthy that takes several nodes
-    is_ours = verdict.cause.rank in cycle.ranks or verdict.node == orders.place
-    if min_healthy:
-        is_ours = orders.told is not None and orders.told.state is NodeState.UNHEALTHY
-    is_ours = is_ours and bool(cycle.failed) and verdict.outcome is not Outcome.STOPPED
-    return LauncherExit(Exit.FAILED, left.code or 1, verdict=verdict, cause=cause if is_ours else None)

@@ -64,10 +64,6 @@ class CoordinatorView:
         """Place of this node in the cycle that was taken."""
         return None if self.taken is None else self.taken.place
 
-    def tell(self, report: Report) -> None:
-        """Note a report that is about to be sent."""
-        self.told = report
-
     @property
     def is_over(self) -> bool:
         """True if the cycle that was taken has ended."""

@@ -99,10 +99,8 @@ class MonitorReport(NamedTuple):
     report: RankReport
 
 
-FromLauncher = Tick | StopAsked | Abandoned | Continued | NodeHealth | WorkloadControl
-FromRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | MonitorReport
-OfParts = PartEvent | Fact
-Event = FromLauncher | FromRanks | OfMember | OfParts
+OfRanks = RanksMet | RankStarted | RanksStarted | NotStarted | RankExited | RanksEnded | MonitorReport
+Event = Tick | StopAsked | Abandoned | Continued | NodeHealth | WorkloadControl | OfRanks | OfMember | PartEvent | Fact
 
 
 # -- effects that take their time: one at a time, and an event says when it is done -----------------------------
@@ -219,5 +217,5 @@ class Write:
     at_ns: int | None = None
 
 
-ToRanks = SignalRanks | OrderMonitor | Release | KeepEvidence
-Effect = Work | ToRanks | LauncherExit | NodeMessage | PartEffect | Tell | Write
+OnRanks = SignalRanks | OrderMonitor | Release | KeepEvidence
+Effect = Work | OnRanks | LauncherExit | NodeMessage | PartEffect | Tell | Write

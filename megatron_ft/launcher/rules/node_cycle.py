@@ -21,7 +21,7 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.launcher.rules.events import KeepEvidence, Readings, Write
 from megatron_ft.launcher.rules.turn import Turn
 from megatron_ft.link.base import layout
-from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
+from megatron_ft.link.base.control import WorkloadControl
 from megatron_ft.link.base.escalation import GRACE_S, Grace
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.layout import BoardSnapshot
@@ -68,8 +68,9 @@ class NodeCycle:
         """Verdicts of monitors on their ranks, whichever rank is the cause."""
         self.shutdown_request: WorkloadControl | None = None
         self.exclude_request: WorkloadControl | None = None
+        """First request of a rank for the end of the job, and for this node to be left out."""
         self.found: Cause | None = None
-        """Rank that hangs, by the evidence on all ranks; None while unknown."""
+        """Rank that hangs, by comparing the evidence on all ranks; None while that is undetermined."""
         self.mixed: Cause | None = None
         """First rank that has another state than the others of the job; None if none has."""
         self.is_cut_short: bool | None = None
@@ -83,7 +84,8 @@ class NodeCycle:
         """Evidence on ranks of a cycle that may hang."""
         self.signalled: dict[int, set[int]] = defaultdict(set)
         """Signals sent by monitors."""
-        self._finished_late: set[int] = set()
+        self.finished_late: set[int] = set()
+        """Finished ranks that had to be made to exit; however such a rank ends now, it ends well."""
         self._attached: dict[int, Attached] = {}
         self._first_steps: dict[int, tuple[int, int]] = {}
         """Begin and end of the first step of each rank."""
@@ -182,24 +184,9 @@ class NodeCycle:
         if by_monitor:
             self.overdue[local_rank] = verdict
 
-    def finished_late(self, local_rank: int) -> None:
-        """Note that a finished rank had to be made to exit; however it ends now, it ends well."""
-        self._finished_late.add(local_rank)
-
-    def requested(self, request: WorkloadControl) -> None:
-        """Note a rank's request for the end of the job, or for this node to be left out; the first of each counts."""
-        if request.action == WorkloadAction.ShutdownWorkload.name:
-            self.shutdown_request = self.shutdown_request or request
-        else:
-            self.exclude_request = self.exclude_request or request
-
     def fail_mixed(self, rank: int, text: str) -> None:
         """Note that a rank has another state than the others. Its exit, if it has one, only follows from that."""
         self.mixed = self.mixed or Cause(kind=CauseKind.CRASH, text=text, rank=rank)
-
-    def blame(self, cause: Cause | None) -> None:
-        """Note the cause found by comparing the evidence on all ranks; None if undetermined."""
-        self.found = cause
 
     def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
         """Note the first hang found by the launcher itself, of which one of these ranks is the cause."""
@@ -285,7 +272,7 @@ class NodeCycle:
         return [end for end in self.exits.values() if self._has_failed(end)]
 
     def _has_failed(self, end: RankExited) -> bool:
-        if end.local_rank in self._finished_late:
+        if end.local_rank in self.finished_late:
             return False
         is_failure = end.exitcode != 0 and (not end.after_run or bool(self.is_cut_short))
         return is_failure or end.local_rank in self.hung

@@ -62,30 +62,31 @@ class Options:
         return self.given.workers_stop_timeout if self.given.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
 
+@dataclass(kw_only=True)
 class JobLinePrinter:
     """One per launcher. ``says_all``: it prints all lines.
 
     ``shares_output``: the output of all launchers of the job goes to one place.
     """
 
-    def __init__(self, *, says_all: bool = False, shares_output: bool = False) -> None:
-        self._says_all = says_all
-        self._shares_output = shares_output
-        self._unsaid = ""
-        self.is_named: bool | None = None
-        """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
+    says_all: bool = False
+    shares_output: bool = False
+    is_named: bool | None = None
+    """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
+    unsaid: str = ""
+    """Line on the end of the last cycle, which another launcher was to print."""
 
     def hear(self, event: Event) -> list[Tell]:
         """Note which launcher prints from now on; return why the cycle ended, if the last one may not have."""
-        unsaid = ""
         match event:
             case Assignment(place=place):
-                self.is_named, self._unsaid = place == 0, ""
+                self.is_named, self.unsaid = place == 0, ""
             case PrintsJobLines(is_printer):
                 self.is_named = is_printer
-                if is_printer:
-                    unsaid, self._unsaid = self._unsaid, ""
-        return [Tell(unsaid)] if unsaid else []
+                if is_printer and self.unsaid:
+                    unsaid, self.unsaid = self.unsaid, ""
+                    return [Tell(unsaid)]
+        return []
 
     @property
     def is_spokesman(self) -> bool:
@@ -95,11 +96,11 @@ class JobLinePrinter:
     @property
     def speaks(self) -> bool:
         """True if this launcher prints lines about the whole job."""
-        return self._says_all or self.is_spokesman
+        return self.says_all or self.is_spokesman
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Tell]:
         """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
-        self._unsaid = text if ends_cycle and not self.speaks else self._unsaid
+        self.unsaid = text if ends_cycle and not self.speaks else self.unsaid
         return [Tell(text)] if self.speaks else []
 
     def failed(self, report: Report) -> list[Tell]:
@@ -116,9 +117,9 @@ class JobLinePrinter:
         # the job has failed for all its launchers, and this one has no reason of its own
         is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
         is_same = is_end and left is not None and left.is_of_all and over.text in ("", left.text)
-        if self._shares_output and is_same:
-            return [Tell(said)] if said and (self._says_all or self.is_named) else []
-        said = said or (self._unsaid if over.code else "")
+        if self.shares_output and is_same:
+            return [Tell(said)] if said and (self.says_all or self.is_named) else []
+        said = said or (self.unsaid if over.code else "")
         return [Tell(said)] if said and (self.speaks or over.code or not is_for_all) else []
 
 

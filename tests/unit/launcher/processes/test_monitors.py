@@ -54,7 +54,7 @@ def test_monitor_is_replaced_only_if_it_stays_stopped(
     answers, due, replaced = [*stopped], list[Callable[[], object]](), list[str]()
     monkeypatch.setattr(monitors, "is_stopped", lambda pid: pid == 7 and answers.pop(0))
     reactor = SimpleNamespace(call_later=lambda _delay_s, call: due.append(call))
-    slot: Any = SimpleNamespace(pid=7, _reactor=reactor, _replace=replaced.append)
+    slot: Any = SimpleNamespace(pid=7, reactor=reactor, _replace=replaced.append)
     monitors.MonitorSlot.replace_if_stopped(slot)
     assert replaced == []
     slot.pid = pid_later
