@@ -351,14 +351,20 @@ class Monitors:
             return False
         for slot in self.slots:
             slot.pause(self.paused.since_ns)
-        self._log.write(Paused(by=by) if since_ns is None else Resumed(by=by))
-        line = f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`"
-        if since_ns is not None:
+        if since_ns is None:
+            self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
+            self._log.write(Paused(by=by))
+        else:
             after = f"{(now_ns - since_ns) / 1e9:.1f} s"
-            line = f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+            self._say_seldom(
+                f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
+            )
+            self._log.write(Resumed(by=by))
+        return True
+
+    def _say_seldom(self, line: str) -> None:
         if (text := self._pause_lines.admit(line, time.monotonic())) is not None:
             self._say(text)
-        return True
 
     def hear_all(self) -> None:
         """Read all pending messages of monitors."""
