@@ -3,41 +3,95 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from megatron_ft.link.linux.processes import carries, kill_matching
-from tests.bench.jobs import LAUNCHERS, MARK, Enclosure, progress
-from tests.bench.stamps import Stamp, last_pids, parse
 
-__all__ = ["REPLACED_AFTER_S", "Cluster"]
+__all__ = ["SCRIPTS", "Cluster", "Enclosure", "Stamp", "end_on_sigterm", "progress"]
 
-REPLACED_AFTER_S = 10.0
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).with_name("scripts")
+LAUNCHERS: dict[str, tuple[str, ...]] = {
+    "ours": ("-m", "megatron_ft.launcher"),
+    "torchrun": ("-m", "torch.distributed.run"),
+    # no job could do without the option for network cards: it asks for a file of them before it starts
+    "reference": ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher", "--ft-enable-nic-monitor", "false"),
+}
+_REPLACED_AFTER_S = 10.0
 """Seconds until the scheduler has another node for a lost one, or starts a requeued job."""
-_NODE = "FT_BENCH_NODE"
+_MARK, _NODE = "FT_BENCH_MARK", "FT_BENCH_NODE"
+
+
+def progress(message: str) -> None:
+    print(f"bench: {message}", file=sys.stderr, flush=True)
+
+
+def end_on_sigterm() -> None:
+    """End on SIGTERM as on Ctrl-C: through the blocks that clean up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+class Stamp(NamedTuple):
+    """What a rank has passed: "user" (its script has begun) or "step"; ``at`` in seconds of the clock."""
+
+    rank: int
+    pid: int
+    event: str
+    number: int
+    at: float
+
+
+class Enclosure:
+    """A directory for all files and a mark for all processes of something; at the end of the block both go."""
+
+    def __init__(self, launcher: str, reference: str | None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="ft-bench-"))
+        self.mark = f"{_MARK}={os.urandom(8).hex()}"
+        # nothing that makes a launcher take itself for a rank; nothing of the reference where it isn't measured
+        prefixes = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
+        self.env = {
+            key: value for key, value in os.environ.items() if key not in names and not key.startswith(prefixes)
+        }
+        self.env |= {"TMPDIR": str(self.directory), "XDG_STATE_HOME": str(self.directory), "OMP_NUM_THREADS": "1"}
+        self.env["PYTHONPATH"] = f"{reference}{os.pathsep}{ROOT}" if launcher == "reference" else str(ROOT)
+        self.env[_MARK] = self.mark.partition("=")[2]
+
+    def __enter__(self) -> Enclosure:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if left := kill_matching(lambda stat: carries(stat.pid, self.mark.encode()), timeout_s=10.0):
+            progress(f"processes are left: {[stat.pid for stat in left]}")
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Cluster:
     """A job of some nodes with a rank each. ``with Cluster(...)``: at the end everything of it is gone.
 
     The scheduler's rules are the same for every launcher. A node that is lost is replaced. If a launcher ends by
-    itself, the job has failed: what is left of it is ended, and all of it is started again.
+    itself, the job has failed: what is left of it is ended, and all of it is started again. ``{directory}`` in a word
+    of the command is a directory of the job.
     """
 
     def __init__(
         self,
         launcher: str,
-        command: Sequence[str],
+        command: Iterable[str],
         *,
         nodes: int,
-        reference: str,
-        options: Sequence[str] = (),
-        variables: Mapping[str, str] = MappingProxyType({}),
+        reference: str | None,
+        options: Sequence[str],
+        variables: dict[str, str],
     ) -> None:
         self._enclosure = Enclosure(launcher, reference)
         self.directory = self._enclosure.directory
@@ -66,16 +120,19 @@ class Cluster:
         self._enclosure.__exit__()
 
     def stamps(self) -> list[Stamp]:
-        """Return what the ranks have written so far."""
-        return parse(self._stamps.read_text()) if self._stamps.exists() else []
+        """Return what the ranks have written so far, in whole lines."""
+        found = []
+        for line in self._stamps.read_text().splitlines(keepends=True) if self._stamps.exists() else ():
+            if line.endswith("\n"):
+                rank, pid, event, number, at = line.split()
+                found.append(Stamp(int(rank), int(pid), event, int(number), int(at) / 1e9))
+        return sorted(found, key=lambda stamp: stamp.at)
 
     def output(self) -> str:
         """Return the last lines of each node, to see why it didn't work."""
         parts = []
-        for at in range(len(self._nodes)):
-            path = self.directory / f"output-{at}"
-            if path.exists():
-                parts += [f"node {at}:", *path.read_text(errors="replace").splitlines()[-12:]]
+        for path in sorted(self.directory.glob("output-*")):
+            parts += [f"{path.name}:", *path.read_text(errors="replace").splitlines()[-12:]]
         return "\n".join(parts)
 
     def look(self) -> None:
@@ -84,10 +141,13 @@ class Cluster:
         for pid in {stamp.pid for stamp in self.stamps()} - self.ended_s.keys():
             if not carries(pid, b"FT_BENCH_STAMPS="):
                 self.ended_s[pid] = now_s
-        failed = [at for at, node in enumerate(self._nodes) if node is not None and node.poll() is not None]
-        if failed:
-            progress(f"a launcher has ended with {self._nodes[failed[0]].returncode}: the job is requeued")  # type: ignore[union-attr]
-            self._requeue(now_s)
+        codes = [node.poll() for node in self._nodes if node is not None]
+        if failed := [code for code in codes if code is not None]:
+            progress(f"a launcher has ended with {failed[0]}: the job is requeued")
+            self.requeues += 1
+            self._port = _free_port()
+            for at in range(len(self._nodes)):
+                self._end(at)
         for at, node in enumerate(self._nodes):
             if node is None and now_s >= self._due_s[at]:
                 self._start(at)
@@ -106,20 +166,15 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def _requeue(self, now_s: float) -> None:
-        self.requeues += 1
-        for at in range(len(self._nodes)):
-            self._end(at)
-            self._due_s[at] = now_s + REPLACED_AFTER_S
-        self._port = _free_port()
-
     def _end(self, at: int) -> None:
+        """Kill everything of a node, which is replaced later."""
         node, self._nodes[at] = self._nodes[at], None
         if node is not None:
             node.kill()
             node.wait()
-        job, node_mark = f"{MARK}={self._env[MARK]}".encode(), f"{_NODE}=n{at}\0".encode()
+        job, node_mark = self._enclosure.mark.encode(), f"{_NODE}=n{at}\0".encode()
         kill_matching(lambda stat: carries(stat.pid, job) and carries(stat.pid, node_mark), timeout_s=10.0)
+        self._due_s[at] = time.monotonic() + _REPLACED_AFTER_S
 
     # -- faults -----------------------------------------------------------------------------------------------
 
@@ -128,12 +183,11 @@ class Cluster:
         if self._nodes[at] is None:
             return False
         self._end(at)
-        self._due_s[at] = time.monotonic() + REPLACED_AFTER_S
         return True
 
     def signal(self, rank: int, number: signal.Signals) -> bool:
         """Signal the latest process of a rank. Return False if there is none."""
-        pid = last_pids(self.stamps()).get(rank)
+        pid = {stamp.rank: stamp.pid for stamp in self.stamps() if stamp.event == "user"}.get(rank)
         if pid is None or pid in self.ended_s:
             return False
         try:

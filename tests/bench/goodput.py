@@ -1,33 +1,32 @@
-"""How much of its time a training makes good use of while it meets a trace of faults, under each launcher.
+"""Goodput: how much of its time a training makes good use of while it meets a trace of faults, under each launcher.
 
     make bench BENCH_ARGS="--only goodput"
-    python -m tests.bench.goodput --trace tests/bench/fault_traces/three-nodes.json --picture goodput.png
+    python -m tests.bench.goodput --trace TRACE.json --picture goodput.png
 
-The same training, trace (`fault_traces`) and scheduler (`cluster`), for the same time from the first step on.
-docs/goodput.md defines what is measured.
+The same training, trace and scheduler (`cluster`), for the same time from the first step on. docs/goodput.md defines
+what is measured, and what a trace has.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import json
 import os
 import signal
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.cluster import Cluster
-from tests.bench.fault_traces import FOLDER, Fault, FaultKind, FaultTrace, read
-from tests.bench.figures import Row, compare
-from tests.bench.jobs import SCRIPTS, end_on_sigterm, progress
-from tests.bench.stamps import Stamp, phases
+from tests.bench.cluster import SCRIPTS, Cluster, Stamp, end_on_sigterm, progress
+from tests.bench.figures import shown, table
 
-__all__ = ["SYSTEMS", "Met", "account", "measure", "rows"]
+__all__ = ["RECORDED", "measure", "table_of"]
 
+FOLDER = Path(__file__).with_name("fault_traces")
 TRACE, RECORDED = FOLDER / "three-nodes.json", FOLDER / "three-nodes-recorded.json"
 """The trace, and what a run with it has shown: the pages have its table and picture."""
 STEP_S, FILE_EVERY, MEMORY_EVERY = 0.1, 100, 10
@@ -36,6 +35,38 @@ GROUP_TIMEOUT_S, HEARTBEAT_S = 20.0, 5.0
 _UNDISTURBED_S = 20.0
 _START_S = 120.0
 _LOOK_S = 0.05
+
+
+class FaultKind(enum.Enum):
+    """What happens."""
+
+    KILL = "kill"
+    """SIGKILL for the process of a rank."""
+    HANG = "hang"
+    """A rank stops working, and its process stays."""
+    NODE_LOSS = "node_loss"
+    """SIGKILL for the launcher of a node and everything that it has started."""
+    SLOW_START = "slow_start"
+    """The next process of a rank takes ``seconds`` longer to start. No fault by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One event, ``at_s`` after the first step. ``target``: a rank, or for NODE_LOSS a node."""
+
+    at_s: float
+    kind: FaultKind
+    target: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultTrace:
+    """What a job of so many nodes, with one rank each, meets until the horizon, whatever it is doing by then."""
+
+    nodes: int
+    horizon_s: float
+    faults: Sequence[Fault]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +91,28 @@ _HEARTBEATS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Met:
-    """A fault that has hit something, ``at_s`` on the clock of the stamps."""
-
-    kind: FaultKind
-    at_s: float
-
-
-def measure(launchers: Sequence[str], reference: str, trace: FaultTrace | None = None) -> dict[str, Any]:
+def measure(reference: str | None, _runs: int = 1, trace: Path = TRACE) -> dict[str, Any]:
     """Measure the pace of an undisturbed training, and then each system with the trace."""
-    trace = read(TRACE) if trace is None else trace
-    paced = run(
-        SYSTEMS["torchrun"], FaultTrace(seed=0, nodes=trace.nodes, horizon_s=_UNDISTURBED_S, faults=()), reference
-    )
+    faults = read(trace)
+    paced = run(SYSTEMS["torchrun"], FaultTrace(nodes=faults.nodes, horizon_s=_UNDISTURBED_S, faults=()), reference)
     step_s = _UNDISTURBED_S / max(1, paced["iterations"])
-    result: dict[str, Any] = {"step_s": step_s, "horizon_s": trace.horizon_s, "systems": {}}
+    result: dict[str, Any] = {"step_s": step_s, "horizon_s": faults.horizon_s, "systems": {}}
     for name, system in SYSTEMS.items():
-        if system.launcher in launchers:
-            found = result["systems"][name] = run(system, trace, reference)
-            found["share"] = found["iterations"] * step_s / trace.horizon_s
+        if system.launcher != "reference" or reference:
+            found = result["systems"][name] = run(system, faults, reference)
+            found["share"] = found["iterations"] * step_s / faults.horizon_s
             progress(f"goodput, {system.name}: {found['share']:.1%}")
     return result
 
 
-def run(system: System, trace: FaultTrace, reference: str) -> dict[str, Any]:
+def read(path: Path) -> FaultTrace:
+    """Read a trace."""
+    document = json.loads(path.read_text())
+    faults = [Fault(**{**each, "kind": FaultKind(each["kind"])}) for each in document["faults"]]
+    return FaultTrace(nodes=document["nodes"], horizon_s=document["horizon_s"], faults=faults)
+
+
+def run(system: System, trace: FaultTrace, reference: str | None) -> dict[str, Any]:
     """Run one training up to the horizon; return its account."""
     memory_every = MEMORY_EVERY if system.memory else 0
     words = [SCRIPTS / "checkpointed.py", STEP_S, FILE_EVERY, memory_every, "{directory}"]
@@ -93,10 +121,10 @@ def run(system: System, trace: FaultTrace, reference: str) -> dict[str, Any]:
         "FT_BENCH_GROUP_TIMEOUT": str(GROUP_TIMEOUT_S),
         "FT_SECRET": "a secret of the bench",
     }
-    met: list[Met] = []
+    met: list[tuple[FaultKind, float]] = []
     with Cluster(
         system.launcher,
-        [*map(str, words)],
+        map(str, words),
         nodes=trace.nodes,
         reference=reference,
         options=_HEARTBEATS if system.heartbeats else (),
@@ -109,18 +137,18 @@ def run(system: System, trace: FaultTrace, reference: str) -> dict[str, Any]:
                 cluster.look()
                 time.sleep(min(_LOOK_S, left_s))
             if fault is not None and inject(cluster, fault):
-                met.append(Met(kind=fault.kind, at_s=time.monotonic()))
+                met.append((fault.kind, time.monotonic()))
         found = account(cluster.stamps(), met, cluster.ended_s, ranks=trace.nodes, began_s=began_s, until_s=due_s)
         return {**found, "requeues": cluster.requeues, "load": os.getloadavg()[0]}
 
 
 def _begin(cluster: Cluster, ranks: int) -> float:
     """Return when all ranks have done their first step."""
-    started_s = time.monotonic()
-    while time.monotonic() < started_s + _START_S:
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s:
         cluster.look()
-        if (passed := phases(cluster.stamps(), started_s, ranks)) is not None:
-            return started_s + passed["step"]
+        if done_s := completed(cluster.stamps(), ranks):
+            return done_s[0]
         time.sleep(_LOOK_S)
     raise RuntimeError(f"the training has not started:\n{cluster.output()}")
 
@@ -143,8 +171,8 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
 
 
 def account(
-    stamps: Iterable[Stamp],
-    met: Sequence[Met],
+    stamps: Sequence[Stamp],
+    met: Sequence[tuple[FaultKind, float]],
     ended_s: Mapping[int, float],
     *,
     ranks: int,
@@ -154,20 +182,21 @@ def account(
     """Return iterations that count, their times, and of each fault the detection, the downtime and what was redone.
 
     Args:
+        stamps: in the order of time.
+        met: faults that have hit something, and when.
         ended_s: by PID, when a rank was seen to be gone.
         began_s, until_s: first step of all ranks, and the horizon.
     """
-    stamps = [stamp for stamp in sorted(stamps, key=lambda stamp: stamp.at) if stamp.at <= until_s]
+    stamps = [stamp for stamp in stamps if stamp.at <= until_s]
     done_s = completed(stamps, ranks)
-    faults = []
-    for at, each in enumerate(met):
-        next_s = met[at + 1].at_s if at + 1 < len(met) else until_s
-        faults.append({"kind": each.kind.value, **_of_fault(each.at_s, next_s, stamps, ended_s, ranks)})
+    next_s = [*(at_s for _, at_s in met[1:]), until_s]
     return {
         "iterations": sum(at > began_s for at in done_s),
         "curve": [round(at - began_s, 2) for at in done_s],
-        "executed": sum(stamp.event == "step" for stamp in stamps) / ranks,
-        "faults": faults,
+        "faults": [
+            {"kind": kind.value, **_of_fault(at_s, until, stamps, ended_s, ranks)}
+            for (kind, at_s), until in zip(met, next_s, strict=False)
+        ],
     }
 
 
@@ -218,49 +247,15 @@ def middle(system: Mapping[str, Any], what: str, kind: FaultKind | None = None) 
     return statistics.median(known) if known else None
 
 
-def rows(result: dict[str, Any]) -> list[Row]:
-    """For the table of `make bench`: ours is the one with memory checkpoints."""
-    systems = result["systems"]
-    share = {name: 100 * found["share"] for name, found in systems.items()}
-    return [
-        compare("effective training time with a trace of faults", "%", share, more_is_better=True),
-        Row("the same without memory checkpoints", "%", share.get("files")),
-        *(
-            compare(
-                f"downtime of a {kind.value.replace('_', ' ')}",
-                "s",
-                {n: middle(f, "downtime_s", kind) for n, f in systems.items()},
-            )
-            for kind in (FaultKind.KILL, FaultKind.HANG, FaultKind.NODE_LOSS)
-        ),
-        compare(
-            "iterations redone after a fault",
-            "",
-            {n: middle(f, "redone") for n, f in systems.items()},
-            is_compared=False,
-        ),
-    ]
-
-
-def markdown(result: dict[str, Any]) -> str:
+def table_of(result: dict[str, Any]) -> str:
     """Return the table of README and docs/goodput.md."""
     kinds = (FaultKind.KILL, FaultKind.HANG, FaultKind.NODE_LOSS)
-    head = [
-        "",
-        "effective training time",
-        *(f"down after a {kind.value.replace('_', ' ')}" for kind in kinds),
-        "iterations redone",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---|" * (len(head) - 1)]
+    down = [f"down after a {kind.value.replace('_', ' ')}" for kind in kinds]
+    rows = []
     for name, found in result["systems"].items():
-        downtimes = [_shown(middle(found, "downtime_s", kind), " s") for kind in kinds]
-        cells = [SYSTEMS[name].name, f"{found['share']:.0%}", *downtimes, _shown(middle(found, "redone"), "")]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _shown(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.2g}{unit}" if value < 10 else f"{value:.0f}{unit}"
+        downtimes = [shown(middle(found, "downtime_s", kind), " s") for kind in kinds]
+        rows.append([SYSTEMS[name].name, f"{found['share']:.0%}", *downtimes, shown(middle(found, "redone"))])
+    return table(["", "effective training time", *down, "iterations redone"], rows)
 
 
 def draw(result: dict[str, Any], trace: FaultTrace, path: str) -> None:
@@ -309,24 +304,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--reference", default=".venv/nvrx", help="folder with nvidia-resiliency-ext 0.4.1")
-    parser.add_argument("--only", default=",".join(SYSTEMS), help="systems, for example files,ours")
     parser.add_argument("--json", type=Path, help="file for all figures; read instead if it exists")
     parser.add_argument("--picture", help="file for the picture")
     given = parser.parse_args()
     end_on_sigterm()
-    trace = read(given.trace)
     if given.json is not None and given.json.exists():
         result = json.loads(given.json.read_text())
     else:
-        for name in set(SYSTEMS) - set(given.only.split(",")):
-            del SYSTEMS[name]
-        launchers = [system.launcher for system in SYSTEMS.values()]
-        result = {**measure(launchers, os.path.abspath(given.reference), trace), "trace": asdict(trace)}
+        reference = os.path.abspath(given.reference)
+        result = measure(reference if os.path.isdir(reference) else None, trace=given.trace)
         if given.json is not None:
-            given.json.write_text(json.dumps(result, default=str) + "\n")
-    print(markdown(result))
+            given.json.write_text(json.dumps(result) + "\n")
+    print(table_of(result))
     if given.picture:
-        draw(result, trace, given.picture)
+        draw(result, read(given.trace), given.picture)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rule for learned timeouts on made-up jobs: how often it ends a healthy rank, and how late it would see a hang.
+"""Rule for learned timeouts on made-up jobs: how often it ends a healthy rank, and how late it would see a hang.
 
 Nothing is judged before the first save. A step that a kill cut short is repeated only if it takes as long again for a
 reason (an evaluation, the end of the data), and five times at most; where it isn't, the job goes on behind it. Both
@@ -8,7 +8,7 @@ spare the rule that kills more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,10 @@ from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.learning.messages import Observed
 from megatron_ft.learning.rule import MOST_EXTENDED, calculate
 from megatron_ft.learning.timeouts import LearnedState, floored
-from tests.bench.figures import Row
-from tests.bench.recorded import recorded
-from tests.bench.traces import TRACES, Floats, Trace, make, slow_first
+from tests.bench.figures import shown, table
+from tests.bench.traces import TRACES, Floats, Trace, make, recorded, slow_first
 
-__all__ = ["PATTERNS", "OneRule", "Outcome", "Reference", "Rule", "measure", "play", "rows", "survives"]
+__all__ = ["PATTERNS", "OneRule", "Outcome", "Reference", "measure", "play", "survives", "table_of"]
 
 SAVE_EVERY = 250
 FACTOR = 5.0
@@ -47,49 +46,42 @@ PATTERNS: dict[str, tuple[str, list[float], float, bool]] = {
 """Healthy jobs: section, intervals so far, the next one, and whether a rank is seen to make progress in it."""
 
 
-class Rule(Protocol):
-    """What learns in a job. Times are seconds."""
-
-    timeout_s: float
-    limit_s: float
-    """Of a step in which ranks are seen to make progress."""
-
-    def restart(self) -> None:
-        """A run begins: the processes are new."""
-
-    def killed(self, *, moved: bool) -> None:
-        """The timeout has ended the last run; ``moved``: ranks were seen to make progress."""
-
-    def saw(self, longest_s: float) -> None:
-        """Steps of all ranks have ended."""
-
-    def update(self) -> None:
-        """All ranks save."""
-
-
 class Reference:
-    """A factor times the longest of this run; the mean of that and the last timeout. No floor, no look."""
+    """What learns in a job: a factor times the longest of this run, averaged with the last timeout. No floor, no look.
+
+    Times are seconds.
+    """
+
+    looks = False
+    """A rank that is suspected is ended after the evidence, unless its step is told from a hang (`Trace.told`)."""
 
     def __init__(self) -> None:
         self.timeout_s = self.limit_s = _NONE
+        """After which a step is ended, and one in which ranks are seen to make progress."""
         self._longest_s = 0.0
 
     def restart(self) -> None:
+        """Begin a run: the processes are new."""
         self._longest_s = 0.0
 
     def killed(self, *, moved: bool) -> None:
+        """Take note that the timeout has ended the last run; ``moved``: ranks were seen to make progress."""
         self.restart()
 
     def saw(self, longest_s: float) -> None:
+        """Take note of steps of all ranks that have ended."""
         self._longest_s = max(self._longest_s, longest_s)
 
     def update(self) -> None:
+        """All ranks save."""
         before = None if self.timeout_s == _NONE else self.timeout_s
         self.timeout_s = self.limit_s = calculate(self._longest_s, before, FACTOR)
 
 
 class OneRule(Reference):
     """Ours, as launchers apply it."""
+
+    looks = True
 
     def __init__(self, section: str = "step") -> None:
         super().__init__()
@@ -133,15 +125,11 @@ class Outcome:
     delay_s: float
 
 
-def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
-    """A job under a rule.
-
-    ``looks``: a rank that is suspected is ended after the evidence, unless its step is told from a hang
-    (`Trace.told`): then it is ended at the limit.
-    """
+def play(trace: Trace, rule: Reference) -> Outcome:
+    """Let a rule end the ranks of a job."""
     steps = len(trace.took_s)
     begins = np.flatnonzero(trace.begins)
-    told = trace.told if looks else np.zeros(steps, dtype=np.bool_)
+    told = trace.told if rule.looks else np.zeros(steps, dtype=np.bool_)
     at = of_run = kills = tries = judged = 0
     delay = 0.0
     while at < steps:
@@ -154,7 +142,7 @@ def play(trace: Trace, rule: Rule, *, looks: bool = False) -> Outcome:
         late = np.flatnonzero(took > np.where(told[at:end], rule.limit_s, rule.timeout_s))
         done = int(late[0]) if len(late) else len(took)
         if rule.timeout_s != _NONE:
-            delay, judged = delay + (rule.timeout_s + (EVIDENCE_S if looks else 0.0)) * done, judged + done
+            delay, judged = delay + (rule.timeout_s + (EVIDENCE_S if rule.looks else 0.0)) * done, judged + done
         if done:
             rule.saw(float(took[:done].max()))
         at += done
@@ -184,32 +172,26 @@ def _longest(took_s: Floats, of_run: int) -> Floats:
     return took
 
 
-def measure(seeds: int, intervals: int) -> dict[str, Any]:
-    """Sums over the seeds; ``intervals`` are those of all ranks of one job. The recorded jobs are what they are."""
-    made = {name: _measure([make(name, seed, intervals) for seed in range(seeds)]) for name in TRACES}
+def measure(_reference: str | None, runs: int) -> dict[str, Any]:
+    """Return sums over some seeds; the recorded jobs are what they are."""
+    intervals = 1_000_000 if runs > 2 else 100_000  # of all ranks of one job
+    made = {name: _measure([make(name, seed, intervals) for seed in range(min(runs, 4))]) for name in TRACES}
     jobs = {**made, **{f"recorded, {each.name}": _measure([each]) for each in recorded()}}
     ended = sum(not survives(section, seen, next_s, told=told) for section, seen, next_s, told in PATTERNS.values())
-    return {**jobs, "patterns": {"ended": float(ended)}}
+    return {"jobs": jobs, "ended": ended}
 
 
 def _measure(traces: list[Trace]) -> dict[str, float]:
     found = {}
-    for name, kind, looks in (("ours", OneRule, True), ("blind", OneRule, False), ("reference", Reference, False)):
-        played = [play(trace, kind(), looks=looks) for trace in traces]
+    for name, kind in (("ours", OneRule), ("reference", Reference)):
+        played = [play(trace, kind()) for trace in traces]
         found[name] = 1e6 * sum(each.kills for each in played) / sum(each.steps for each in played)
         found[f"{name}_s"] = sum(each.delay_s for each in played) / len(played)
     return found
 
 
-def rows(result: dict[str, Any]) -> list[Row]:
-    """Of each trace."""
-    found = [Row(f"healthy patterns that are ended, of {len(PATTERNS)}", "", result["patterns"]["ended"])]
-    for name, of in result.items():
-        if name == "patterns":
-            continue
-        found += [
-            Row(f"{name}: false kills per million steps", "", of["ours"], {"reference": of["reference"]}),
-            Row(f"{name}: until a hang is ended", "s", of["ours_s"], {"reference": of["reference_s"]}),
-            Row(f"{name}: false kills if no look told anything", "", of["blind"]),
-        ]
-    return found
+def table_of(result: dict[str, Any]) -> str:
+    head = ["", "false kills per 10^6 steps", "a hang is ended after", "the reference's", "after"]
+    units = {"ours": "", "ours_s": " s", "reference": "", "reference_s": " s"}
+    rows = [[name, *(shown(of[key], unit) for key, unit in units.items())] for name, of in result["jobs"].items()]
+    return f"{table(head, rows)}\n\n{result['ended']} of {len(PATTERNS)} healthy patterns are ended"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TRACES", "Floats", "Trace", "make", "slow_first"]
+__all__ = ["TRACES", "Floats", "Trace", "make", "recorded", "slow_first"]
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -44,6 +46,23 @@ def make(name: str, seed: int, intervals: int) -> Trace:
     begins = rng.random(steps) < 1.0 / _EVERY_RUN
     begins[0] = True
     return Trace(name, took_s if took_s.ndim == 2 else took_s[:, None], begins, repeats, told)
+
+
+def recorded() -> list[Trace]:
+    """Return the traces of real runs: how long each step took on every rank.
+
+    They were made from event logs of schema 1, which had each interval of each rank. Whether a rank moved in a slow
+    step wasn't in them: none is taken to.
+    """
+    found = []
+    for path in sorted(Path(__file__).with_name("recorded").glob("*.json")):
+        kept = json.loads(path.read_text())
+        took_s = np.array(kept["took_ms"], dtype=np.float64).T / 1e3
+        begins = _none(len(took_s))
+        begins[kept["begins"]] = True
+        none = _none(len(took_s))
+        found.append(Trace(path.stem.replace("-", " "), np.maximum(took_s, 1e-3), begins, none, none))
+    return found
 
 
 def slow_first(steps_of_run: int) -> float:
