@@ -17,8 +17,7 @@ from megatron_ft.link.wire import Channel, connect, encode
 from megatron_ft.monitor import process as monitor_process
 from megatron_ft.monitor.process import AttachedRank
 from tests.fuzz.boards import fuzz_boards
-from tests.fuzz.sockets import attack_launcher, attack_monitor
-from tests.fuzz.storm import exchange
+from tests.fuzz.sockets import attack_launcher, attack_monitor, exchange
 from tests.fuzz.watched import CYCLE, figures, watched
 from tests.support.launching import open_files, wait_until
 

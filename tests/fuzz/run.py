@@ -1,9 +1,9 @@
-"""Fuzzing at full size: every socket, and the boards.
+"""``make fuzz``: hostile input at full size to every socket, and to the boards.
 
-    python tests/fuzz/run.py --messages 1000000 --boards 100000 --seed 1
-
-`--only monitor,launcher,coordinator,boards` runs some of it.
+python tests/fuzz/run.py --messages 1000000 --boards 100000 --seed 1
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[0] = str(Path(__file__).parents[2])
 
 from tests.fuzz.boards import fuzz_boards
-from tests.fuzz.sealed import attack_coordinator
-from tests.fuzz.sockets import attack_launcher, attack_monitor
-
-_PARTS = ("monitor", "launcher", "coordinator", "boards")
-_LESS = 10
-"""The monitor of a launcher is the same program as the one by itself: it gets a tenth."""
+from tests.fuzz.sockets import attack_coordinator, attack_launcher, attack_monitor
 
 
 def main() -> None:
@@ -31,30 +25,28 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, help="to each socket")
     parser.add_argument("--boards", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--only", default=",".join(_PARTS))
+    parser.add_argument("--only", default="monitor,launcher,coordinator,boards")
     args = parser.parse_args()
-    wanted = args.only.split(",")
-    if not set(wanted) <= set(_PARTS):
-        parser.error(f"--only takes some of {', '.join(_PARTS)}")
     count, seed, began = args.messages, args.seed, time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
 
     say(f"seed {seed}")
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        for part in wanted:
-            say(f"-- {part}")
-            (directory / part).mkdir()
-            if part == "monitor":
-                attack_monitor(directory / part, seed, say, hellos=count, orders=count, questions=count)
-            elif part == "launcher":
-                attack_launcher(directory / part, seed, say, requests=count, hellos=count // _LESS)
-            elif part == "coordinator":
-                attack_coordinator(seed, say, messages=count)
-            else:
-                fuzz_boards(seed, args.boards, say)
+    for part in args.only.split(","):
+        say(f"-- {part}")
+        with tempfile.TemporaryDirectory() as name:
+            match part:
+                case "monitor":
+                    attack_monitor(Path(name), seed, say, hellos=count, orders=count, questions=count)
+                case "launcher":  # its monitor is the same program as the one by itself
+                    attack_launcher(Path(name), seed, say, requests=count, hellos=count // 10)
+                case "coordinator":
+                    attack_coordinator(seed, say, messages=count)
+                case "boards":
+                    fuzz_boards(seed, args.boards, say)
+                case _:
+                    parser.error(f"--only takes some of {parser.get_default('only')}")
     say("nothing crashed, nothing hung, no healthy rank was ended, and each hang at the end was found")
 
 

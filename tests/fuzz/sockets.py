@@ -8,21 +8,34 @@ import os
 import random
 import select
 import socket
+import struct
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
-from megatron_ft.link.wire import Channel
-from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Hostile, is_harmless
-from tests.fuzz.storm import ANSWER_S, exchange, storm
-from tests.fuzz.watched import figures, watched
+from megatron_ft.job.leader_process import LeaderProcess
+from megatron_ft.job.rules import messages as m
+from megatron_ft.link import tcp
+from megatron_ft.link.reactor import Reactor
+from megatron_ft.link.secret import Challenge, Denied, Proof
+from megatron_ft.link.wire import Channel, encode
+from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Attack, Hostile, is_harmless
+from tests.fuzz.watched import figures, memory_kib, watched
+from tests.support.arrived import arrived
+from tests.support.coordination import connect, sockets, until
 from tests.support.launching import Launched
 
-__all__ = ["attack_launcher", "attack_monitor"]
+__all__ = ["attack_coordinator", "attack_launcher", "attack_monitor", "exchange"]
 
 Say = Callable[[str], None]
+_ANSWER_S = 60.0
+"""A peer that neither answers nor hangs up for so long hangs itself. It is waited for on loaded machines, too."""
+_LEFT_OPEN = 300
+_LOOK_EVERY = 500
 _MORE_KIB = 12_000
 """What a process may have grown by: its first warnings, its evidence, Python's free lists."""
 _MOST_LINES = 60
@@ -32,6 +45,102 @@ _PARTS = 4
 _READ_EVERY = 50
 _CALLERS = 2 * 16
 """Descriptors of connections that a monitor keeps open at most."""
+_SECRET = b"fuzzing-fuzzing-fuzzing"
+_JOB = m.JobDefinition("fuzz", m.Rules(1, 1))
+_TO_COORDINATOR = (
+    *(Challenge("00" * 16), Proof("00" * 32), Denied()),
+    *(m.Hello("fuzz", _JOB.rules, "i0", "host"), m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
+)
+
+
+def storm(
+    reach: Callable[[], socket.socket], hostile: Hostile, messages: int, rng: random.Random, look: Callable[[], object]
+) -> str:
+    """Send that many messages, hundreds of connections open at once; ``look`` is called now and then, and may raise.
+
+    Raises:
+        TimeoutError: the peer doesn't accept, or neither answers nor hangs up.
+    """
+    sent = connections = answered = 0
+    left: deque[socket.socket] = deque()
+    with open(os.devnull) as nothing:
+        while sent < messages:
+            attack = hostile.attack()
+            sock = reach()
+            is_connected = _send(sock, attack, nothing.fileno())
+            if is_connected and attack.ending == "read":
+                answered += _reads_to_the_end(sock)
+            if is_connected and attack.ending == "leave":
+                left.append(sock)
+            else:
+                sock.close()
+            if len(left) > _LEFT_OPEN:
+                left[rng.randrange(len(left))].close()
+                left.popleft().close()
+            sent, connections = sent + attack.messages, connections + 1
+            if connections % _LOOK_EVERY == 0:
+                look()
+    for sock in left:
+        sock.close()
+    return f"{sent} messages on {connections} connections, {answered} of them answered"
+
+
+def exchange(path: str, message: dict[str, object]) -> bytes:
+    """An honest question, and the raw answer to it.
+
+    Raises:
+        TimeoutError: none came.
+        struct.error, ConnectionError: the peer hung up.
+    """
+    with _reach(path) as sock:
+        sock.sendall(encode(message))
+        head = sock.recv(4, socket.MSG_WAITALL)
+        return sock.recv(struct.unpack(">I", head)[0], socket.MSG_WAITALL)
+
+
+def _reach(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(_ANSWER_S)
+    end = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            sock.connect(path)
+        except BlockingIOError:  # its queue is full
+            if time.monotonic() > end:
+                raise TimeoutError("nobody accepts") from None
+            time.sleep(0.001)
+        else:
+            return sock
+
+
+def _send(sock: socket.socket, attack: Attack, nothing: int) -> bool:
+    """Write it; False if the peer has hung up meanwhile, as it may."""
+    try:
+        for number, piece in enumerate(attack.pieces):
+            if number == 0 and attack.fds and sock.family == socket.AF_UNIX:
+                socket.send_fds(sock, [piece], [nothing] * attack.fds)
+            else:
+                sock.sendall(piece)
+        if attack.ending == "read":
+            sock.shutdown(socket.SHUT_WR)
+    except TimeoutError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _reads_to_the_end(sock: socket.socket) -> bool:
+    """Whether anything came before the peer hung up."""
+    came = False
+    try:
+        while sock.recv(1 << 16):
+            came = True
+    except TimeoutError:
+        raise
+    except OSError:
+        pass  # it hung up with something of ours unread
+    return came
 
 
 def attack_monitor(
@@ -45,7 +154,7 @@ def attack_monitor(
     rng, began = random.Random(seed), time.monotonic()
     with watched(directory, timeout_s=timeout_s) as both:
         before = figures(both.monitor.pid, both.log_dir)
-        say(f"rank -> monitor: {storm(both.path, Hostile(rng, HELLOS), hellos, rng, both.check)}")
+        say(f"rank -> monitor: {storm(partial(_reach, both.path), Hostile(rng, HELLOS), hellos, rng, both.check)}")
         _send_orders(both.channel, Hostile(rng, ORDERS, _is_bearable), orders, both.check)
         say(f"launcher -> monitor: {orders} orders")
         _ask(both.fds[4], Hostile(rng, ({"id": 1}, {"id": "x"})), questions)
@@ -88,9 +197,10 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
             assert os.path.exists(f"/proc/{monitor_pid}"), launched.err[-3000:]
 
         for part in range(1, _PARTS + 1):
-            counts = storm(control, Hostile(rng, REQUESTS, is_harmless), requests // _PARTS, rng, look)
+            counts = storm(partial(_reach, control), Hostile(rng, REQUESTS, is_harmless), requests // _PARTS, rng, look)
             say(f"rank -> launcher, part {part}: {counts}; {figures(pids['launcher'], launched.log_dir)}")
-        say(f"rank -> its launcher's monitor: {storm(monitor, Hostile(rng, HELLOS), hellos, rng, look)}")
+        counts = storm(partial(_reach, monitor), Hostile(rng, HELLOS), hellos, rng, look)
+        say(f"rank -> its launcher's monitor: {counts}")
         exchange(control, {"type": "resume"})
         answer = json.loads(exchange(control, {"type": "status"}))
         (rank,) = answer["ranks"]
@@ -158,7 +268,7 @@ def _send_orders(channel: Channel, hostile: Hostile, count: int, look: Callable[
     finally:
         sock.close()
     look()
-    channel.send({"type": "resume"}, timeout_s=ANSWER_S)
+    channel.send({"type": "resume"}, timeout_s=_ANSWER_S)
 
 
 def _send_all(sock: socket.socket, data: bytes) -> None:
@@ -166,7 +276,7 @@ def _send_all(sock: socket.socket, data: bytes) -> None:
         try:
             data = data[sock.send(data) :]
         except BlockingIOError:
-            assert select.select([], [sock], [], ANSWER_S)[1], "the monitor takes nothing"
+            assert select.select([], [sock], [], _ANSWER_S)[1], "the monitor takes nothing"
 
 
 def _ask(fd: int, hostile: Hostile, count: int) -> None:
@@ -177,7 +287,7 @@ def _ask(fd: int, hostile: Hostile, count: int) -> None:
             _put(sock, b"" if number % 50 == 0 else hostile.body()[:_MOST_QUESTION])
             _take(sock)
         _put(sock, b'{"id": 123456}')
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + _ANSWER_S
         while not any(b"123456" in answer for answer in _take(sock)):
             assert time.monotonic() < deadline, "the rank doesn't answer any more"
             select.select([sock], [], [], 1.0)
@@ -188,7 +298,7 @@ def _put(sock: socket.socket, question: bytes) -> None:
         try:
             sock.send(question)
         except BlockingIOError:
-            assert select.select([], [sock], [], ANSWER_S)[1], "the rank takes no questions"
+            assert select.select([], [sock], [], _ANSWER_S)[1], "the rank takes no questions"
         else:
             return
 
@@ -199,3 +309,56 @@ def _take(sock: socket.socket) -> list[bytes]:
         while answer := sock.recv(1 << 18):
             answers.append(answer)
     return answers
+
+
+def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
+    """The port of a real coordinator under attack without its secret; a launcher with it must hear what it asks for.
+
+    Raises:
+        AssertionError, TimeoutError: it did harm.
+    """
+    rng = random.Random(seed)
+    hostile = Hostile(rng, [json.loads(arrived(each).body) for each in _TO_COORDINATOR])
+    listener, lines, reactor = tcp.listen("127.0.0.1", 0), list[str](), Reactor()
+    address = "{}:{}".format(*listener.getsockname()[:2])
+    leader = LeaderProcess(reactor, _JOB, secret=_SECRET, environ=os.environ, say=lines.append)
+
+    def reach() -> socket.socket:
+        sock = socket.create_connection(tcp.parse_address(address), _ANSWER_S)
+        if rng.random() < 0.3:
+            with contextlib.suppress(OSError):
+                sock.sendall(encode(_TO_COORDINATOR[0]))
+        return sock
+
+    with contextlib.closing(reactor), contextlib.closing(leader):
+        leader.begin(address, listener)
+        pids = leader.pids()
+        with _launcher(reactor, address, "i0") as ask:
+            before = memory_kib(*pids)
+            counts = storm(reach, hostile, messages, rng, lambda: ask(m.Beat()))
+            ask(m.Beat())
+            with _launcher(reactor, address, "i1"):
+                after = memory_kib(*pids)
+            assert after["own_kib"] < before["own_kib"] + 3 * _MORE_KIB, (before, after)
+            assert (lines, leader.pids()) == ([], pids), "the coordinator has exited"
+    say(f"anybody -> coordinator: {counts}; before: {before}, after: {after}")
+
+
+@contextlib.contextmanager
+def _launcher(reactor: Reactor, address: str, instance: str) -> Iterator[Callable[[Any], None]]:
+    """Connect a launcher that knows the secret; what is yielded sends a message and waits for an answer."""
+    with sockets(reactor, _SECRET) as (transport, ear):
+
+        def ask(message: Any) -> None:
+            count = len(ear.heard_messages)
+            transport.transmit(message)
+            until(reactor, lambda: len(ear.heard_messages) > count)
+
+        until_s = time.monotonic() + _ANSWER_S
+        while ear.told[-1:] != ["opened"]:  # a flood from its own address may displace it: it comes again
+            assert time.monotonic() < until_s, "a launcher that knows the secret isn't let in"
+            ear.told.clear()
+            connect(transport, ear, address)
+            until(reactor, lambda: ear.told)
+        ask(m.Hello("fuzz", _JOB.rules, instance, f"host of {instance}"))
+        yield ask

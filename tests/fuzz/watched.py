@@ -20,7 +20,7 @@ from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds, listen
 from megatron_ft.monitor import process as monitor_process
 from tests.support.monitored import PRELUDE
 
-__all__ = ["CYCLE", "Watched", "figures", "watched"]
+__all__ = ["CYCLE", "Watched", "figures", "memory_kib", "watched"]
 
 CYCLE = 1
 HEALTHY = """
@@ -150,20 +150,17 @@ def watched(
 
 
 def figures(pid: int, log_dir: Path) -> dict[str, int]:
-    """What must not grow: memory (KiB), descriptors, bytes and files of the logs.
-
-    "pss_kib" also moves with how many processes share torch's libraries at the moment; "own_kib" doesn't.
-    """
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        kib = {line.split()[0]: int(line.split()[1]) for line in file if line.endswith("kB\n")}
+    """What must not grow: memory, descriptors, bytes and files of the logs."""
     sizes = []
     for entry in log_dir.iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just made place for a newer one
             sizes.append(entry.stat().st_size if entry.is_file() else 0)
-    return {
-        "pss_kib": kib["Pss:"],
-        "own_kib": kib["Anonymous:"],
-        "fds": len(os.listdir(f"/proc/{pid}/fd")),
-        "log_bytes": sum(sizes),
-        "log_files": len(sizes),
-    }
+    more = {"fds": len(os.listdir(f"/proc/{pid}/fd")), "log_bytes": sum(sizes), "log_files": len(sizes)}
+    return {**memory_kib(pid), **more}
+
+
+def memory_kib(pid: int) -> dict[str, int]:
+    """Memory: "pss_kib" also moves with how many processes share libraries at the moment; "own_kib" doesn't."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        kib = {line.split()[0]: int(line.split()[1]) for line in file if line.endswith("kB\n")}
+    return {"pss_kib": kib["Pss:"], "own_kib": kib["Anonymous:"]}
