@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import (
+    create_default_global_save_plan,
+    create_default_local_save_plan,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePlan, WriteItem
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -77,7 +74,8 @@ class MemoryWriter(_InMemory, StorageWriter):
         for item in self._plan.items:
             data = planner.resolve_data(item)
             shards[item.index] = data.getvalue() if isinstance(data, io.BytesIO) else data
-        objects.save(self._iteration, (_metadata(self._plan.items), shards), _LABEL)
+        _, metadata = create_default_global_save_plan([self._plan], rewrite_index_hints=False)  # of this rank's shards
+        objects.save(self._iteration, (metadata, shards), _LABEL)
         return _done([WriteResult(item.index, 0, None) for item in plan.items])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -133,10 +131,8 @@ class MemoryReader(_InMemory, StorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(saved))
                 continue
-            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                saved = saved.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
-            target.copy_(saved)
+            target.copy_(narrow_tensor_by_index(saved, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
         return _done(None)
 
@@ -145,17 +141,3 @@ def _done(result: _T) -> Future[_T]:
     future: Future[_T] = Future()
     future.set_result(result)
     return future
-
-
-def _metadata(items: Iterable[WriteItem]) -> Metadata:
-    """Return the metadata of one rank's shards."""
-    found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for item in items:
-        data = item.tensor_data
-        if data is None:
-            found[item.index.fqn] = BytesStorageMetadata()
-            continue
-        entry = found.setdefault(item.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
-        assert isinstance(entry, TensorStorageMetadata)
-        entry.chunks.append(ChunkStorageMetadata(data.chunk.offsets, data.chunk.sizes))
-    return Metadata(found)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, MetricKind, Series
+from megatron_ft.records.rules.metrics import SHOWN_BOUNDS_S, Histogram, Series
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -46,8 +46,11 @@ def as_text(collect: Collect) -> bytes:
     return generate_latest(_registry(collect))
 
 
-class MetricsServer:
+class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
     """Serves the values at ``/metrics`` (and at any other path), from threads of its own."""
+
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, host: str, port: int, collect: Collect) -> None:
         """Listen on ``host`` (empty: all addresses) and ``port`` (0: any free one).
@@ -55,40 +58,6 @@ class MetricsServer:
         Raises:
             ConfigError: ``port`` is taken, or ``host`` isn't one of this machine.
         """
-        try:
-            self._server = _Server(_listen(host, port), _registry(collect))
-        except OSError as error:
-            number = error.errno or 0
-            why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name server
-            raise ConfigError(f"no metrics can be served at {_address(host, port)}: {why}") from None
-        self.port: int = self._server.socket.getsockname()[1]
-        threading.Thread(target=self._server.serve, name="metrics", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop listening; requests in progress are left to their threads."""
-        self._server.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if host:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # a kernel without IPv6, or the port is taken: the next one tells
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host or 'port'}{':' if host else ' '}{port}"
-
-
-class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
         from prometheus_client import MetricsHandler
 
         class Handler(MetricsHandler):
@@ -96,16 +65,30 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
             timeout = _REQUEST_S
 
-        super().__init__(listener.getsockname(), Handler.factory(registry))
-        self.socket = listener
+        try:
+            self._listener = _listen(host, port)
+        except OSError as error:
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name server
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else f"port {port}"
+            raise ConfigError(f"no metrics can be served at {where}: {why}") from None
+        super().__init__(self._listener.getsockname(), Handler.factory(_registry(collect)))
+        self.port: int = self._listener.getsockname()[1]
         self._room = threading.Semaphore(_MOST_REQUESTS)
         self._is_closed = False
+        threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
-    def serve(self) -> None:
-        """Accept until ``close``."""
+    def close(self) -> None:
+        """Stop listening; requests in progress are left to their threads."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() alone doesn't
+        self._listener.close()
+
+    def _serve(self) -> None:
         while not self._is_closed:
             try:
-                request, address = self.socket.accept()
+                request, address = self._listener.accept()
             except ConnectionError:
                 continue
             except OSError:
@@ -135,11 +118,16 @@ class _Server(socketserver.ThreadingMixIn, socketserver.BaseServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a scraper that has gone, or is too slow."""
 
-    def close(self) -> None:
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() alone doesn't
-        self.socket.close()
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel without IPv6, or the port is taken: the next one tells
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def _registry(collect: Collect) -> CollectorRegistry:
@@ -155,20 +143,20 @@ def _registry(collect: Collect) -> CollectorRegistry:
 
 
 def _families(shown: Sequence[Series]) -> Iterator[Family]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client import core
 
-    bounds = [*map(str, SHOWN_BOUNDS_S), "+Inf"]
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
     for series in shown:
         metric = series.metric
-        if metric.kind is MetricKind.HISTOGRAM:
-            histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, found in series.histograms.items():
-                counts = itertools.accumulate(found.counts)  # of values that are not above each bound
-                histogram.add_metric(labels, list(zip(bounds, counts, strict=True)), sum_value=found.sum_s)
-            yield histogram
-            continue
-        kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-        family = kind(metric.name, metric.help, labels=metric.labels)
+        family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
         for labels, value in series.values.items():
-            family.add_metric(labels, value)
+            if isinstance(value, Histogram):
+                counts = itertools.accumulate(value.counts)  # of values that are not above each bound
+                family.add_metric(labels, [*zip([*map(str, SHOWN_BOUNDS_S), "+Inf"], counts, strict=True)], value.sum_s)
+            else:
+                family.add_metric(labels, value)
         yield family

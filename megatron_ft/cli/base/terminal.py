@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from megatron_ft.link.base.wording import printable
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEAST_WIDTH = 160
-_LONG_S = 2.0
-"""Seconds of work after which a bar is shown."""
 
 
 def terminal(file: TextIO | None = None) -> Console:
@@ -31,26 +28,14 @@ def terminal(file: TextIO | None = None) -> Console:
     return console
 
 
-def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield the items; on a terminal, a bar shows how many of ``total`` are done if they take more than 2 s."""
+def track(items: Iterable[T], what: str, total: int) -> Iterable[T]:
+    """Yield the items; on a terminal, a bar shows how many of ``total`` are done."""
     if not sys.stderr.isatty():
-        yield from items
-        return
+        return items
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import track as track_on
 
-    bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=total)
-    timer = threading.Timer(_LONG_S, bar.start)
-    timer.start()
-    try:
-        for item in items:
-            yield item
-            bar.advance(task)
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
+    return track_on(items, what, total, console=Console(stderr=True), transient=True)
 
 
 def follow(

@@ -12,11 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 
 from megatron_ft.cli.slurm import commands
-from megatron_ft.cli.slurm.policy import BatchAction, Limits, Next, decide
+from megatron_ft.cli.slurm.policy import BatchAction, Next, Plan, decide
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import batch_script
@@ -40,20 +39,6 @@ _STAYS_S = 60.0
 _ENDS_S = 30.0
 _REQUEUED_S = 60.0
 """Most seconds that this process survives its requeueing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The user's settings, and the allocation."""
-
-    job: str
-    nodes: int
-    """Number of nodes in the allocation."""
-    limits: Limits
-    log_dir: str
-    launcher: tuple[str, ...]
-    srun_options: tuple[str, ...]
-    excludes_bad_nodes: bool
 
 
 class Batch:
@@ -85,7 +70,7 @@ class Batch:
                 lives, job = self._lives(), self._allocation()
                 nodes = self._plan.nodes if job is None else job.nodes
                 follows = decide(
-                    self._plan.limits,
+                    self._plan,
                     lives.lives,
                     before=before,
                     code=code,
@@ -115,7 +100,7 @@ class Batch:
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join([*_STOP, plan.job])}")
         print(f"# then, from {os.path.join(plan.log_dir, LIVES_FILE)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
-        most = plan.limits.lives
+        most = plan.max_lives
         again = f"{shlex.join(batch_script.requeue(plan.job))}, for up to {most} lives" if most > 1 else "end: 1 life"
         print(f"#   stopped, or lost with too few nodes: {again}")
         print("#   finished: end with 0; no progress: end with 93")
@@ -205,26 +190,27 @@ class Batch:
         job = self._allocation()
         bad = self._lives().bad_nodes()
         here = [] if job is None else [name for name in expand_hosts(job.hosts, _MOST_NODES) if name in bad]
-        return here[: max(0, nodes - self._plan.limits.nodes)]
+        return here[: max(0, nodes - self._plan.needed)]
 
     # -- files and commands -----------------------------------------------------------------------------------
 
     def _lives(self) -> Lives:
+        path = os.path.join(self._plan.log_dir, LIVES_FILE)
         try:
-            return Lives.parse(read_own(os.path.join(self._plan.log_dir, LIVES_FILE)))
+            return Lives.parse(read_own(path))
         except FileNotFoundError:
             return Lives()
         except (OSError, ValueError) as error:
-            say(f"{os.path.join(self._plan.log_dir, LIVES_FILE)} can't be read: {error}")
+            say(f"{path} can't be read: {error}")
             return Lives()
 
     def _ended(self, before: int) -> Life | None:
         """Return the life that this step began, once it has ended; a file system that is silent may tell later."""
-        lives: tuple[Life, ...] = ()
+        path = os.path.join(self._plan.log_dir, LIVES_FILE)
         with contextlib.suppress(OSError, ValueError):
-            path = os.path.join(self._plan.log_dir, LIVES_FILE)
-            lives = bounded_call(lambda: Lives.parse(read_own(path)).lives, ())
-        return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
+            lives: tuple[Life, ...] = bounded_call(lambda: Lives.parse(read_own(path)).lives, ())
+            return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
+        return None
 
     def _allocation(self) -> commands.Job | None:
         answer = self._command(batch_script.show(self._plan.job), quietly=True)

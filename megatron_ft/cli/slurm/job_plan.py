@@ -8,14 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ft.cli.slurm.batch import Batch, Plan
+from megatron_ft.cli.slurm.batch import Batch
 from megatron_ft.cli.slurm.commands import export_of
-from megatron_ft.cli.slurm.policy import Limits
+from megatron_ft.cli.slurm.policy import Plan
 from megatron_ft.config.config import OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.wording import counted
 
-_PROGRAMS = ("ft_launcher", "torchrun", "srun", "megatron-ft")
 _DESCRIPTION = """\
 The body of a batch script: it runs ft_launcher on each node by srun, forwards Slurm's signals, and when the step
 has ended it reads result.json and starts it again in the same allocation, requeues the job, or ends it."""
@@ -94,43 +93,35 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         )
     if not args.arguments:
         raise ConfigError("what is to be run comes after --, as in: megatron-ft slurm -- --nproc-per-node 8 train.py")
-    program = os.path.basename(args.arguments[0])
-    if program in _PROGRAMS and not os.path.exists(args.arguments[0]):
-        raise ConfigError(f"{program} after --: only ft_launcher's arguments come there")
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdecimal() and int(tasks) > 1:
         raise ConfigError(
             f"srun has started `megatron-ft slurm` {tasks} times: run it without srun, in the batch script"
         )
     count = int(nodes)
-    for name, value, least in (
-        ("--spares", args.spares, 0),
-        ("--max-lives", args.max_lives, 1),
-        ("--max-failures", args.max_failures, 1),
-        ("--nodes", count, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} {value}: must be at least {least}")
+    least = {"--spares": (args.spares, 0), "--max-lives": (args.max_lives, 1), "--max-failures": (args.max_failures, 1)}
+    for name, (value, at_least) in {**least, "--nodes": (count, 1)}.items():
+        if value < at_least:
+            raise ConfigError(f"{name} {value}: must be at least {at_least}")
     if args.spares >= count:
         raise ConfigError(f"--spares {args.spares}: the job has {counted(count, 'node')}, at least 1 must train")
-    needed = count - args.spares
-    given_log_dir = _value(args.arguments, OPTIONS["log_dir"].spellings)
-    log_dir = given_log_dir or os.path.join(environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{job}")
-    program = [args.launcher] if args.launcher else [sys.executable, "-m", "megatron_ft.launcher"]
-    ours = [] if given_log_dir else [f"--ft-log-dir={log_dir}"]
+    log_dir = _value(args.arguments, OPTIONS["log_dir"].spellings)
     given = _value(args.arguments, ["--nnodes"])
-    if given is None:
-        ours.append(f"--nnodes={needed}")
-    else:
-        first = given.partition(":")[0]
-        if not first.isdecimal() or int(first) < 1:
-            raise ConfigError(f"--nnodes: {given!r} is neither a number nor MIN:MAX")
-        needed = int(first)
+    ours = [] if given else [f"--nnodes={count - args.spares}"]
+    if not log_dir:
+        log_dir = os.path.join(environ.get("SLURM_SUBMIT_DIR") or os.getcwd(), f"ft-{job}")
+        ours.insert(0, f"--ft-log-dir={log_dir}")
+    needed = str(count - args.spares) if given is None else given.partition(":")[0]
+    if not needed.isdecimal() or int(needed) < 1:
+        raise ConfigError(f"--nnodes: {given!r} is neither a number nor MIN:MAX")
+    program = [args.launcher] if args.launcher else [sys.executable, "-m", "megatron_ft.launcher"]
     export = environ.get("SRUN_EXPORT_ENV", "")
     return Plan(
         job=job,
         nodes=count,
-        limits=Limits(lives=args.max_lives, failures=args.max_failures, nodes=needed),
+        needed=int(needed),
+        max_lives=args.max_lives,
+        max_failures=args.max_failures,
         log_dir=log_dir,
         launcher=(*program, *ours, *args.arguments),
         # the option equivalent to SRUN_EXPORT_ENV: no other default may overrule it

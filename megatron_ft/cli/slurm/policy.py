@@ -35,12 +35,21 @@ class BatchAction(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The user's limits: lives in all, failed lives in a row; ``nodes``: number needed for a step."""
+class Plan:
+    """The user's settings, and the allocation."""
 
-    lives: int
-    failures: int
+    job: str
     nodes: int
+    """Number of nodes in the allocation."""
+    needed: int
+    """Number of nodes needed for a step."""
+    max_lives: int
+    max_failures: int
+    """Number of failed lives in a row that ends the job."""
+    log_dir: str
+    launcher: tuple[str, ...]
+    srun_options: tuple[str, ...]
+    excludes_bad_nodes: bool
 
 
 class Next(NamedTuple):
@@ -52,7 +61,7 @@ class Next(NamedTuple):
 
 
 def decide(
-    limits: Limits, lives: Sequence[Life], *, before: int, code: int, asked: str = "", nodes: int, steps: int = 1
+    plan: Plan, lives: Sequence[Life], *, before: int, code: int, asked: str = "", nodes: int, steps: int = 1
 ) -> Next:
     """Decide what follows a step: a life that has ended for good ends the job; else it goes on while lives are left.
 
@@ -78,15 +87,15 @@ def decide(
         return Next(BatchAction.END, f"{told}; another start would end the same way", own_code)
     if asked == "SIGINT":
         return Next(BatchAction.END, f"{told}; stopped by SIGINT", 130)
-    if len(lives) >= limits.lives:
-        return Next(BatchAction.END, f"{told}; that was the last of {limits.lives} lives", own_code)
+    if len(lives) >= plan.max_lives:
+        return Next(BatchAction.END, f"{told}; that was the last of {plan.max_lives} lives", own_code)
     failures = itertools.takewhile(lambda each: each.outcome is Ending.FAILED, reversed(lives))
-    if ending is Ending.FAILED and len([*failures]) >= limits.failures:
-        return Next(BatchAction.END, f"{told}; {limits.failures} lives in a row have failed", own_code)
+    if ending is Ending.FAILED and len([*failures]) >= plan.max_failures:
+        return Next(BatchAction.END, f"{told}; {plan.max_failures} lives in a row have failed", own_code)
     if ending is Ending.STOPPED or asked:
         return Next(BatchAction.REQUEUE, f"{told}; there is more to train")
-    if nodes < limits.nodes:
-        return Next(BatchAction.REQUEUE, f"{told}; {nodes} of {limits.nodes} nodes are left in this allocation")
+    if nodes < plan.needed:
+        return Next(BatchAction.REQUEUE, f"{told}; {nodes} of {plan.needed} nodes are left in this allocation")
     if steps >= _AT_ONCE:
         return Next(BatchAction.REQUEUE, f"{told}; {steps} steps were run in this allocation")
     return Next(BatchAction.SRUN, told)

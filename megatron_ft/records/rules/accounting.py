@@ -102,16 +102,6 @@ class Goodput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedFault:
-    """A fault injected by a plan or a simulation; None is unknown."""
-
-    type: str | None
-    rank: int | None
-    iteration: int | None
-    at_ns: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class CycleSummary:
     """One cycle of a job.
 
@@ -120,6 +110,7 @@ class CycleSummary:
         outcome: "succeeded", "failed" or "stopped"; "unknown" if no record tells: it may still run.
         cause: of the node that knows most; None if nothing failed.
         iteration: completed by the rank at fault.
+        fault: type, rank, iteration and time (``at_ns``) of one injected by a plan or a simulation.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
         noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,
             for a hang, the moment from which the overdue section was open; else unknown.
@@ -141,7 +132,7 @@ class CycleSummary:
     iteration: int | None = None
     first_iteration: int | None = None
     last_iteration: int | None = None
-    fault: LoggedFault | None = None
+    fault: Mapping[str, object] | None = None
     noticed_after_s: float | None = None
     training_again_after_s: float | None = None
     iterations_redone: int | None = None
@@ -252,7 +243,7 @@ class _Cycle:
     since_ns: int | None = None
     """Beginning of the interval that was found overdue."""
     ends: list[Timed[CycleEnded]] = field(default_factory=list)
-    fault: LoggedFault | None = None
+    fault: Timed[FaultInjected] | None = None
     active_ns: int | None = None
     """Last section event of any rank."""
     anchors: dict[int, int] = field(default_factory=dict)
@@ -284,9 +275,7 @@ class _Cycle:
                 self.started = self.started or record
                 self.speaker = event.host if record.group_rank == 0 else self.speaker
             case FaultInjected() if self.fault is None:
-                self.fault = LoggedFault(
-                    type=record.type, rank=record.rank, iteration=record.iteration, at_ns=event.at_ns
-                )
+                self.fault = Timed(event.at_ns, event.offset_ns, event.host, record)
             case RankHung():
                 self._take_verdict(event, record)
             case HangReported(ends=False):  # it says more than the verdict that led to it
@@ -467,6 +456,10 @@ class _Cycle:
         notice_s = None if noticed_ns is None or fault_ns is None else (noticed_ns - fault_ns) / 1e9
         phases = {} if following is None or following.again is None else dict(following.again[1].seconds)
         last, first = self.reached, None if resumed is None else resumed.first
+        told_fault = None
+        if fault is not None:
+            told_fault = {name: getattr(fault.record, name) for name in ("type", "rank", "iteration")}
+            told_fault["at_ns"] = fault.at_ns
         restored = self.restored
         left = [each.record.restarts_left for each in self.ends if each.record.restarts_left is not None]
         return CycleSummary(
@@ -479,7 +472,7 @@ class _Cycle:
             iteration=None if end is None else end.iteration,
             first_iteration=self.first,
             last_iteration=self.last,
-            fault=fault,
+            fault=told_fault,
             noticed_after_s=notice_s,
             training_again_after_s=sum(phases.values()) if phases else None,
             # iteration n is reported as it begins: the current one, `last`, wasn't completed

@@ -31,91 +31,74 @@ class Histogram:
     sum_s: float = 0.0
 
 
-class MetricKind(enum.Enum):
-    """Type of a metric, as Prometheus calls it."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric. ``of_job``: the launcher at place 0 serves it for the whole job; else each one for its node."""
 
     name: str
-    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
     of_job: bool = True
 
+    @property
+    def kind(self) -> str:
+        """Type of the metric, as Prometheus calls it."""
+        return "counter" if self.name.endswith("_total") else "histogram" if self is SECTIONS else "gauge"
+
 
 RESTARTS = Metric(
     name="megatron_ft_restarts_total",
-    kind=MetricKind.COUNTER,
     labels=("cause",),
     help="Restarts of all ranks, by the kind of their cause.",
 )
 HANGS = Metric(
     name="megatron_ft_hangs_total",
-    kind=MetricKind.COUNTER,
     labels=("section",),
     help="Cycles ended by a hang, by the section (or kind of interval) that was overdue.",
 )
 REPORTED = Metric(
     name="megatron_ft_reported_hangs_total",
-    kind=MetricKind.COUNTER,
     labels=("section",),
     help="Hangs that were reported and ended no rank, by what was overdue.",
 )
 DOWNTIME = Metric(
     name="megatron_ft_downtime_seconds_total",
-    kind=MetricKind.COUNTER,
     labels=("phase",),
     help="Seconds from the detection of failures to the first step after them, by phase.",
 )
 REDONE = Metric(
     name="megatron_ft_redone_iterations_total",
-    kind=MetricKind.COUNTER,
     help="Iterations that were done, lost by a failure, and done again.",
 )
 GOODPUT = Metric(
     name="megatron_ft_goodput_ratio",
-    kind=MetricKind.GAUGE,
     help="Share of the job's time so far that went into steps that count.",
 )
 TIME = Metric(
     name="megatron_ft_time_seconds",
-    kind=MetricKind.GAUGE,
     labels=("class",),
     help="The job's time so far by class; a failure moves seconds from one to another.",
 )
-ITERATION = Metric(
-    name="megatron_ft_iteration", kind=MetricKind.GAUGE, help="Iterations done, by the most advanced rank."
-)
+ITERATION = Metric(name="megatron_ft_iteration", help="Iterations done, by the most advanced rank.")
 NODE_STATE = Metric(
     name="megatron_ft_node_state",
-    kind=MetricKind.GAUGE,
     labels=("node", "state"),
     help="1 for the state of the node, 0 for the others.",
     of_job=False,
 )
 TIMEOUT = Metric(
     name="megatron_ft_timeout_seconds",
-    kind=MetricKind.GAUGE,
     labels=("section",),
     help="Timeout in force, configured or learned.",
 )
 SECTIONS = Metric(
     name="megatron_ft_section_seconds",
-    kind=MetricKind.HISTOGRAM,
     labels=("section",),
     help="Times of sections on the ranks of the node.",
     of_job=False,
 )
 RANK_LAG = Metric(
     name="megatron_ft_rank_lag_ratio",
-    kind=MetricKind.GAUGE,
     labels=("rank", "node"),
     help="Share of their time that the others wait for this rank; of the worst eight.",
 )
@@ -154,11 +137,10 @@ class NodeActivity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of one metric, by the values of its labels: numbers, or (of the kind HISTOGRAM) ``histograms``."""
+    """Values of one metric, by the values of its labels."""
 
     metric: Metric
-    values: Mapping[tuple[str, ...], float]
-    histograms: Mapping[tuple[str, ...], Histogram] = field(default_factory=dict)
+    values: Mapping[tuple[str, ...], float | Histogram]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,41 +188,33 @@ class JobMetrics:
 
     def series(self, now: GaugeValues, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""
-        lost = dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}
-        states: dict[tuple[str, ...], float] = {
-            (node, each.value): float(each is state)
-            for node, state in {**lost, **now.nodes}.items()
-            for each in NodeActivity
-        }
+        states = {**(dict.fromkeys(self._lost, NodeActivity.LOST) if of_job else {}), **now.nodes}
         of_node = [
-            Series(NODE_STATE, states),
-            Series(SECTIONS, {}, {(section,): times for section, times in self._sections.items()}),
+            Series(
+                NODE_STATE,
+                {(node, each.value): each is state for node, state in states.items() for each in NodeActivity},
+            ),
+            Series(SECTIONS, {(section,): times for section, times in self._sections.items()}),
         ]
-        return [*_counters(now), *_gauges(now), *of_node] if of_job else of_node
+        return [*_of_job(now), *of_node] if of_job else of_node
 
 
-def _counters(now: GaugeValues) -> Iterable[Series]:
-    accounting = now.accounting
-    cycles = [each for each in accounting.cycles if each.cause is not None]
-    restarts = Counter({kind.value: 0 for kind in CauseKind})
-    restarts.update(each.cause.kind.value for each in cycles if each.cause and each.restarts)
+def _of_job(now: GaugeValues) -> Iterable[Series]:
+    accounting, goodput = now.accounting, now.accounting.goodput
+    ended = [(each, each.cause) for each in accounting.cycles if each.cause is not None]
     # a series that doesn't begin with 0 shows no first increase
+    restarts = Counter({kind.value: 0 for kind in CauseKind})
+    restarts.update(cause.kind.value for cycle, cause in ended if cycle.restarts)
     hangs, reported = Counter(dict.fromkeys(now.timeouts, 0)), Counter(dict.fromkeys((*now.timeouts, COLLECTIVES), 0))
-    hangs.update(each.cause.section for each in cycles if each.cause and each.cause.kind is CauseKind.HANG)
+    hangs.update(cause.section for _, cause in ended if cause.kind is CauseKind.HANG)
     reported.update(each.section for each in accounting.hangs)
     downtime = dict.fromkeys(PHASES, 0.0)
     for cycle in accounting.cycles:
         for phase, seconds in cycle.phases.items():
             downtime[phase] = downtime.get(phase, 0.0) + seconds
-    yield Series(RESTARTS, {(kind,): count for kind, count in restarts.items()})
-    yield Series(HANGS, {(section,): count for section, count in hangs.items()})
-    yield Series(REPORTED, {(section,): count for section, count in reported.items()})
-    yield Series(DOWNTIME, {(phase,): seconds for phase, seconds in downtime.items()})
-    yield Series(REDONE, {(): 0 if accounting.goodput is None else accounting.goodput.redone})
-
-
-def _gauges(now: GaugeValues) -> Iterable[Series]:
-    goodput = now.accounting.goodput
+    for metric, counts in ((RESTARTS, restarts), (HANGS, hangs), (REPORTED, reported), (DOWNTIME, downtime)):
+        yield Series(metric, {(label,): count for label, count in counts.items()})
+    yield Series(REDONE, {(): 0 if goodput is None else goodput.redone})
     yield Series(GOODPUT, {} if goodput is None else {(): goodput.share})
     yield Series(TIME, {} if goodput is None else {(of.value,): seconds for of, seconds in goodput.seconds.items()})
     yield Series(ITERATION, {} if now.iteration is None else {(): now.iteration})

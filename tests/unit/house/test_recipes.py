@@ -29,7 +29,7 @@ OPTION = {
 }
 METRIC = {
     "records/rules/metrics.py": {
-        "METRICS = (": """SLOTS = Metric(name="megatron_ft_slots", kind=MetricKind.GAUGE, help="Ranks.")
+        "METRICS = (": """SLOTS = Metric(name="megatron_ft_slots", help="Ranks.")
 METRICS = (SLOTS,""",
         "    iteration: int | None = None": "    iteration: int | None = None\n    slots: int = 0",
         "    yield Series(TIMEOUT,": "    yield Series(SLOTS, {(): now.slots})\n    yield Series(TIMEOUT,",

@@ -24,7 +24,7 @@ def test_table_of_metrics_is_that_of_the_code() -> None:
     known = [
         [
             f"`{each.name}{{{','.join(each.labels)}}}`" if each.labels else f"`{each.name}`",
-            each.kind.value,
+            each.kind,
             "job" if each.of_job else "node",
             each.help,
         ]
