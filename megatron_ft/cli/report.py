@@ -118,6 +118,8 @@ def summary_document(analysis: Analysis) -> dict[str, Any]:
         cycle = dataclasses.asdict(of)
         cycle["phases_s"] = cycle.pop("phases")
         cause = cycle.pop("cause") and to_builtins(of.cause)
+        if of.fault is not None:
+            cycle["fault"] = {**to_builtins(of.fault.record), "at_ns": of.fault.at_ns}
         cycle.update({name: cause and cause[name] for name in ("kind", "text", "detail", "rank")})
         cycle["findings"] = [mark.text for mark in timeline.marks_of(of.cycle) if mark.kind == "finding"]
         evidence = [each.record for each in timeline.evidence if each.record.cycle == of.cycle]

@@ -38,20 +38,17 @@ def slow_ranks_of(timeline: Timeline) -> list[SlowRankSummary]:
     """Return all ranks that were named, in the order of time."""
     found: list[SlowRankSummary] = []
     for each in timeline.run.records:
-        standing = [slow for slow in found if slow.lasted_s is None]
-        match each.record:
-            case SlowRank(is_over=False, cycle=cycle, rank=rank) as record:
-                # again by a launcher that has begun to speak for the job
-                if not any((slow.cycle, slow.rank) == (cycle, rank) for slow in standing):
-                    found.append(_named(record, timeline, each.at_ns))
-            case SlowRank(cycle=cycle, rank=rank):
-                for slow in standing:
-                    if (slow.cycle, slow.rank) == (cycle, rank):
-                        slow.lasted_s = timeline.since(each.at_ns) - slow.after_s
-            case CycleEnded(cycle=cycle):
-                for slow in standing:
-                    if slow.cycle == cycle:
-                        slow.lasted_s = timeline.since(each.at_ns) - slow.after_s
+        record = each.record
+        if not isinstance(record, SlowRank | CycleEnded):
+            continue
+        mine = [slow for slow in found if slow.lasted_s is None and slow.cycle == record.cycle]
+        if isinstance(record, SlowRank):
+            mine = [slow for slow in mine if slow.rank == record.rank]
+        if isinstance(record, CycleEnded) or record.is_over:
+            for slow in mine:
+                slow.lasted_s = timeline.since(each.at_ns) - slow.after_s
+        elif not mine:  # else named again by a launcher that has begun to speak for the job
+            found.append(_named(record, timeline, each.at_ns))
     return found
 
 

@@ -21,10 +21,6 @@ from megatron_ft.link.files.own_files import read_own
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, Ledger
 
 _SAME_CLOCK_NS = 60_000_000_000  # a wall clock may be set during a run, but not by much
-_QUIET_NS = 86_400_000_000_000
-_QUIET_WITH_HOOKS_NS = 3_600_000_000_000
-"""Age of its last record at which a run counts as over. Ranks that call hooks are recorded every minute, unless
-their board can't be read."""
 _NO_ID = "none"
 """torchrun's default --rdzv-id."""
 _ALONE = "alone"
@@ -219,12 +215,7 @@ def split_runs(files: Sequence[EventLogFile]) -> list[Run]:
 
 
 def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
-    """Return when the runs of one id began: wall ns, oldest first.
-
-    A later launcher belongs to a run that goes on, or begins another. A launcher whose ranks train writes nothing for
-    minutes, or hours if these call no hooks; a killed one never records its end. The launchers after it show which of
-    the two it is.
-    """
+    """Return when the runs of one id began: wall ns, oldest first."""
     begins: list[int] = []
     run: list[_Launcher] = []
     for log in sorted((log for log in files if log.header.role == "launcher"), key=lambda log: log.header.wall_ns):
@@ -245,8 +236,6 @@ class _Launcher:
         self.ended_ns: int | None = None
         self.was_asked = False
         """True if it was asked to leave the job, which may go on without it."""
-        self.has_minutes = False
-        """True if its ranks call hooks."""
         self.meeting = Meeting()
         self.cycles: list[tuple[int, int]] = []
         """Cycles it took part in, and when each began."""
@@ -255,8 +244,6 @@ class _Launcher:
             match entry.record:
                 case CycleStarted(cycle=cycle):
                     self.cycles.append((cycle, at_ns))
-                case Raw():
-                    self.has_minutes = True
                 case Meeting() as meeting:
                     self.meeting = meeting
                 case StopRequested() | Abandoned():
@@ -266,7 +253,11 @@ class _Launcher:
 
 
 def _goes_on(run: Sequence[_Launcher], launcher: _Launcher) -> bool:
-    """Return True if the run hasn't ended when the launcher starts, which then takes part in it."""
+    """Return True if the run hasn't ended when the launcher starts, which then takes part in it.
+
+    A launcher whose ranks train may write nothing for hours, and a killed one never records its end: the launchers
+    after it show which of the two it is.
+    """
     if launcher.opened_ns <= max(each.last_ns for each in run):
         return True
     rank = launcher.meeting.rank
@@ -275,9 +266,6 @@ def _goes_on(run: Sequence[_Launcher], launcher: _Launcher) -> bool:
         return False
     if launcher.cycles:  # each run counts cycles from 0
         return min(launcher.cycles)[0] > max((cycle for each in run for cycle, _ in each.cycles), default=0)
+    # a launcher that isn't asked to leave stays until the end of the job: the silent ones were killed
     begun_ns = max((at_ns for each in run for _, at_ns in each.cycles), default=0)
-    if any(each.ended_ns is not None and each.ended_ns > begun_ns and not each.was_asked for each in run):
-        return False  # a launcher that isn't asked to leave stays until the end of the job: the silent ones were killed
-    newest_ns = max(each.last_ns for each in run)
-    call_hooks = any(each.has_minutes for each in run)
-    return launcher.opened_ns - newest_ns < (_QUIET_WITH_HOOKS_NS if call_hooks else _QUIET_NS)
+    return all(each.was_asked or each.ended_ns is None or each.ended_ns <= begun_ns for each in run)

@@ -56,7 +56,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | Non
 
     head = [Text(text, style=style, overflow="fold") for text, style in _head(facts, note)]
     used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
-    shown = most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
+    shown = _most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
     parts: list[Text | Table] = [*head, *([_rank_table(shown, width=width)] if shown else [])]
     if len(shown) < len(facts.ranks):
         hidden = [row for row in facts.ranks if row not in shown]
@@ -157,14 +157,12 @@ def _percent(share: float) -> str:
     return f"{int(share * 100)} %"
 
 
-def most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
+def _most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
     """Return the ``count`` most important rows in their old order: trouble, then the most used timeout."""
-    if count >= len(rows):
-        return list(rows)
-    chosen = sorted(range(len(rows)), key=lambda at: _calm(rows[at]))[:count]
-    return [rows[at] for at in sorted(chosen)]
 
+    def calm(row: RankRow) -> tuple[bool, float]:
+        in_trouble = row.state in (RankState.EXITED, RankState.HUNG, RankState.DAMAGED, RankState.STOPPED)
+        return not in_trouble, -row.timeout.share if row.timeout is not None else 0.0
 
-def _calm(row: RankRow) -> tuple[int, float]:
-    in_trouble = row.state in (RankState.EXITED, RankState.HUNG, RankState.DAMAGED, RankState.STOPPED)
-    return (0 if in_trouble else 1, -row.timeout.share if row.timeout is not None else 0.0)
+    chosen = sorted(rows, key=calm)[:count]
+    return [row for row in rows if row in chosen]

@@ -110,7 +110,7 @@ class CycleSummary:
         outcome: "succeeded", "failed" or "stopped"; "unknown" if no record tells: it may still run.
         cause: of the node that knows most; None if nothing failed.
         iteration: completed by the rank at fault.
-        fault: type, rank, iteration and time (``at_ns``) of one injected by a plan or a simulation.
+        fault: one injected by a plan or a simulation.
         first_iteration, last_iteration: of the whole cycle; None if no iteration began in it.
         noticed_after_s: from the fault to the verdict or the noticed exit. The fault is the injected one; else,
             for a hang, the moment from which the overdue section was open; else unknown.
@@ -132,7 +132,7 @@ class CycleSummary:
     iteration: int | None = None
     first_iteration: int | None = None
     last_iteration: int | None = None
-    fault: Mapping[str, object] | None = None
+    fault: Timed[FaultInjected] | None = None
     noticed_after_s: float | None = None
     training_again_after_s: float | None = None
     iterations_redone: int | None = None
@@ -456,10 +456,6 @@ class _Cycle:
         notice_s = None if noticed_ns is None or fault_ns is None else (noticed_ns - fault_ns) / 1e9
         phases = {} if following is None or following.again is None else dict(following.again[1].seconds)
         last, first = self.reached, None if resumed is None else resumed.first
-        told_fault = None
-        if fault is not None:
-            told_fault = {name: getattr(fault.record, name) for name in ("type", "rank", "iteration")}
-            told_fault["at_ns"] = fault.at_ns
         restored = self.restored
         left = [each.record.restarts_left for each in self.ends if each.record.restarts_left is not None]
         return CycleSummary(
@@ -472,7 +468,7 @@ class _Cycle:
             iteration=None if end is None else end.iteration,
             first_iteration=self.first,
             last_iteration=self.last,
-            fault=told_fault,
+            fault=fault,
             noticed_after_s=notice_s,
             training_again_after_s=sum(phases.values()) if phases else None,
             # iteration n is reported as it begins: the current one, `last`, wasn't completed

@@ -159,7 +159,7 @@ def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     assert killed.phases == AGAIN
     assert killed.iterations_redone == 5
     assert killed.fault is not None
-    assert (killed.fault.type, killed.fault.rank, killed.fault.iteration) == ("rank_killed", 1, 25)
+    assert (killed.fault.record.type, killed.fault.record.rank, killed.fault.record.iteration) == ("rank_killed", 1, 25)
 
     assert hung.cause is not None
     assert (hung.outcome, hung.cause.kind, hung.cause.rank, hung.iteration) == ("failed", CauseKind.HANG, 0, 37)

@@ -107,7 +107,6 @@ def test_late_launcher_that_joins_a_silently_training_run_belongs_to_it(
         pytest.param([meets(), TRAINS], [meets(), TRAINS], 60.0, id="it-counts-from-0"),
         pytest.param([meets("alone"), TRAINS], [meets("alone")], 60.0, id="it-is-alone"),
         pytest.param([meets(rank=0), TRAINS], [meets(rank=0)], 60.0, id="it-has-the-rank-of-the-one-that-was-killed"),
-        pytest.param([TRAINS], [], 30 * HOUR, id="the-first-was-silent-for-long"),
     ],
 )
 def test_late_launcher_begins_another_run_where_the_first_has_ended_or_had_its_place(
@@ -139,13 +138,6 @@ def test_run_is_open_after_the_end_of_a_launcher_if_another_trains_on(
     write(tmp_path, "b", *second)
     write(tmp_path, "c", opened=60.0)
     assert runs(tmp_path) == ([["a", "b", "c"]] if is_open else [["a", "b"], ["c"]])
-
-
-@pytest.mark.parametrize(("last_h", "is_same"), [(1.0, False), (4.5, True)])
-def test_ranks_that_call_hooks_are_not_silent_for_so_long(tmp_path: Path, last_h: float, is_same: bool) -> None:
-    write(tmp_path, "a", TRAINS, *told(0, 0, last_h * HOUR, (last_h * HOUR, ITERATION, 3)))
-    write(tmp_path, "b", opened=5 * HOUR)
-    assert runs(tmp_path) == ([["a", "b"]] if is_same else [["a"], ["b"]])
 
 
 def test_a_damaged_minute_is_counted_once_however_often_the_records_are_read(tmp_path: Path) -> None:
