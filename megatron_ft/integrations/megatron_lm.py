@@ -5,16 +5,14 @@ one file of a checkout, ``megatron/training/ft_integration.py``, becomes the lin
 
     from megatron_ft.integrations.megatron_lm import *
 
-Any other loop with Megatron-style arguments can use it, too: add the flags with :func:`add_ft_args` and call
-``setup(args)``. The hooks take no arguments: there is one training in a process, and this module holds its state.
-Before :func:`setup` and after :func:`shutdown` they do nothing.
+The hooks take no arguments: there is one training in a process, and this module holds its state. Before :func:`setup`
+and after :func:`shutdown` they do nothing.
 
 Sections, learning, and ``<save>/ft_state.json`` are those of ``megatron_ft.fault_tolerance``.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from typing import Any
@@ -22,10 +20,8 @@ from typing import Any
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.errors import ConfigError
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.faults.plan import FAULT_TYPES, RANDOM
 
 __all__ = [
-    "add_ft_args",
     "get_rank_monitor_client",
     "maybe_setup_simulated_fault",
     "on_checkpoint_loaded",
@@ -43,40 +39,8 @@ _GLOBAL_VARS = "megatron.training.global_vars"
 _ARGUMENTS = "megatron.training.arguments"
 
 _state = ft.GlobalState()
-_settings = ft.FaultToleranceSettings()
 _args: Any = None
 """Arguments of ``setup``; None: Megatron-LM's own are looked up on use."""
-
-
-def add_ft_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the flags, and return the parser, as Megatron-LM's ``extra_args_provider`` does.
-
-    Flags that the parser already has (Megatron-LM's own has the first three) are left as they are.
-    """
-    group = parser.add_argument_group("fault tolerance")
-    _add(group, "--enable-ft-package", action="store_true", help="watch this training, under ft_launcher")
-    _add(group, "--calc-ft-timeouts", action="store_true", help="learn the timeouts from what is observed")
-    _add(
-        group,
-        "--ft-num-warmup-iters",
-        type=int,
-        metavar="N",
-        help="the first N steps are slow: until the training has made them, a step and the time out of section may "
-        "take as long as the initial_rank_heartbeat_timeout (default: the first step isn't timed as a step, but as "
-        "time out of section)",
-    )
-    _add(group, "--simulate-fault", action="store_true", help="after a delay one rank fails, for a rehearsal")
-    _add(group, "--simulated-fault-type", choices=[RANDOM, *FAULT_TYPES], default=RANDOM)
-    _add(group, "--simulated-fault-rank", type=int, metavar="RANK", help="default: a random rank")
-    _add(
-        group,
-        "--simulated-fault-base-delay",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="up to 20 %% are added",
-    )
-    return parser
 
 
 def setup(args: Any = None) -> None:
@@ -86,32 +50,33 @@ def setup(args: Any = None) -> None:
 
     Args:
         args: ``enable_ft_package, save``, and optionally ``async_save, calc_ft_timeouts, ft_num_warmup_iters,
-        simulate_fault, simulated_fault_{type,rank,base_delay}, curr_iteration, train_iters, iteration``. None:
-        Megatron-LM's global arguments or, before it has them, those it parses from the command line.
+        curr_iteration, train_iters, iteration``. None: Megatron-LM's global arguments or, before it has them, those it
+        parses from the command line.
 
     Raises:
         ConfigError: there are no arguments, or they aren't of this kind (a ValueError).
         ValueError: there is no save directory.
         RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
-    global _args, _settings
+    global _args
     found = _megatron_args() if args is None else args
     if not hasattr(found, "enable_ft_package"):
-        raise ConfigError("the arguments have no enable_ft_package: add_ft_args(parser) adds the flags")
-    _args, _settings = args, _settings_from(found)
+        raise ConfigError("the arguments have no enable_ft_package")
+    _args = args
     if not found.enable_ft_package:
         return
     config = ft.LoopConfig(
         checkpoint=ft.CheckpointConfig(
             save=getattr(found, "save", None), async_save=bool(getattr(found, "async_save", False))
         ),
-        ft=_settings,
+        ft=ft.FaultToleranceSettings(
+            calc_ft_timeouts=bool(getattr(found, "calc_ft_timeouts", False)),
+            num_warmup_iters=getattr(found, "ft_num_warmup_iters", None),
+        ),
     )
     _state.cfg = config
     ft.setup(config, _state)
-    simulated.start_described(
-        client=get_rank_monitor_client
-    )  # no version of Megatron-LM since 0.16 calls maybe_setup_simulated_fault
+    maybe_setup_simulated_fault()  # no version of Megatron-LM since 0.16 calls it
 
 
 def on_training_step_start() -> None:
@@ -168,17 +133,15 @@ def get_rank_monitor_client() -> Any:
 
 
 def maybe_setup_simulated_fault() -> None:
-    """Simulate a fault on one rank after a delay, as ``FT_SIM_FAULT_DESC`` says, else as the flags say.
+    """Simulate a fault on one rank after a delay, as ``FT_SIM_FAULT_DESC`` says.
 
     The variable holds ``type;rank;delay``: one of ``rank.faults.plan.FAULT_TYPES`` or ``random``, a rank or nothing (a
     random one), and seconds, to which up to 20 % are added. A collective if something is random.
 
     Raises:
-        ConfigError: the variable or the flags are invalid (a ValueError); on all ranks alike. The launcher is asked not
-        to restart.
+        ConfigError: the variable is invalid (a ValueError); on all ranks alike. The launcher is asked not to restart.
     """
-    if not simulated.start_described(client=get_rank_monitor_client):
-        ft.maybe_setup_simulated_fault(_settings)
+    simulated.start_described(client=get_rank_monitor_client)
 
 
 def _live_state() -> ft.GlobalState:
@@ -223,17 +186,3 @@ def _global_args(global_vars: Any) -> Any:
         return global_vars.get_args()
     except AssertionError:  # raised before it has any
         return None
-
-
-def _settings_from(args: Any) -> ft.FaultToleranceSettings:
-    names = {"num_warmup_iters": "ft_num_warmup_iters"}
-    fields = {field: names.get(field, field) for field in ft.FaultToleranceSettings.__dataclass_fields__}
-    given = {field: getattr(args, name) for field, name in fields.items() if hasattr(args, name)}
-    return ft.FaultToleranceSettings(**given)
-
-
-def _add(group: Any, flag: str, **options: Any) -> None:
-    try:
-        group.add_argument(flag, **options)
-    except argparse.ArgumentError:  # the parser has it
-        pass

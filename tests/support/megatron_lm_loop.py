@@ -31,16 +31,15 @@ CALLS: dict[str, tuple[str, ...]] = {
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_lm, "_state", ft.GlobalState())
-    monkeypatch.setattr(megatron_lm, "_settings", ft.FaultToleranceSettings())
     monkeypatch.setattr(megatron_lm, "_args", None)
     monkeypatch.setattr(simulated, "_taken", "")
     monkeypatch.delenv("FT_SIM_FAULT_DESC", raising=False)
 
 
-def parse(tmp_path: Path, *flags: str) -> argparse.Namespace:
-    parser = megatron_lm.add_ft_args(argparse.ArgumentParser())
-    parser.add_argument("--save")
-    return parser.parse_args(["--enable-ft-package", "--save", str(tmp_path / "ckpt"), *flags])
+def arguments(tmp_path: Path, **changes: Any) -> argparse.Namespace:
+    """Return Megatron-LM's arguments with ``--enable-ft-package --save DIR``."""
+    known = {"enable_ft_package": True, "calc_ft_timeouts": False, "ft_num_warmup_iters": None}
+    return argparse.Namespace(**{**known, "save": str(tmp_path / "ckpt"), **changes})
 
 
 def train(steps: int, args: Any = None, first: int = 0) -> None:

@@ -120,8 +120,7 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
                 console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
                 continue
             doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-            lines = console.height // len(running) if is_live else None
-            frames.append(job_frame(watch.facts, doubt, width=console.width, lines=lines))
+            frames.append(job_frame(watch.facts, doubt, width=console.width))
         return Group(*frames), bool(running)
 
     if watches and is_live:

@@ -22,9 +22,6 @@ _COLUMNS = {"rank": 4, "section": 24, "for": 11, "iteration": 9, "timeout used":
 """Columns with their usual widths, so that nothing jumps from one drawing to the next."""
 _ROOM_FOR_ALL = 120
 _LONGEST_NAME = 20
-_TABLE_LINES = 6
-"""Lines of a table without its rows, with the line below it, and the cursor's line."""
-_LEAST_ROWS = 3
 _MANY, _SOME = 0.8, 0.5
 _WORDS = {
     RankState.HUNG: ("hung, being terminated", "bold red"),
@@ -46,24 +43,13 @@ _Styled = tuple[str, str]
 """Text and its style."""
 
 
-def job_frame(facts: JobFacts, note: str | None, *, width: int, lines: int | None) -> Group:
-    """Draw one job in this width and about ``lines`` lines (None: as many as needed).
-
-    If there is no room for all ranks, those in trouble come first. ``note`` warns that the values may be out of date.
-    """
+def job_frame(facts: JobFacts, note: str | None, *, width: int) -> Group:
+    """Draw one job in this width. ``note`` warns that the values may be out of date."""
     from rich.console import Group
     from rich.text import Text
 
     head = [Text(text, style=style, overflow="fold") for text, style in _head(facts, note)]
-    used = _TABLE_LINES + sum(1 + line.cell_len // width for line in head)
-    shown = _most_urgent(facts.ranks, len(facts.ranks) if lines is None else max(_LEAST_ROWS, lines - used))
-    parts: list[Text | Table] = [*head, *([_rank_table(shown, width=width)] if shown else [])]
-    if len(shown) < len(facts.ranks):
-        hidden = [row for row in facts.ranks if row not in shown]
-        most = max((row.timeout.share for row in hidden if row.timeout is not None), default=None)
-        rest = "" if most is None else f", none of them beyond {_percent(most)} of its timeout"
-        parts.append(Text(f"and {counted(len(hidden), 'more rank')}{rest}", style="dim"))
-    return Group(*parts)
+    return Group(*head, *([_rank_table(facts.ranks, width=width)] if facts.ranks else []))
 
 
 def _head(facts: JobFacts, note: str | None) -> Iterator[_Styled]:
@@ -155,14 +141,3 @@ def _state(row: RankRow) -> _Styled:
 
 def _percent(share: float) -> str:
     return f"{int(share * 100)} %"
-
-
-def _most_urgent(rows: Sequence[RankRow], count: int) -> list[RankRow]:
-    """Return the ``count`` most important rows in their old order: trouble, then the most used timeout."""
-
-    def calm(row: RankRow) -> tuple[bool, float]:
-        in_trouble = row.state in (RankState.EXITED, RankState.HUNG, RankState.DAMAGED, RankState.STOPPED)
-        return not in_trouble, -row.timeout.share if row.timeout is not None else 0.0
-
-    chosen = sorted(rows, key=calm)[:count]
-    return [row for row in rows if row in chosen]

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft import fault_tolerance as ft
 from megatron_ft.integrations import megatron_lm
-from tests.support.megatron_lm_loop import fresh_state, parse, train
+from tests.support.megatron_lm_loop import arguments, fresh_state, train
 from tests.support.training import FakeClient, bench, clean_environment, client
 
 __all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
@@ -71,8 +71,7 @@ def test_flag_is_not_written_after_a_failure(tmp_path: Path, flag: Path, client:
 def test_megatron_lm_writes_the_flag_once_train_iters_are_reached(
     first: int, steps: int, is_finished: bool, tmp_path: Path, flag: Path, client: FakeClient
 ) -> None:
-    args = parse(tmp_path)
-    args.train_iters, args.iteration = 20, first
+    args = arguments(tmp_path, train_iters=20, iteration=first)
     megatron_lm.setup(args)
     train(steps, args, first=first)
     megatron_lm.shutdown()

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from megatron_ft.integrations import megatron_lm
-from tests.support.megatron_lm_loop import CALLS, all_hooks, fresh_state, parse, save, train
+from tests.support.megatron_lm_loop import CALLS, all_hooks, arguments, fresh_state, save, train
 from tests.support.training import FakeClient, bench, clean_environment, client
 
 __all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
@@ -19,12 +19,12 @@ __all__ = ["bench", "clean_environment", "client", "fresh_state"]  # fixtures
 
 
 def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
-    for name, arguments in CALLS.items():
+    for name, given in CALLS.items():
         signature = inspect.signature(getattr(megatron_lm, name))
-        signature.bind(**dict.fromkeys(arguments, False))
+        signature.bind(**dict.fromkeys(given, False))
         signature.bind(*arguments)
     inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
-    assert set(megatron_lm.__all__) == {*CALLS, "add_ft_args"}
+    assert set(megatron_lm.__all__) == {*CALLS}
 
 
 def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
@@ -33,7 +33,7 @@ def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
     started = MagicMock()
     monkeypatch.setattr("megatron_ft.rank.faults.simulated.start", started)
     monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
-    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.setup(arguments(tmp_path))
     megatron_lm.maybe_setup_simulated_fault()
     started.assert_called_once()
 
@@ -42,7 +42,7 @@ def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
 
 
 def test_run_reports_iterations_sections_and_updates(tmp_path: Path, client: FakeClient) -> None:
-    args = parse(tmp_path, "--calc-ft-timeouts")
+    args = arguments(tmp_path, calc_ft_timeouts=True)
     megatron_lm.setup(args)
     assert megatron_lm.get_rank_monitor_client() is client
     assert client.open == ["setup"]
@@ -67,7 +67,7 @@ def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client
     all_hooks()
     megatron_lm.shutdown()
     assert megatron_lm.get_rank_monitor_client() is None
-    megatron_lm.setup(parse(tmp_path))
+    megatron_lm.setup(arguments(tmp_path))
     megatron_lm.shutdown()
     before = list(client.calls)
     all_hooks()
@@ -76,7 +76,7 @@ def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client
 
 
 def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None:
-    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "4"))
+    megatron_lm.setup(arguments(tmp_path, ft_num_warmup_iters=4))
     assert client.num_warmup_iters == 4
     train(6)
     assert client.sections().count(("start", "step")) == 2
@@ -87,7 +87,7 @@ def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None
 
 
 def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: FakeClient) -> None:
-    megatron_lm.setup(parse(tmp_path, "--ft-num-warmup-iters", "20", "--calc-ft-timeouts"))
+    megatron_lm.setup(arguments(tmp_path, ft_num_warmup_iters=20, calc_ft_timeouts=True))
     train(20)
     save()
     assert client.calculations() == [(["checkpointing"], False)]
@@ -100,7 +100,7 @@ def test_hooks_after_megatron_lm_shut_the_client_down_do_nothing(
     tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Some versions do, at the end of train(); evaluation and shutdown() come after it."""
-    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    megatron_lm.setup(arguments(tmp_path, calc_ft_timeouts=True))
     train(20)
     megatron_lm.get_rank_monitor_client().shutdown_workload_monitoring()
     before = client.sections()
@@ -120,7 +120,7 @@ def test_shutdown_closes_setup_when_no_step_was_made(
     tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A job that resumes after its last iteration: an open "setup" isn't counted, and the next run never knows it."""
-    megatron_lm.setup(parse(tmp_path, "--calc-ft-timeouts"))
+    megatron_lm.setup(arguments(tmp_path, calc_ft_timeouts=True))
     megatron_lm.on_checkpoint_loaded(is_local_chkpt=False)
     megatron_lm.shutdown()
     assert client.open == []

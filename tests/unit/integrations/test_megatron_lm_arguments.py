@@ -1,4 +1,4 @@
-"""The Megatron-LM adapter: its flags, where its arguments come from, and simulated faults."""
+"""The Megatron-LM adapter: where its arguments come from, and simulated faults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import pytest
 from megatron_ft.errors import ConfigError
 from megatron_ft.integrations import megatron_lm
 from megatron_ft.rank.faults import simulated
-from megatron_ft.rank.faults.plan import FAULT_TYPES
-from megatron_ft.rank.faults.simulated import SimulatedFaultParams
-from tests.support.megatron_lm_loop import fresh_state, parse, train
+from tests.support.megatron_lm_loop import arguments, fresh_state, train
 from tests.support.training import FakeClient, clean_environment, client
 
 __all__ = ["clean_environment", "client", "fresh_state"]  # fixtures
@@ -41,24 +39,11 @@ def megatron(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_flags_have_defaults_and_are_parsed(tmp_path: Path) -> None:
-    args = parse(tmp_path)
-    assert (args.enable_ft_package, args.calc_ft_timeouts, args.ft_num_warmup_iters) == (True, False, None)
-    assert (args.simulate_fault, args.simulated_fault_type, args.simulated_fault_rank) == (False, "random", None)
-    assert args.simulated_fault_base_delay == 0.0
-    flags = "--calc-ft-timeouts --ft-num-warmup-iters 5 --simulate-fault --simulated-fault-rank 1"
-    args = parse(tmp_path, *flags.split(), "--simulated-fault-base-delay", "7.5")
-    assert (args.calc_ft_timeouts, args.ft_num_warmup_iters, args.simulate_fault) == (True, 5, True)
-    assert (args.simulated_fault_rank, args.simulated_fault_base_delay) == (1, 7.5)
-    for kind in (*FAULT_TYPES, "random"):
-        assert parse(tmp_path, "--simulated-fault-type", kind).simulated_fault_type == kind
-
-
 def test_setup_before_megatron_lm_is_initialised_parses_the_command_line(
     tmp_path: Path, megatron: SimpleNamespace, client: FakeClient
 ) -> None:
     """Newer versions call setup() first: the command line is parsed for it, and curr_iteration is elsewhere later."""
-    megatron.parsed = parse(tmp_path)
+    megatron.parsed = arguments(tmp_path)
     megatron_lm.setup()
     assert client.open == ["setup"]
     megatron_lm.on_checkpointing_start()
@@ -106,17 +91,3 @@ def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
     megatron_lm.maybe_setup_simulated_fault()
     (fault,) = asked_for.call_args.args
     assert (fault.fault_type, fault.rank_to_fail, fault.base_delay) == expected
-
-
-def test_the_flags_ask_for_a_fault_too_and_the_variable_wins(
-    tmp_path: Path, client: FakeClient, asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    megatron_lm.maybe_setup_simulated_fault()
-    asked_for.assert_not_called()
-    flags = "--simulate-fault --simulated-fault-type slow --simulated-fault-rank 1 --simulated-fault-base-delay 9"
-    megatron_lm.setup(parse(tmp_path, *flags.split()))
-    megatron_lm.maybe_setup_simulated_fault()
-    assert asked_for.call_args.args == (SimulatedFaultParams("slow", 9.0, None, 1),)
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_hung;0;1")
-    megatron_lm.maybe_setup_simulated_fault()
-    assert asked_for.call_args.args == (SimulatedFaultParams("rank_hung", 1.0, None, 0),)

@@ -19,10 +19,10 @@ from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, Ran
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
-def draw(facts: JobFacts, *, note: str | None = None, width: int = 140, lines: int | None = None) -> str:
+def draw(facts: JobFacts, *, note: str | None = None, width: int = 140) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(job_frame(facts, note, width=width, lines=lines))
+    console.print(job_frame(facts, note, width=width))
     return file.getvalue()
 
 
@@ -97,22 +97,6 @@ def test_text_from_outside_is_neither_markup_nor_terminal_control() -> None:
     assert drawn.startswith(r"job a b\x1b[31m  ft_launcher 70")
 
 
-def test_ranks_in_trouble_are_shown_where_there_is_no_room_for_all() -> None:
-    ranks = [rank_facts(rank=number, local_rank=number) for number in range(64)]
-    boards = [
-        snapshot(sections=(SectionView("step", NOW - (9 if n in (7, 60) else 2) * S, 1, 10 * S),)) for n in range(64)
-    ]
-    readings = [RankReading(board, damaged=n == 33) for n, board in enumerate(boards)]
-    drawn = draw(job(*ranks)(*readings), lines=24)
-    assert len(drawn.splitlines()) <= 24
-    for rank in (7, 33, 60):
-        cells(drawn, rank)
-    shown = [line for line in drawn.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
-    assert f"and {64 - len(shown)} more ranks, none of them beyond 20 % of its timeout" in drawn
-    assert len(shown) == 24 - 10
-    assert "more rank" not in draw(job(*ranks)(*readings))
-
-
 @pytest.mark.parametrize("width", [72, 80, 100, 119])
 def test_table_in_a_narrow_terminal_fits_its_width(width: int) -> None:
     sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
@@ -127,7 +111,7 @@ def test_ascii_terminal_gets_ascii_only_and_the_note() -> None:
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding="ascii", write_through=True), width=140, highlight=False)
     note = "ft_launcher 70, job demo, is stopped"
-    console.print(job_frame(job(rank_facts())(RankReading(snapshot())), note, width=140, lines=None))
+    console.print(job_frame(job(rank_facts())(RankReading(snapshot())), note, width=140))
     assert "12 % of 8 s" in raw.getvalue().decode()
     assert note in raw.getvalue().decode()
 
