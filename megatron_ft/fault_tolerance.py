@@ -79,7 +79,7 @@ _NOT_CONFIRMED = "it isn't confirmed that the learned timeouts of this run are w
 _NOT_WRITTEN = "no timeouts of this run are written to a file: the next run will not know them"
 
 _current_client: Any = None
-"""Client and save directory of the latest ``setup``, for a simulated fault, which is given no state."""
+"""Client of the latest ``setup``, for a simulated fault, which is given no state."""
 
 
 def setup(config: Any, global_state: Any) -> None:
@@ -98,6 +98,7 @@ def setup(config: Any, global_state: Any) -> None:
         ValueError: there is no save directory.
         RankMonitorClientError: the monitor refuses the rank; or there is no launcher, and FT_REQUIRE_LAUNCHER is 1.
     """
+    global _current_client
     if config.ft is None or getattr(config.ft, "enable_ft_package", True) is False:
         hook_order.order.setup(is_on=False)
         return
@@ -141,14 +142,17 @@ def setup(config: Any, global_state: Any) -> None:
             | FACT_ASYNC_SAVES * bool(config.checkpoint.async_save)
             | FACT_LOADED * bool(ft_state.is_persistent_chkpt_loaded)  # loaded before this call
         )
-    global_state.rank_monitor_client = client
-    _remember_client(client)
+    global_state.rank_monitor_client = _current_client = client
     if mine is None:
         _load_state_if_exists(global_state)
     client.start_section(SETUP)
     ft_state.is_setup_section_open = True
-    if get_rank_safe() == 0:
-        _make_directory(save)
+    if get_rank_safe() == 0 and "://" not in save:  # an object store has no directories
+        try:
+            if not os.path.exists(save):
+                os.makedirs(save, exist_ok=True)
+        except OSError as error:  # an evaluation may never save: the loop's own save reports the error
+            say.warn(f"the save directory {save} can't be created: {error.strerror or error}")
 
 
 def on_training_step_start(global_state: Any) -> None:
@@ -259,7 +263,9 @@ def shutdown(global_state: Any) -> None:
         global_state.rank_monitor_client = None
         return
     failure = sys.exc_info()[1]
-    if failure is not None and not _is_normal_end(failure):
+    # the end of the data, and sys.exit(0), end a finished loop or script
+    is_normal = isinstance(failure, _END_OF_DATA) or (isinstance(failure, SystemExit) and failure.code in (None, 0))
+    if failure is not None and not is_normal:
         if global_state.fault_tolerance_state.is_calculating_timeouts:
             say.warn(f"timeouts were not updated: {type(failure).__name__} is being handled; call shutdown() after it")
         abort(global_state)
@@ -279,11 +285,6 @@ def shutdown(global_state: Any) -> None:
         _disconnect(client, global_state)
         hook_order.order.shutdown(was_on=True)
     finished.tell_if_finished(global_state)
-
-
-def _is_normal_end(error: BaseException) -> bool:
-    """Return True for exceptions that end a finished loop or script: the end of the data, ``sys.exit(0)``."""
-    return isinstance(error, _END_OF_DATA) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def abort(global_state: Any) -> None:
@@ -317,17 +318,6 @@ def maybe_setup_simulated_fault(config: Any) -> None:
     with user_errors.no_restart_for_mistakes():
         params = SimulatedFaultParams(config.simulated_fault_type, delay, None, rank)
         simulated.start(params, client=lambda: _current_client)
-
-
-def _make_directory(path: str) -> None:
-    """Create the save directory if it is missing; an object store has none."""
-    if "://" in path:
-        return
-    try:
-        if not os.path.exists(path):
-            os.makedirs(path, exist_ok=True)
-    except OSError as error:  # an evaluation may never save: the loop's own save reports the error
-        say.warn(f"the save directory {path} can't be created: {error.strerror or error}")
 
 
 def get_rank_safe() -> int:
@@ -411,17 +401,12 @@ def _close_setup(client: Any, ft_state: Any) -> None:
 
 
 def _disconnect(client: Any, global_state: Any) -> None:
-    global_state.rank_monitor_client = None
-    _remember_client(None)
+    global _current_client
+    global_state.rank_monitor_client = _current_client = None
     ft_state = getattr(global_state, "fault_tolerance_state", None)
     if ft_state is not None:
         ft_state.is_setup_section_open = ft_state.is_persistent_chkpt_loaded = False
     safe_calls.call(client.shutdown_workload_monitoring)
-
-
-def _remember_client(client: Any) -> None:
-    global _current_client
-    _current_client = client
 
 
 def _warmup_steps(global_state: Any) -> int:
@@ -432,4 +417,4 @@ def _warmup_steps(global_state: Any) -> int:
 
 def _least_steps_to_learn(global_state: Any) -> int:
     """Return the number of steps needed before "step" is learned: at least one is after the warm-up."""
-    return max(_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE, (configured_warmup(getattr(global_state, "cfg", None)) or 0) + 1)
+    return max(_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE, _warmup_steps(global_state) + 1)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from megatron_ft.link.base.wording import printable
-
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable
 
@@ -62,14 +60,6 @@ def follow(
                     pause(max(least_s, 4 * (time.monotonic() - began_s)))
         except KeyboardInterrupt:
             return  # the normal way to leave
-
-
-def plain(text: str, *, keep_lines: bool = False) -> str:
-    """Return a text from outside, harmless for a terminal; in one line unless ``keep_lines``.
-
-    Pass it to rich as ``Text``: in a plain str, square brackets would be markup.
-    """
-    return "\n".join(map(printable, text.split("\n"))) if keep_lines else printable(text)
 
 
 def took(seconds: float | None) -> str:

@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import zlib
 from collections.abc import Collection, Sequence
 from importlib import resources
@@ -126,6 +127,7 @@ def page(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> str:
     seconds = {} if goodput is None else goodput.seconds
     template = resources.files("megatron_ft.cli.render").joinpath("page.html.jinja").read_text("utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    # JSON without these characters can't end the script element around it
     return environment.from_string(template).render(
         header=tables.header(analysis),
         period=tables.period(analysis),
@@ -138,7 +140,7 @@ def page(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> str:
         ],
         definition=tables.GOODPUT,
         sheets={sheet.name: sheet for sheet in tables.sheets(analysis)},
-        data=_json(_data(analysis, evidence)),
+        data=re.sub("[&<>]", lambda each: f"\\u{ord(each[0]):04x}", json.dumps(_data(analysis, evidence))),
     )
 
 
@@ -180,11 +182,6 @@ def _data(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> dict[str, A
         ],
         "packed": _packed(json.dumps(evidence).encode()),
     }
-
-
-def _json(document: Any) -> str:
-    """Return JSON that can't end the surrounding script element."""
-    return json.dumps(document).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _packed(data: bytes) -> str:

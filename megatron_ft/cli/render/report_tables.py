@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
 
 from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.base.terminal import plain, terminal, took
+from megatron_ft.cli.base.terminal import terminal, took
 from megatron_ft.link.base.intervals import FIRST_INTERVALS
-from megatron_ft.link.base.wording import counted, listed, when
+from megatron_ft.link.base.wording import counted, listed, printable, when
 from megatron_ft.link.facts.launcher import PHASES
 from megatron_ft.records.rules.accounting import CycleSummary, Goodput
 
@@ -48,9 +48,9 @@ def header(analysis: Analysis) -> str:
     """Return the job, on what it ran, and how often it was restarted."""
     run = analysis.run
     size = len(analysis.timeline.ranks) if run.world_size is None else run.world_size
-    where = f"{counted(size, 'rank')} on {counted(len(run.hosts), 'node')} ({listed([*map(plain, run.hosts)])})"
+    where = f"{counted(size, 'rank')} on {counted(len(run.hosts), 'node')} ({listed([*map(printable, run.hosts)])})"
     code = "" if run.exit_code is None else f", exit code {run.exit_code}"
-    return f"{plain(run.name)}: {where}, {counted(run.restarts, 'restart')}{code}"
+    return f"{printable(run.name)}: {where}, {counted(run.restarts, 'restart')}{code}"
 
 
 def period(analysis: Analysis) -> str:
@@ -206,7 +206,7 @@ def print_report(analysis: Analysis, file: TextIO | None = None) -> None:
             table.add_column(column, justify="left" if column == sheet.text else "right")
         for at, row in enumerate(sheet.rows):
             style = "red" if at in sheet.marked and sheet.name == "timeouts" else ""
-            table.add_row(*(Text(plain(cell, keep_lines=True), style=style) for cell in row))
+            table.add_row(*(Text("\n".join(map(printable, cell.split("\n"))), style=style) for cell in row))
         console.print(table)
         for note in sheet.notes:
             console.print(note, markup=False)

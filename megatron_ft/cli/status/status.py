@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from megatron_ft.cli.base.terminal import follow, plain, terminal
+from megatron_ft.cli.base.terminal import follow, terminal
 from megatron_ft.cli.slurm.batch import status_on_nodes
 from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.cli.status.jobs import ANSWER_S, JobWatch, choose, find_jobs
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.link.base.codec import to_builtins
+from megatron_ft.link.base.wording import printable
 from megatron_ft.link.messages.job_facts import JobFacts
 
 _NOTHING_SEEN = 1
@@ -117,7 +118,7 @@ def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
             except FaultToleranceError:
                 running.remove(watch)
                 gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
-                console.print(f"job {plain(watch.job.run_id)}: {gone}", markup=False)
+                console.print(f"job {printable(watch.job.run_id)}: {gone}", markup=False)
                 continue
             doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
             frames.append(job_frame(watch.facts, doubt, width=console.width))

@@ -1,6 +1,6 @@
 """The ranks of a running job as a table for the terminal.
 
-Texts from outside (names of sections, errors) go through ``plain``: they may hold terminal control sequences.
+Texts from outside (names of sections, errors) go through ``printable``: they may hold terminal control sequences.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megatron_ft.cli.base.terminal import duration, plain
+from megatron_ft.cli.base.terminal import duration
 from megatron_ft.link.base.intervals import HangKind
 from megatron_ft.link.base.signal_rules import signal_name
-from megatron_ft.link.base.wording import counted
+from megatron_ft.link.base.wording import counted, printable
 from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def job_frame(facts: JobFacts, note: str | None, *, width: int) -> Group:
 def _head(facts: JobFacts, note: str | None) -> Iterator[_Styled]:
     now_ns = facts.now_ns
     up = duration((now_ns - facts.started_ns) / 1e9)
-    yield f"job {plain(facts.run_id)}  ft_launcher {facts.launcher_pid}, up {up}", "bold"
+    yield f"job {printable(facts.run_id)}  ft_launcher {facts.launcher_pid}, up {up}", "bold"
     left = f"{facts.restarts_left} of {counted(facts.max_restarts, 'restart')} left"
     if facts.cycle is None:
         yield f"no rank was started yet, {left}", ""
@@ -73,14 +73,14 @@ def _head(facts: JobFacts, note: str | None) -> Iterator[_Styled]:
     if facts.observe_only:
         yield "observe-only: hung ranks are reported, not killed", "yellow"
     if facts.last_cause is not None:
-        yield f"cycle {facts.last_cause.cycle} ended: {plain(facts.last_cause.text)}", ""
+        yield f"cycle {facts.last_cause.cycle} ended: {printable(facts.last_cause.text)}", ""
     if facts.goodput is not None:
         yield f"goodput {facts.goodput:.1%}", ""
     for hang in facts.hangs:
-        yield plain(hang.line), "dim" if hang.went_on else "bold red"
+        yield printable(hang.line), "dim" if hang.went_on else "bold red"
     for each in facts.slow_ranks:
-        yield plain(each.text), "yellow"
-    yield f"logs: {plain(facts.log_dir) or 'none'}", "dim"
+        yield printable(each.text), "yellow"
+    yield f"logs: {printable(facts.log_dir) or 'none'}", "dim"
     if note is not None:
         yield note, "bold red"
 
@@ -101,7 +101,7 @@ def _rank_table(rows: Sequence[RankRow], *, width: int) -> Table:
         )
     for row in rows:
         open_s = row.sections[-1].open_s if row.sections else row.out_of_section_s
-        section = " > ".join(plain(each.name) for each in row.sections), ""
+        section = " > ".join(printable(each.name) for each in row.sections), ""
         if not row.sections:
             section = "-" if open_s is None else "out of section", "dim"
         cells = (
@@ -123,11 +123,11 @@ def _used(row: RankRow) -> _Styled:
     if use is None:
         return "-", ""
     limit = f"{use.timeout_s:.3g} s" if use.timeout_s < 60 else duration(use.timeout_s)
-    name = _HEARTBEATS.get(use.kind, plain(use.section or ""))
+    name = _HEARTBEATS.get(use.kind, printable(use.section or ""))
     name = "" if row.sections and row.sections[-1].name == use.section else name
     name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
     style = "red" if use.share >= _MANY else "yellow" if use.share >= _SOME else "green"
-    return f"{_percent(use.share):>5} of {limit}{f', {name}' if name else ''}", style
+    return f"{int(use.share * 100):>3} % of {limit}{f', {name}' if name else ''}", style
 
 
 def _state(row: RankRow) -> _Styled:
@@ -137,7 +137,3 @@ def _state(row: RankRow) -> _Styled:
         return "exited" if row.exit_code is None else "finished", "dim"
     how = f"exited with code {row.exit_code}" if row.exit_code > 0 else f"killed by {signal_name(-row.exit_code)}"
     return how, "red"
-
-
-def _percent(share: float) -> str:
-    return f"{int(share * 100)} %"

@@ -369,7 +369,12 @@ class _Cycle:
     @property
     def end(self) -> CycleEnded | None:
         """End as the node tells it that knows the cause best."""
-        best = min(self.ends, key=_importance, default=None)
+
+        def importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
+            cause = ended.record.cause
+            return cause is None, cause is not None and cause.kind is CauseKind.MEMBERSHIP, ended.at_ns
+
+        best = min(self.ends, key=importance, default=None)
         return None if best is None else best.record
 
     @property
@@ -478,12 +483,6 @@ class _Cycle:
             restored=None if restored is None else restored.key.iteration,
             restored_redone=None if restored is None else restored.redone,
         )
-
-
-def _importance(ended: Timed[CycleEnded]) -> tuple[bool, bool, int]:
-    """Return a sort key for the ends recorded for one cycle: one that knows the cause comes first."""
-    cause = ended.record.cause
-    return cause is None, cause is not None and cause.kind is CauseKind.MEMBERSHIP, ended.at_ns
 
 
 class _Sums:

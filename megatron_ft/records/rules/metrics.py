@@ -172,19 +172,14 @@ class JobMetrics:
             case NodeLost():
                 self._lost.add(record.node)
             case Minute():
-                self._count_sections(record)
-
-    def _count_sections(self, minute: Minute) -> None:
-        for rank in minute.ranks:
-            for name, of in rank.sections.items():
-                if name in (OUT_OF_SECTION, HEARTBEAT):
-                    continue
-                before = self._sections.get(name, Histogram())
-                counts = list(before.counts)
-                for bucket, count in of.counts.items():
-                    end_s = BOUNDS_S[bucket] if bucket < len(BOUNDS_S) else float("inf")
-                    counts[bisect.bisect_left(SHOWN_BOUNDS_S, end_s)] += count
-                self._sections[name] = Histogram(tuple(counts), before.sum_s + of.total_s)
+                sections = [each for rank in record.ranks for each in rank.sections.items()]
+                for name, of in (each for each in sections if each[0] not in (OUT_OF_SECTION, HEARTBEAT)):
+                    before = self._sections.get(name, Histogram())
+                    counts = list(before.counts)
+                    for bucket, count in of.counts.items():
+                        end_s = BOUNDS_S[bucket] if bucket < len(BOUNDS_S) else float("inf")
+                        counts[bisect.bisect_left(SHOWN_BOUNDS_S, end_s)] += count
+                    self._sections[name] = Histogram(tuple(counts), before.sum_s + of.total_s)
 
     def series(self, now: GaugeValues, *, of_job: bool) -> list[Series]:
         """Return all values. ``of_job``: also those of the whole job."""

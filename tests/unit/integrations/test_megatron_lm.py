@@ -22,7 +22,7 @@ def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
     for name, given in CALLS.items():
         signature = inspect.signature(getattr(megatron_lm, name))
         signature.bind(**dict.fromkeys(given, False))
-        signature.bind(*arguments)
+        signature.bind(*given)
     inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
     assert set(megatron_lm.__all__) == {*CALLS}
 

@@ -1,4 +1,4 @@
-"""Texts and progress on a terminal."""
+"""Progress on a terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from megatron_ft.cli.base.terminal import plain, track
-from megatron_ft.cli.render import report_tables
-from megatron_ft.cli.status import status_table
+from megatron_ft.cli.base.terminal import track
 
 
 class Screen(io.StringIO):
@@ -25,10 +23,3 @@ def test_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, screen
     monkeypatch.setenv("TERM", "xterm")
     assert [*track([0, 1, 2], "reading logs", 3)] == [0, 1, 2]
     assert ("reading logs" in screen.getvalue()) == screen.isatty()
-
-
-def test_plain_is_shared_by_status_and_report_and_escapes_controls() -> None:
-    assert plain("a\nb\tc\x1b\udc80d") == r"a b c\x1b\udc80d"
-    assert plain("a\nb\tc", keep_lines=True) == "a\nb c"
-    assert vars(status_table)["plain"] is plain
-    assert vars(report_tables)["plain"] is plain
