@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_ft.errors import ConfigError, Refused, nearest
+from megatron_ft.errors import ConfigError, nearest
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.wording import counted
@@ -79,10 +79,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    try:
-        checks = parse_checks(args.checks)
-    except Refused as refused:
-        raise ConfigError(f"{args.checks!r}: must be names of checks ({', '.join(CHECKS)}){refused}") from None
+    checks = parse_checks(args.checks)
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = args.ranks if args.ranks is not None else int(given) if given.isdecimal() else 0
     if "segment" in checks and not args.segment_health_check_dir:
@@ -162,15 +159,16 @@ def parse_checks(text: str) -> tuple[str, ...]:
     """Return the names of checks; ``disk:PATH`` and ``storage:PATH`` check one more directory.
 
     Raises:
-        Refused: a check is unknown.
+        ConfigError: a check is unknown.
     """
+    must = f"{text!r}: must be names of checks ({', '.join(CHECKS)})"
     checks = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for check in checks:
         name, colon, path = check.partition(":")
         if name not in CHECKS:
-            raise Refused(nearest(name, CHECKS))
+            raise ConfigError(f"{must}{nearest(name, CHECKS)}")
         if colon and (name not in ("disk", "storage") or not path.startswith("/")):
-            raise Refused(f"; {check!r}: only disk and storage have a path, as in storage:/checkpoints")
+            raise ConfigError(f"{must}; {check!r}: only disk and storage have a path, as in storage:/checkpoints")
     return checks
 
 

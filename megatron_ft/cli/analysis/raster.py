@@ -11,7 +11,6 @@ it costs the same for two ranks and for thousands.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -48,25 +47,14 @@ _RARE, _SALIENT = 0.05, 0.1  # a section open for less than this share of a rank
 Shares = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Grid:
-    """States of ranks (rows) in columns of time.
-
-    Args:
-        states: ABSENT, HUNG (from the beginning of what the verdict is about), WAITING
-        (the same of a rank that isn't the culprit of a finding), SILENT (nothing recorded), OUTSIDE, or
-        FIRST_SECTION + twice the section's index (at most MOST_SECTIONS), plus one where only sums are known. The
-        innermost section counts.
-        edges_ns: edges of the columns, wall ns: one more than there are columns.
-    """
-
-    states: npt.NDArray[np.uint8]
-    ranks: tuple[int, ...]
-    edges_ns: Int64s
+States = npt.NDArray[np.uint8]
+"""States of ranks (rows) in columns of time: ABSENT, HUNG (from the beginning of what the verdict is about), WAITING
+(the same of a rank that isn't the culprit of a finding), SILENT (nothing recorded), OUTSIDE, or FIRST_SECTION + twice
+the section's index (at most MOST_SECTIONS), plus one where only sums are known. The innermost section counts."""
 
 
 def states_of(sections: Sequence[str]) -> list[tuple[str, str]]:
-    """Return name and colour of each number in ``Grid.states``; what is only summed up is paler."""
+    """Return name and colour of each number in `States`; what is only summed up is paler."""
     shown = [(name, _COLORS[at % len(_COLORS)]) for at, name in enumerate(sections[:MOST_SECTIONS])]
     shown += [("other sections", _OTHERS)] if len(sections) > MOST_SECTIONS else []
     both = (each for name, color in shown for each in ((name, color), (f"{name} (summed up)", f"{color}99")))
@@ -78,11 +66,10 @@ def edges_ns(begin_ns: int, end_ns: int, columns: int) -> Int64s:
     return np.linspace(0, max(1, end_ns - begin_ns), columns + 1).astype(np.int64) + begin_ns
 
 
-def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
-    """Return the grid of all ranks between these edges."""
-    ranks = tuple(timeline.ranks)
-    states = np.zeros((len(ranks), len(edges) - 1), dtype=np.uint8)
-    rows = {rank: row for row, rank in enumerate(ranks)}
+def rasterize(timeline: Timeline, edges: Int64s) -> States:
+    """Return the grid of all ranks between these edges of its columns, wall ns."""
+    states = np.zeros((len(timeline.ranks), len(edges) - 1), dtype=np.uint8)
+    rows = {rank: row for row, rank in enumerate(timeline.ranks)}
     culprits = {cycle.cycle: found_culprits(timeline, cycle.cycle) for cycle in timeline.run.cycles}
     for track in timeline.tracks:
         if track.end_ns < edges[0] or track.begin_ns >= edges[-1]:
@@ -97,10 +84,10 @@ def rasterize(timeline: Timeline, edges: Int64s) -> Grid:
         # where two cycles share a column, a hang wins, else the later one
         fresh = (mine != ABSENT) & (row != HUNG) & (row != WAITING)
         row[fresh] = mine[fresh]
-    return Grid(states=states, ranks=ranks, edges_ns=edges)
+    return states
 
 
-def _states(track: Track, edges: Int64s, overdue: int) -> npt.NDArray[np.uint8]:
+def _states(track: Track, edges: Int64s, overdue: int) -> States:
     width = np.diff(edges)
     alive = _share([track.begin_ns, track.end_ns], edges, width)
     states = np.where(alive > 0.5, OUTSIDE, ABSENT).astype(np.uint8)
@@ -125,9 +112,7 @@ _Level = dict[int, Sequence[int]]
 """Beginnings and ends of intervals of sections at one depth, by section."""
 
 
-def _paint(
-    states: npt.NDArray[np.uint8], level: _Level, edges: Int64s, width: Int64s, alive: Shares, length: int
-) -> None:
+def _paint(states: States, level: _Level, edges: Int64s, width: Int64s, alive: Shares, length: int) -> None:
     """Paint a level: sections that together fill half of a column take it.
 
     A rare section takes a column with less: otherwise a checkpoint shorter than two columns would show or not depending
@@ -143,7 +128,7 @@ def _paint(
             states[(share >= _SALIENT) & (states != ABSENT)] = _state(section)
 
 
-def _state(section: npt.ArrayLike, *, is_sum: bool = False) -> npt.NDArray[np.uint8]:
+def _state(section: npt.ArrayLike, *, is_sum: bool = False) -> States:
     numbers = np.minimum(np.asarray(section, dtype=np.int64), MOST_SECTIONS)
     return (2 * numbers + FIRST_SECTION + is_sum).astype(np.uint8)
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.analysis.failures import Failure, failures_of
-from megatron_ft.cli.analysis.raster import ABSENT, FAULT_COLOR, Grid, edges_ns, rasterize, states_of
+from megatron_ft.cli.analysis.raster import ABSENT, FAULT_COLOR, edges_ns, rasterize, states_of
 from megatron_ft.cli.analysis.steps import iterations_over_time, step_times
-from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.cli.analysis.timeline import Int64s, Timeline
 from megatron_ft.cli.base.terminal import took
 from megatron_ft.cli.render import report_tables as tables
 from megatron_ft.link.base.codec import to_builtins
@@ -194,30 +194,30 @@ def _timeline_data(timeline: Timeline, failures: Sequence[Failure]) -> dict[str,
     The whole run is there several times, as a screen shows it and finer for a closer look, because columns that are
     dropped while drawing would be arbitrary ones; the last failures follow, finer still.
     """
-    grids: list[Grid] = []
     packed: list[dict[str, Any]] = []
+    seen: set[int] = set()
 
-    def add(grid: Grid) -> bool:
-        states = _packed(grid.states.tobytes())
+    def add(edges: Int64s) -> bool:
+        grid = rasterize(timeline, edges)
+        states = _packed(grid.tobytes())
         if packed and sum(len(each["states"]) for each in packed) + len(states) > _MOST_PACKED:
             return False
-        begin_s, end_s = ((int(edge) - timeline.begin_ns) / 1e9 for edge in (grid.edges_ns[0], grid.edges_ns[-1]))
-        packed.append({"begin": begin_s, "end": end_s, "columns": grid.states.shape[1], "states": states})
-        grids.append(grid)
+        begin_s, end_s = ((int(edge) - timeline.begin_ns) / 1e9 for edge in (edges[0], edges[-1]))
+        packed.append({"begin": begin_s, "end": end_s, "columns": grid.shape[1], "states": states})
+        seen.update(np.unique(grid).tolist())
         return True
 
+    finest_ns = 0
     for columns in (_SCREEN_COLUMNS * _FINER**level for level in range(_LEVELS)):
-        if grids and columns * len(timeline.ranks) > _MOST_CELLS:
+        edges = edges_ns(timeline.begin_ns, timeline.end_ns, columns)
+        if (packed and columns * len(timeline.ranks) > _MOST_CELLS) or not add(edges):
             break
-        if not add(rasterize(timeline, edges_ns(timeline.begin_ns, timeline.end_ns, columns))):
-            break
+        finest_ns = edges[1] - edges[0]
     columns = int(np.clip(_DETAIL_CELLS // max(1, len(timeline.ranks)), _LEAST_DETAIL_COLUMNS, _MOST_DETAIL_COLUMNS))
-    finest_ns = grids[-1].edges_ns[1] - grids[-1].edges_ns[0]
     for failure in failures[-_MOST_DETAILS:]:
         edges = edges_ns(failure.from_ns, failure.to_ns, columns)
         if 2 * (edges[1] - edges[0]) <= finest_ns:
-            add(rasterize(timeline, edges))
-    seen = sorted({int(state) for grid in grids for state in np.unique(grid.states)} - {ABSENT})
+            add(edges)
     states = states_of(timeline.names)
     named = {(each.rank, each.cycle) for each in failures}
     named |= {(each.rank, each.cycle) for each in timeline.run.accounting.hangs}
@@ -225,7 +225,7 @@ def _timeline_data(timeline: Timeline, failures: Sequence[Failure]) -> dict[str,
         "grids": packed,
         "states": [name for name, _ in states],
         "colors": [color for _, color in states],
-        "seen": seen,
+        "seen": sorted(seen - {ABSENT}),
         "hung": [  # among hundreds of ranks, a row alone is too thin to be seen
             (track.rank, timeline.since(track.hung_since_ns), timeline.since(track.end_ns))
             for track in timeline.tracks

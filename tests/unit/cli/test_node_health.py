@@ -19,7 +19,7 @@ from megatron_ft.cli.node_health import (
     parse_checks,
     segment_problems,
 )
-from megatron_ft.errors import Refused
+from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.linux import kernel_facts, nvml
 
@@ -35,7 +35,7 @@ def test_names_of_checks_are_kept_once() -> None:
     ("text", "hint"), [("gpus", "did you mean 'gpu'"), ("gpu:/x", "only disk and storage"), ("disk:x", "only disk")]
 )
 def test_unknown_check_is_refused(text: str, hint: str) -> None:
-    with pytest.raises(Refused, match=hint):
+    with pytest.raises(ConfigError, match=hint):
         parse_checks(text)
 
 

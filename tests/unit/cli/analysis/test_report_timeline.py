@@ -142,7 +142,7 @@ def states(analysis: Analysis, edges: list[float], rank: int = 0) -> list[str]:
     grid = raster.rasterize(analysis.timeline, np.array([begin + int(edge * S) for edge in edges], dtype=np.int64))
     assert offset >= 0
     names = [name for name, _ in raster.states_of(analysis.timeline.names)]
-    return [names[state] for state in grid.states[grid.ranks.index(rank)]]
+    return [names[state] for state in grid[analysis.timeline.ranks.index(rank)]]
 
 
 def test_the_grid_shows_intervals_where_they_were_and_sums_as_such(tmp_path: Path) -> None:
