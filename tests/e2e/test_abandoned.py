@@ -23,12 +23,3 @@ def test_abandoned_launcher_alone_exits_with_94_and_uses_no_restart(fresh_launch
     assert (ended["cause"]["kind"], ended["restarts_left"]) == ("membership", 3)
     (life,) = json.loads((launched.log_dir / "result.json").read_text())["lives"]
     assert (life["outcome"], life["exit_code"], life["restarts"]) == ("lost", 94, 0)
-
-
-def test_a_job_whose_ranks_write_to_files_goes_on_without_a_reader(fresh_launcher: Launcher) -> None:
-    unread = [*UNREAD[:2], UNREAD[2].replace("still here", "cycle 0 started"), "bash"]
-    prints = PRINTS.replace("while CYCLE == 0", "for _ in range(60)")
-    options = ["--nproc-per-node=2", "--redirects=3", f"--log-dir={fresh_launcher.directory / 'logs'}"]
-    launched = fresh_launcher.start(prints, *options, prefix=unread)
-    assert launched.wait().code == 0
-    assert launched.events("abandoned") == []

@@ -52,14 +52,6 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     hashes = re.findall(r"^  with(?:out a fault|  ?the faults) +([0-9a-f]{64})$", said, re.MULTILINE)
     assert len(hashes) == 2
     assert hashes[0] == hashes[1]
-    report = subprocess.run(
-        [sys.executable, "-m", "megatron_ft.cli.main", "report", str(tmp_path / "out" / "disturbed" / "logs")],
-        env={**os.environ, "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "rank 1 killed by SIGKILL" in report.stdout
     # Python's multiprocessing, in a rank that was killed in the middle, leaves an empty pymp-* folder to nobody, and
     # who imports Megatron makes torch's cache of compiled code, empty, too
     assert [name for name in os.listdir(tmp_path) if not name.startswith(("pymp-", "torchinductor_"))] == ["out"]

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,17 @@ def read(found: Path, directory: Path) -> States:
     return states
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> States:
-    directory, found = tmp_path_factory.mktemp("torchrun"), tmp_path_factory.mktemp("found")
+def test_rank_finds_its_process_as_under_torchrun(fresh_launcher: Launcher, tmp_path: Path) -> None:
+    """Ours are forked, with hooks, learning, memory checkpoints and a simulated fault."""
+    directory, found = tmp_path / "torchrun", {name: tmp_path / name for name in ("theirs", "ours")}
+    for each in (directory, *found.values()):
+        each.mkdir()
+    launched = fresh_launcher.start(
+        [SCRIPT, str(found["ours"])], *OPTIONS, env={**OWN_STORE, "FT_SIM_FAULT_DESC": "rank_killed;1;600"}
+    )
     with (directory / "launcher.out").open("w") as out, (directory / "launcher.err").open("w") as err:
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", *OPTIONS, SCRIPT, str(found)],
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", *OPTIONS, SCRIPT, str(found["theirs"])],
             cwd=directory,
             env={**clean_environment(), **OWN_STORE, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)},
             stdin=subprocess.DEVNULL,
@@ -103,25 +108,11 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> States:
             stderr=err,
             timeout=120,
         )
-    assert len(os.listdir(found)) == 33, (directory / "launcher.err").read_text()
-    return read(found, directory)
-
-
-@pytest.mark.parametrize(
-    ("options", "env"),
-    [(("--ft-preload=none",), {}), ((), {"FT_SIM_FAULT_DESC": "rank_killed;1;600"})],
-    ids=["fresh", "forked, with hooks, learning, memory checkpoints and a simulated fault"],
-)
-def test_rank_finds_its_process_as_under_torchrun(
-    fresh_launcher: Launcher, theirs: States, options: tuple[str, ...], env: Mapping[str, str]
-) -> None:
-    found = fresh_launcher.directory / "found"
-    found.mkdir()
-    launched = fresh_launcher.start([SCRIPT, str(found)], *OPTIONS, *options, env={**OWN_STORE, **env})
+    assert len(os.listdir(found["theirs"])) == 33, (directory / "launcher.err").read_text()
     finished = launched.wait(100)
     assert (finished.code, finished.out) == (0, ""), finished.err
-    assert (launched.events("fork_server") == []) == ("--ft-preload=none" in options)
-    ours = read(found, launched.directory)
+    assert launched.events("fork_server") != []
+    ours, theirs = read(found["ours"], launched.directory), read(found["theirs"], directory)
     assert ours.keys() == theirs.keys()
     different = []
     for where, facts in theirs.items():

@@ -39,9 +39,14 @@ def end(last: str, code: int, *, script: str = SCRIPT, redirection: str = "") ->
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-def test_launcher_end_flushes_output_and_waits_for_threads_and_exit_functions() -> None:
-    ended = end("sys.exit(launcher_main.main())", 2)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "thread, exit function", "")
+@pytest.mark.parametrize(("redirection", "out"), [("", "thread, exit function"), ("1>&-", ""), ("1>/dev/full", "")])
+def test_launcher_end_flushes_output_waits_for_threads_and_exit_functions_and_keeps_its_code(
+    redirection: str, out: str
+) -> None:
+    script = SCRIPT if out else SCRIPT.replace("sys.stdout.write", "(sys.stdout or sys.stderr).write")
+    ended = end("sys.exit(launcher_main.main())", 2, script=script, redirection=redirection)
+    assert (ended.returncode, ended.stdout) == (2, out)
+    assert ended.stderr == "" or not out
 
 
 def test_process_that_only_calls_main_keeps_its_own_end() -> None:
@@ -50,60 +55,47 @@ def test_process_that_only_calls_main_keeps_its_own_end() -> None:
     assert ended.returncode == -signal.SIGABRT
 
 
-IN_A_THREAD = """
-import signal, sys, threading
-from megatron_ft.launcher.main import main
-numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT, signal.SIGUSR1)
-def handler(*_): pass
-for number in numbers: signal.signal(number, handler)
-codes = []
-thread = threading.Thread(target=lambda: codes.append(main(sys.argv[1:])))
-thread.start()
-thread.join()
-print(codes, all(signal.getsignal(number) is handler for number in numbers))
-"""
-
-
-def test_launcher_in_another_thread_runs_the_job_and_takes_no_signal(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import os; assert os.environ['FT_CYCLE'] == '1'")
-    words = [sys.executable, "-c", IN_A_THREAD, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", "--max-restarts=1"]
-    words += ["--ft-forward-signals=SIGUSR1", str(script)]
-    environment = clean_environment()
-    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.stdout.splitlines()[-1] == "[0] True", ended.stderr
-
-
 CALLS = """
-import sys
+import signal, sys, threading
 from unittest import mock
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from megatron_ft.launcher.main import main
-print("returned", main([*sys.argv[1:], "well"]))
+numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT, signal.SIGUSR1)
+def handler(*_): pass
+for number in numbers: signal.signal(number, handler)
+options, script = sys.argv[1:-1], sys.argv[-1]
+codes = []
+restarts = ["--max-restarts=1", "--ft-forward-signals=SIGUSR1"]
+thread = threading.Thread(target=lambda: codes.append(main([*options, *restarts, script, "restarts"])))
+thread.start()
+thread.join()
+print("returned", codes, all(signal.getsignal(number) is handler for number in numbers))
 try:
-    main([*sys.argv[1:], "fails"])
+    main([*options, script, "fails"])
 except ChildFailedError as error:
     print("raised", sorted(error.failures))
 with mock.patch.object(LocalElasticAgent, "run", side_effect=KeyError("planted")):
     try:
-        main([*sys.argv[1:], "well"])
+        main([*options, script, "well"])
     except KeyError as error:
         print("raised", error)
 try:
-    main(["--no-python", "--module", *sys.argv[1:]])
+    main(["--no-python", "--module", *options, script])
 except ValueError as error:
     print("raised", error)
 """
 
 
 def test_job_returns_or_raises_to_a_caller_of_main_as_under_torchrun(tmp_path: Path) -> None:
+    """A launcher in another thread than the main one takes no signal."""
     script = tmp_path / "script.py"
-    script.write_text("import sys\nif sys.argv[1] == 'fails':\n    raise OSError\n")
+    fails = "sys.argv[1] == 'fails' or sys.argv[1] == 'restarts' and os.environ['FT_CYCLE'] == '0'"
+    script.write_text(f"import os, sys\nif {fails}:\n    raise OSError\n")
     words = [sys.executable, "-c", CALLS, f"--ft-log-dir={tmp_path}", "--nproc-per-node=2", str(script)]
     ended = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
     assert ended.stdout.splitlines() == [
-        "returned 0",
+        "returned [0] True",
         "raised [0, 1]",
         "raised 'planted'",
         "raised --no-python and --module (-m) exclude each other",
@@ -128,31 +120,20 @@ sys.exit(launcher_main.main())
 """
 
 
-@pytest.mark.parametrize("has_logs", [True, False])
-def test_an_unforeseen_error_is_one_line(tmp_path: Path, has_logs: bool) -> None:
-    script, logs = tmp_path / "script.py", tmp_path / "logs" if has_logs else Path("/proc/no")
+def test_an_unforeseen_error_is_one_line(tmp_path: Path) -> None:
+    script, logs = tmp_path / "script.py", tmp_path / "logs"
     script.write_text("import time; time.sleep(60)")
     words = [sys.executable, "-c", FAILS, f"--ft-log-dir={logs}", "--ft-preload=none", str(script)]
     ended = subprocess.run(words, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, "in order\n")
-    (line,) = [each for each in ended.stderr.splitlines() if each.startswith("[ft_launcher] the launcher failed")]
-    assert line.startswith("[ft_launcher] the launcher failed: KeyError: 'planted'")
-    assert ("Traceback" in ended.stderr) is not has_logs
-    if has_logs:
-        (log,) = logs.glob("launcher-*.jsonl")
-        assert line.endswith(f" (its traceback is in {log})")
-        records = [json.loads(each) for each in log.read_text().splitlines()]
-        (failed,) = [each for each in records if each["ev"] == "launcher_failed"]
-        assert "in hear" in failed["traceback"]
-        (life,) = json.loads((logs / "result.json").read_text())["lives"]
-        assert (life["outcome"], life["exit_code"]) == ("failed", 1)
-        assert life["cause"] == "the launcher failed: KeyError: 'planted'"
-
-
-@pytest.mark.parametrize("closed", ["1>&-", "1>/dev/full"])
-def test_output_that_cannot_be_flushed_does_not_change_the_exit_code(closed: str) -> None:
-    script = SCRIPT.replace("sys.stdout.write", "(sys.stdout or sys.stderr).write")
-    assert end("sys.exit(launcher_main.main())", 0, script=script, redirection=closed).returncode == 0
+    assert "Traceback" not in ended.stderr
+    (log,) = logs.glob("launcher-*.jsonl")
+    failed = "the launcher failed: KeyError: 'planted'"
+    assert f"[ft_launcher] {failed} (its traceback is in {log})" in ended.stderr.splitlines()
+    records = [json.loads(each) for each in log.read_text().splitlines()]
+    assert ["in hear" in each["traceback"] for each in records if each["ev"] == "launcher_failed"] == [True]
+    (life,) = json.loads((logs / "result.json").read_text())["lives"]
+    assert (life["outcome"], life["exit_code"], life["cause"]) == ("failed", 1, failed)
 
 
 def test_a_line_of_the_launcher_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,14 +102,11 @@ def test_two_nodes_restart_together_know_each_cause_and_print_each_line_once(lau
     assert not any(" ended: " in line for line in ended[1].lines)
 
 
-@pytest.mark.parametrize("backend", [[], ["--rdzv-backend=static"]])
-def test_static_nodes_restart_with_a_fresh_store_and_keep_their_node_ranks(
-    launcher: Launcher, backend: list[str]
-) -> None:
+def test_static_nodes_restart_with_a_fresh_store_and_keep_their_node_ranks(launcher: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=1", *backend]
-    nodes = [launcher.start(SCRIPT, *place, f"--node-rank={number}") for number in (1, 0)]
+    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=1"]
+    nodes = [launcher.start(SCRIPT, "--rdzv-backend=static", *place, f"--node-rank={number}") for number in (1, 0)]
     assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]
     assert "cycle 1 of 1" in nodes[0].out

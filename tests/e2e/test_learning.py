@@ -101,34 +101,7 @@ def test_stall_with_nothing_configured_is_reported_once_and_the_run_goes_on(laun
     assert list((tmp_path / "save").iterdir()) == []
 
 
-@pytest.mark.waits
-def test_rank_late_at_setup_is_waited_for_by_the_others_as_long_as_setup_may_take(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    late = script(steps(3), rest="if RANK == 0: time.sleep(3)")
-    timeouts = ("--ft-rank-section-timeouts=setup:60,step:60", "--ft-rank-out-of-section-timeout=1")
-    finished = launcher.run(late, *TWO, *timeouts, script_args=[str(tmp_path / "save")])
-    assert finished.code == 0, finished.err
-
-
 FLOOR = "--ft-learned-floor=5"
-
-
-@pytest.mark.waits
-def test_step_that_is_slow_in_every_cycle_costs_two_restarts(launcher: Launcher, tmp_path: Path) -> None:
-    loop = steps(60, slow=50, act="time.sleep(9)", after=SAVES)
-    launched = launcher.start(
-        script(loop, learns=True), *TWO, FLOOR, "--max-restarts=3", script_args=[str(tmp_path / "save")]
-    )
-    finished = launched.wait(120)
-    assert finished.code == 0, finished.err
-    kills = len(launched.events("cycle_started")) - 1
-    assert kills == 2 or "although ranks made progress" in finished.err  # a busy machine keeps them waiting for a CPU
-    assert len(re.findall(r"\(learned timeout [\d.]+ s\)", finished.err)) >= kills
-    (told,) = re.findall(
-        r"the timeout of 'step' terminated a rank .*: it is ([\d.]+) s now, was ([\d.]+) s", finished.err
-    )
-    assert float(told[0]) == pytest.approx(2 * float(told[1]), rel=0.01)
 
 
 OUT_OF_SECTION = f"""
@@ -146,13 +119,12 @@ def test_time_out_of_section_that_is_open_at_the_end_is_what_the_next_run_may_ta
 ) -> None:
     loop = script("\n".join([*UNEQUAL, OUT_OF_SECTION]), learns=True)
     options = (*TWO, "--ft-learned-floor=0.1", "--ft-rank-section-timeouts=step:180", "--max-restarts=0")
-    for seconds in ("2", "3.5"):
-        finished = launcher.run(loop, *options, script_args=[str(tmp_path / "save"), seconds])
-        assert finished.code == 0, finished.err
-        assert issues_no_collective(finished), finished.out
-        assert 0.1 <= float(re.findall(r"^shows (\S+)$", finished.out, re.MULTILINE)[0]) < 180.0, "as learned"
+    finished = launcher.run(loop, *options, script_args=[str(tmp_path / "save"), "2"])
+    assert finished.code == 0, finished.err
+    assert issues_no_collective(finished), finished.out
+    assert 0.1 <= float(re.findall(r"^shows (\S+)$", finished.out, re.MULTILINE)[0]) < 180.0, "as learned"
     timeouts = json.loads((tmp_path / "save" / "ft_state.json").read_text())["timeouts"]
-    assert 5 * (2 + 3.5) / 2 <= timeouts["out_of_section"] < 5 * 10.0
+    assert 5 * 2 <= timeouts["out_of_section"] < 5 * 10.0
 
 
 @pytest.mark.waits

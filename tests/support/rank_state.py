@@ -16,14 +16,11 @@ _FIRST_RANDOM = random.random()
 import atexit  # noqa: E402 - the first draw comes before any other import
 import contextlib  # noqa: E402
 import ctypes  # noqa: E402
-import decimal  # noqa: E402
 import faulthandler  # noqa: E402
 import gc  # noqa: E402
 import hashlib  # noqa: E402
-import importlib.util  # noqa: E402
 import inspect  # noqa: E402
 import json  # noqa: E402
-import locale  # noqa: E402
 import logging  # noqa: E402
 import multiprocessing  # noqa: E402
 import re  # noqa: E402
@@ -93,8 +90,6 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
         fd = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(fd)
         yield "signal wakeup", fd
-    for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        yield f"timer {which}", signal.getitimer(which)
     for name in ("unraisablehook", "displayhook", "breakpointhook"):
         yield f"sys.{name}", name_of(getattr(sys, name))
     for name, hook in (("sys.excepthook", sys.excepthook), ("threading.excepthook", threading.excepthook)):
@@ -105,9 +100,6 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
     yield "traces", [name_of(f()) for f in (sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile)]
     yield "gc", [gc.isenabled(), gc.get_threshold(), gc.get_debug(), [*map(name_of, gc.callbacks)]]
     yield "gc frozen", gc.get_freeze_count() > 0
-    yield "switch interval", sys.getswitchinterval()
-    yield "recursion limit", sys.getrecursionlimit()
-    yield "asyncio hooks", [name_of(sys.get_asyncgen_hooks()), sys.get_coroutine_origin_tracking_depth()]
     yield "flags", [str(sys.flags), sys.warnoptions, sys._xoptions, sys.dont_write_bytecode, sys.pycache_prefix]
     yield "sys.argv", [sys.argv, sys.orig_argv[1:]]
     yield "sys.path", sys.path
@@ -118,12 +110,7 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
     main: Any = sys.modules["__main__"]
     loader = [type(main.__loader__).__name__, type(main.__builtins__).__name__]
     yield "__main__", [sorted(n for n in vars(main) if n.startswith("__")), name_of(main.__spec__), *loader]
-    yield "interpreter", [sys.executable, sys.prefix, importlib.util.find_spec("json").origin]  # type: ignore[union-attr]
     yield "faulthandler", faulthandler.is_enabled()
-    yield "locale", [locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(False), time.tzname]
-    yield "encodings", [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding()]
-    yield "decimal", name_of(decimal.getcontext())
-    yield "default socket timeout", socket.getdefaulttimeout()
     yield "start method", multiprocessing.get_start_method(allow_none=True)
     yield "multiprocessing", [multiprocessing.current_process().name, len(multiprocessing.active_children())]
     yield "tempfile", [tempfile.tempdir is None or tempfile.tempdir == os.environ.get("TMPDIR")]
@@ -176,8 +163,6 @@ def _process() -> Iterator[tuple[str, Any]]:
     for name in sorted(name for name in dir(resource) if name.startswith("RLIMIT_")):
         yield name, resource.getrlimit(getattr(resource, name))
     yield "cwd", os.getcwd()
-    yield "users", [os.getresuid(), os.getresgid(), os.getgroups()]
-    yield "priority", [os.nice(0), sorted(os.sched_getaffinity(0)), os.sched_getscheduler(0)]
     yield "oom_score_adj", Path("/proc/self/oom_score_adj").read_text()
     text = Path("/proc/self/status").read_text()
     for name in _PROC_STATUS:
@@ -232,7 +217,6 @@ def _logging_and_warnings() -> Iterator[tuple[str, Any]]:
 
 def _numpy(numpy: Any) -> Iterator[tuple[str, Any]]:
     yield "numpy random", digest(numpy.random.get_state())
-    yield "numpy", [numpy.geterr(), numpy.get_printoptions()]
 
 
 def _torch(torch: Any) -> Iterator[tuple[str, Any]]:
@@ -244,16 +228,6 @@ def _torch(torch: Any) -> Iterator[tuple[str, Any]]:
     yield "torch threads", [torch.get_num_threads(), torch.get_num_interop_threads()]
     yield "torch defaults", [*map(str, (torch.get_default_dtype(), torch.get_default_device()))]
     yield "autograd", [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()]
-    deterministic = [
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    ]
-    yield "deterministic", [*deterministic, torch.utils.deterministic.fill_uninitialized_memory]
-    cudnn = torch.backends.cudnn
-    yield "cudnn", [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32]
-    matmul = torch.backends.cuda.matmul
-    yield "matmul", [torch.get_float32_matmul_precision(), matmul.allow_tf32, torch.backends.mkldnn.enabled]
-    yield "autocast", [torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()]
     dist = torch.distributed
     if dist.is_initialized():
         world = dist.distributed_c10d._world
