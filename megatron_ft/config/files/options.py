@@ -28,7 +28,7 @@ def add_ft_options(parser: argparse.ArgumentParser) -> None:
         _add(group, each)
     for name in IGNORED:
         words = [word for prefix in ("ft-param-", "ft-") for word in spellings(prefix + name)]
-        group.add_argument(*words, action=_Ignore, const=name, help=argparse.SUPPRESS)
+        group.add_argument(*words, dest=f"ft_{name}", help=argparse.SUPPRESS)
     _refuse_abbreviations(parser, group)
 
 
@@ -101,26 +101,6 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     action.option_strings = option.spellings[:1]
 
 
-class _Ignore(argparse.Action):
-    """Remembers the option's name and how it was written, unless its value asks for what is done anyway."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
-        super().__init__(option_strings, "ft_ignored_options", default=None, **{**options, "type": str})
-        self.name = const
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, f"ft_{self.name}", values)
-        ignored = getattr(namespace, self.dest) or []
-        if is_said(self.name, values):
-            setattr(namespace, self.dest, [*ignored, (self.name, option_string)])
-
-
 def as_record(config: FaultToleranceConfig, command: Sequence[str] = ()) -> Config:
     """Return the record of every value and its source; ``command``: that of a rank."""
     names = [name for name, each in OPTIONS.items() if each.in_yaml or each.is_printed]
@@ -164,7 +144,10 @@ def read_ft_options(namespace: argparse.Namespace) -> FaultToleranceConfig:
     section = _read_file(namespace, config.warnings)
     theirs = [] if section is None else config.take(section.values, section.where)
     take_arguments(config, namespace)
-    config.warnings.extend(describe([*(getattr(namespace, "ft_ignored_options", None) or []), *theirs]))
+    words = [
+        (name, f"--ft-{name.replace('_', '-')}") for name in IGNORED if is_said(name, getattr(namespace, f"ft_{name}"))
+    ]
+    config.warnings.extend(describe([*words, *theirs]))
     return config
 
 

@@ -118,8 +118,9 @@ def test_reference_flag_works_without_a_value(word: str) -> None:
 @pytest.mark.parametrize("word", IGNORED_WITH_A_LINE.split())
 def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str) -> None:
     (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings
-    assert line.startswith(f"ignored: {word} (")
-    assert len(line) > len(f"ignored: {word} (") + 20
+    shown = word.replace("_", "-").replace("-param-", "-")
+    assert line.startswith(f"ignored: {shown} (")
+    assert len(line) > len(f"ignored: {shown} (") + 20
 
 
 def test_configuration_from_arguments_has_options_of_the_launcher_and_ignored_ones(tmp_path: Path) -> None:

@@ -195,9 +195,9 @@ def test_ignored_options_get_one_warning_for_each_loss(tmp_path: Path) -> None:
     )
     links, answers = options.warnings
     assert links.startswith(
-        f"ignored: --ft-enable-nic-healthcheck, --ft_pci_topo_file, enable_nic_monitor ({path}:2) ("
+        f"ignored: --ft-enable-nic-healthcheck, --ft-pci-topo-file, enable_nic_monitor ({path}:2) ("
     )
-    assert answers.startswith("ignored: --ft-param-skip_section_response (")
+    assert answers.startswith("ignored: --ft-skip-section-response (")
     assert options.to_dict() == {"safety_factor": 2.0}
 
 
