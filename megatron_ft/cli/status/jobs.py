@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from megatron_ft.link.linux.processes import all_processes, read_stat
 from megatron_ft.link.messages.control_messages import ANSWERS, Ok, PauseDetection, ResumeDetection, Status
 from megatron_ft.link.messages.job_facts import JobFacts, RankRow
 from megatron_ft.link.messages.rank_messages import SHOWN, RankRefused, ShowRank
-from megatron_ft.link.wire import Channel, ChannelClosedError, connect
+from megatron_ft.link.wire import ChannelClosedError, connect
 
 _ORDER_S = 5.0
 _Answer = TypeVar("_Answer")
@@ -75,23 +74,43 @@ def choose(jobs: list[RunningJob], *, run_id: str | None, pid: int | None) -> li
     return jobs
 
 
-def _ask(path: str, question: Message, answers: Vocabulary[_Answer], who: str) -> _Answer:
+class SilentError(FaultToleranceError):
+    """A launcher or monitor that hasn't answered in time."""
+
+
+def _ask(path: str, question: Message, answers: Vocabulary[_Answer], who: str, bound_s: float = _ORDER_S) -> _Answer:
     """Ask at a socket. Raises FaultToleranceError: ``who`` can't be reached, or doesn't answer."""
-    channel = _connect(path, _ORDER_S, who)
+    try:
+        channel = connect(path, bound_s)
+    except (OSError, ProtocolError) as error:
+        raise FaultToleranceError(f"{who} can't be reached: {error}") from None
     try:
         channel.send(question)
-        return answers.parse(channel.wait_message(_ORDER_S).message)
-    except (ChannelClosedError, ProtocolError, TimeoutError) as error:
+        return answers.parse(channel.wait_message(bound_s).message)
+    except TimeoutError as error:
+        raise SilentError(f"{who} doesn't answer: {error}") from None
+    except (ChannelClosedError, ProtocolError) as error:
         raise FaultToleranceError(f"{who} doesn't answer: {error}") from None
     finally:
         channel.close()
 
 
-def _connect(path: str, timeout_s: float, who: str) -> Channel:
+def facts_of(job: RunningJob) -> JobFacts:
+    """Return the facts of a launcher.
+
+    Raises:
+        SilentError: it hasn't answered within ``ANSWER_S`` seconds; one line, with the reason if it is known.
+        FaultToleranceError: it is gone.
+    """
     try:
-        return connect(path, timeout_s)
-    except (OSError, ProtocolError) as error:
-        raise FaultToleranceError(f"{who} can't be reached: {error}") from None
+        answer = _ask(job.socket, Status(), ANSWERS, job.launcher, ANSWER_S)
+    except SilentError:
+        stat = read_stat(job.launcher_pid)
+        reason = "is stopped" if stat is not None and stat.state in "Tt" else "doesn't answer"
+        raise SilentError(f"{job.launcher}, job {job.run_id}, {reason}") from None
+    if not isinstance(answer, JobFacts):
+        raise FaultToleranceError(f"{job.launcher} doesn't answer: {answer}")
+    return answer
 
 
 def order(job: RunningJob, what: PauseDetection | ResumeDetection) -> bool:
@@ -110,9 +129,7 @@ def running_ranks(job: RunningJob) -> list[RankRow]:
     Raises:
         FaultToleranceError: the launcher is gone, or doesn't answer.
     """
-    watch = JobWatch(job)
-    watch.close()
-    return [row for row in watch.facts.ranks if row.exit_code is None]
+    return [row for row in facts_of(job).ranks if row.exit_code is None]
 
 
 def show_rank(job: RunningJob, local_rank: int) -> str:
@@ -125,63 +142,6 @@ def show_rank(job: RunningJob, local_rank: int) -> str:
     if isinstance(answer, RankRefused):
         raise FaultToleranceError(answer.reason)
     return answer.text
-
-
-class JobWatch:
-    """Asks one launcher for its facts. ``facts`` are the last answer."""
-
-    facts: JobFacts
-
-    def __init__(self, job: RunningJob) -> None:
-        """Connect, and ask for the first time.
-
-        Raises:
-            FaultToleranceError: no launcher answers there within ``ANSWER_S`` seconds.
-        """
-        self.job = job
-        self._asked_s: float | None = None
-        """Time of the question whose answer hasn't come yet."""
-        self._channel = _connect(job.socket, ANSWER_S, job.launcher)
-        try:
-            if not self.ask(ANSWER_S):
-                raise FaultToleranceError(self.silence())
-        except FaultToleranceError:
-            self.close()
-            raise
-
-    def ask(self, bound_s: float) -> bool:
-        """Ask, and wait for the answer. Return False if it hasn't come within ``bound_s``: the next call waits on.
-
-        Raises:
-            FaultToleranceError: the launcher is gone.
-        """
-        try:
-            if self._asked_s is None:
-                self._channel.send(Status())
-                self._asked_s = time.monotonic()
-            answer = ANSWERS.parse(self._channel.wait_message(bound_s).message)
-        except TimeoutError:
-            return False
-        except (ChannelClosedError, ProtocolError) as error:
-            raise FaultToleranceError(f"{self.job.launcher} can't be asked: {error}") from None
-        self._asked_s = None
-        if isinstance(answer, JobFacts):
-            self.facts = answer
-        return True
-
-    def silent_s(self) -> float:
-        """Return the seconds an answer has been overdue; 0 if no question is open."""
-        return 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
-
-    def silence(self) -> str:
-        """Return a line that the launcher doesn't answer, with the reason if it is known."""
-        stat = read_stat(self.job.launcher_pid)
-        reason = "is stopped" if stat is not None and stat.state in "Tt" else "doesn't answer"
-        return f"{self.job.launcher}, job {self.job.run_id}, {reason}"
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._channel.close()
 
 
 def _monitor_options(pid: int) -> dict[str, str] | None:

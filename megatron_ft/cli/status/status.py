@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from megatron_ft.cli.base.terminal import follow, terminal
 from megatron_ft.cli.slurm.batch import status_on_nodes
 from megatron_ft.cli.status.job_directory import print_job
-from megatron_ft.cli.status.jobs import ANSWER_S, JobWatch, choose, find_jobs
+from megatron_ft.cli.status.jobs import RunningJob, SilentError, choose, facts_of, find_jobs
 from megatron_ft.cli.status.status_table import job_frame
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.link.base.codec import to_builtins
@@ -75,58 +75,56 @@ def _run(args: argparse.Namespace) -> int:
     jobs = choose(find_jobs(), run_id=args.job, pid=args.pid) if is_one else find_jobs()
     if not jobs:
         print(f"megatron-ft: {_NONE_HERE}", file=sys.stderr)
-    watches: list[JobWatch] = []
+    answered: list[tuple[RunningJob, JobFacts]] = []
     try:
         for job in jobs:
             try:
-                watches.append(JobWatch(job))
+                answered.append((job, facts_of(job)))
             except FaultToleranceError as error:
                 print(f"megatron-ft: {error}", file=sys.stderr)
-        _print(watches, args)
+        _print(answered, args)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         # `| head` has read enough; write nothing more, not even at the interpreter's end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOTHING_SEEN
-    finally:
-        for watch in watches:
-            watch.close()
-    return 0 if jobs and len(watches) == len(jobs) else _NOTHING_SEEN
+    return 0 if jobs and len(answered) == len(jobs) else _NOTHING_SEEN
 
 
-def _print(watches: list[JobWatch], args: argparse.Namespace) -> None:
+def _print(answered: list[tuple[RunningJob, JobFacts]], args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps({"jobs": [job_object(watch.facts) for watch in watches]}, indent=2), flush=True)
+        print(json.dumps({"jobs": [job_object(facts) for _, facts in answered]}, indent=2), flush=True)
         return
     if args.pids:
-        rows = [row for watch in watches for row in watch.facts.ranks if row.exit_code is None]
+        rows = [row for _, facts in answered for row in facts.ranks if row.exit_code is None]
         for row in sorted(rows, key=lambda row: row.rank):
             print(row.rank, row.pid, flush=True)
         return
     from rich.console import Group
 
-    console, running = terminal(), list(watches)
-    is_live = console.is_terminal and not console.is_dumb_terminal and not args.once
+    console, running = terminal(), dict(enumerate(answered))
 
     def frame() -> tuple[Group, bool]:
         """Ask the launchers; those that are gone are told of once, and left out."""
         frames = []
-        for watch in list(running):
+        for number, (job, _) in list(running.items()):
+            doubt = None
             try:
-                watch.ask(_REDRAW_S)
+                running[number] = job, facts_of(job)
+            except SilentError as error:
+                doubt = f"{error}: the values shown may be out of date"
             except FaultToleranceError:
-                running.remove(watch)
-                gone = f"ft_launcher {watch.job.launcher_pid} has exited or no longer answers"
-                console.print(f"job {printable(watch.job.run_id)}: {gone}", markup=False)
+                del running[number]
+                gone = f"ft_launcher {job.launcher_pid} has exited or no longer answers"
+                console.print(f"job {printable(job.run_id)}: {gone}", markup=False)
                 continue
-            doubt = f"{watch.silence()}: the values shown may be out of date" if watch.silent_s() > ANSWER_S else None
-            frames.append(job_frame(watch.facts, doubt, width=console.width))
+            frames.append(job_frame(running[number][1], doubt, width=console.width))
         return Group(*frames), bool(running)
 
-    if watches and is_live:
+    if answered and console.is_terminal and not console.is_dumb_terminal and not args.once:
         follow(frame, _REDRAW_S, console=console)
-    elif watches:
+    elif answered:
         console.print(frame()[0])
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from megatron_ft.cli.status import jobs
-from megatron_ft.cli.status.jobs import JobWatch, RunningJob
+from megatron_ft.cli.status.jobs import RunningJob, facts_of
 from megatron_ft.diagnosis.waits import Lags
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
@@ -24,7 +24,7 @@ from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
-from megatron_ft.link.messages.job_facts import JobPhase, RankState
+from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankState
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import ChannelClosedError, connect, listen
 from tests.support.asleep import asleep_s
@@ -117,71 +117,53 @@ class FakeLauncher:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeLauncher]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLauncher]:
+    monkeypatch.setattr(jobs, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
     fake = FakeLauncher(tmp_path)
     yield fake
     fake.close()
 
 
-@pytest.fixture
-def watch(fake: FakeLauncher, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobWatch]:
-    monkeypatch.setattr(jobs, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
-    watch = JobWatch(fake.job)
-    yield watch
-    watch.close()
+def states(facts: JobFacts) -> list[RankState]:
+    return [row.state for row in facts.ranks]
 
 
-def states(watch: JobWatch) -> list[RankState]:
-    return [row.state for row in watch.facts.ranks]
-
-
-def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher, watch: JobWatch) -> None:
-    fake.add_boards(2)
-    fake.cycle_started(3)
-    assert watch.ask(60.0)
-    assert states(watch) == [RankState.RUNNING, RankState.RUNNING, RankState.NOT_ATTACHED]
+def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher) -> None:
+    fake.add_boards(3)
+    record = fake.cycle_started(4)
+    record.exits[0] = SimpleNamespace(exitcode=-9)
+    record.hung[2] = Grace(1.0, {})
+    facts = facts_of(fake.job)
+    assert [row.exit_code for row in facts.ranks] == [-9, None, None, None]
+    assert states(facts) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
     ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
     fake.agent.ended = fake.agent.failed = ended
-    assert watch.ask(60.0)
-    assert (watch.facts.phase, watch.facts.restarts_left) == (JobPhase.RESTARTING, 1)
-    assert watch.facts.last_cause is not None
-    assert len(watch.facts.last_cause.text) == 2000
+    facts = facts_of(fake.job)
+    assert (facts.phase, facts.restarts_left) == (JobPhase.RESTARTING, 1)
+    assert facts.last_cause is not None
+    assert len(facts.last_cause.text) == 2000
     fake.cycle_started(3, cycle=1)
-    assert watch.ask(60.0)
-    assert states(watch) == [RankState.NOT_ATTACHED] * 3
+    assert states(facts_of(fake.job)) == [RankState.NOT_ATTACHED] * 3
 
 
-def test_ended_and_hung_ranks_are_shown_as_such(fake: FakeLauncher, watch: JobWatch) -> None:
-    fake.add_boards(3)
-    record = fake.cycle_started(3)
-    record.exits[0] = SimpleNamespace(exitcode=-9)
-    record.hung[2] = Grace(1.0, {})
-    assert watch.ask(60.0)
-    assert [row.exit_code for row in watch.facts.ranks] == [-9, None, None]
-    assert states(watch) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG]
-
-
-def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher) -> None:
     fake.add_boards(2)
     fake.cycle_started(2)
     board = fake.boards[0]
     count, board.words[W_SECTION_COUNT] = board.words[W_SECTION_COUNT], 1000
-    assert watch.ask(60.0)
-    assert states(watch) == [RankState.DAMAGED, RankState.RUNNING]
+    assert states(facts_of(fake.job)) == [RankState.DAMAGED, RankState.RUNNING]
     board.words[W_SECTION_COUNT] = count
-    assert watch.ask(60.0)
-    assert states(watch) == [RankState.RUNNING, RankState.RUNNING]
+    assert states(facts_of(fake.job)) == [RankState.RUNNING, RankState.RUNNING]
 
 
-def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLauncher, watch: JobWatch) -> None:
+def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLauncher) -> None:
     fake.cycle_started(64)
     deaf = connect(fake.control.path, 5.0)
     with pytest.raises(ChannelClosedError):
         for _ in range(100_000):
             deaf.send({"type": "status"}, timeout_s=5.0)
-    assert watch.ask(60.0)
-    assert states(watch) == [RankState.NOT_ATTACHED] * 64
+    assert states(facts_of(fake.job)) == [RankState.NOT_ATTACHED] * 64
     assert fake.longest_sleep_s < 1.0
 
 
@@ -191,21 +173,9 @@ def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(
     monkeypatch.setattr(jobs, "ANSWER_S", 0.2)
     job = RunningJob(launcher_pid=os.getpid(), run_id="demo", socket=str(tmp_path / "launcher.sock"))
     with pytest.raises(FaultToleranceError, match=f"ft_launcher {os.getpid()} can't be reached"):
-        JobWatch(job)
+        facts_of(job)
     with listen(str(tmp_path / "launcher.sock")):
         began = time.monotonic()
         with pytest.raises(FaultToleranceError, match=f"^ft_launcher {os.getpid()}, job demo, doesn't answer$"):
-            JobWatch(job)
+            facts_of(job)
         assert 0.2 <= time.monotonic() - began < 5.0
-
-
-def test_launcher_that_ends_while_it_is_watched_is_told(tmp_path: Path) -> None:
-    fake = FakeLauncher(tmp_path)
-    fake.add_boards(1)
-    fake.cycle_started(1)
-    watch = JobWatch(fake.job)
-    fake.close()
-    with pytest.raises(FaultToleranceError, match="can't be asked: the peer is gone"):
-        assert watch.ask(60.0)
-    assert states(watch) == [RankState.RUNNING]  # as it was told last
-    watch.close()
