@@ -43,8 +43,3 @@ def test_second_reading_writes_only_what_is_new(tmp_path: Path) -> None:
     written.clear()
     assert exporter._write(writer, analyze(run), *upto) == upto
     assert first - {*written} == {"megatron_ft/cycles", "megatron_ft/step_s/median", "megatron_ft/step_s/slowest_rank"}
-
-
-def test_directory_without_logs_gives_nothing_to_write(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    assert main(["exporter", str(tmp_path), "--once", "--tensorboard", str(tmp_path / "board")]) == 1

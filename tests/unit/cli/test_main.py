@@ -5,23 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-import megatron_ft
 from megatron_ft.cli import config_template, main
 from megatron_ft.config.removed import REMOVED_COMMANDS
-
-
-def test_bare_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("usage: megatron-ft")
-    assert "config-template" in out
-
-
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main.main(["--version"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out == f"megatron-ft {megatron_ft.__version__}\n"
 
 
 @pytest.mark.parametrize(

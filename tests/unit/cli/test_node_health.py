@@ -13,14 +13,11 @@ from megatron_ft.cli.node_health import (
     LEAST_FREE_BYTES,
     directory_problems,
     gpu_problems,
-    lustre_problems,
     net_problems,
-    network_mounts,
     parse_checks,
     segment_problems,
 )
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.linux import kernel_facts, nvml
 
 XID = "6,1405,98,-;NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', GPU has fallen off the bus."
@@ -104,48 +101,6 @@ def test_net_check_finds_interfaces_and_ports_that_are_down(
         for file, state in zip(("state", "phys_state"), states, strict=True):
             (port / file).write_text(f"{state}\n")
     assert net_problems() == problems
-
-
-def test_network_file_systems_are_found_among_the_mounts() -> None:
-    mountinfo = [
-        "22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw",
-        "40 22 0:35 / /home rw shared:20 - nfs4 server:/home rw,vers=4.2",
-        "41 22 0:36 / /scratch\\040a rw shared:21 master:1 - lustre mgs:/scratch rw",
-        "42 22 0:35 /x /home rw shared:20 - nfs4 server:/home rw",
-        "43 22 0:37 / /tmp rw - tmpfs tmpfs rw",
-        "a line that is none",
-    ]
-    assert network_mounts(mountinfo) == ["/home", "/scratch a"]
-
-
-@pytest.mark.parametrize(
-    ("health", "problems"),
-    [("", []), ("healthy", []), ("NOT HEALTHY\nx", ["mounts: Lustre says that it is 'NOT HEALTHY'"])],
-)
-def test_lustre_that_is_not_healthy_is_a_problem(
-    health: str, problems: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_health, "_SYS", tmp_path)
-    if health:
-        (tmp_path / "fs/lustre").mkdir(parents=True)
-        (tmp_path / "fs/lustre/health_check").write_text(health)
-    assert lustre_problems() == problems
-
-
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({}, ""),
-        ({"SLURM_ARRAY_TASK_ID": "7"}, ""),
-        ({"SLURM_JOB_ID": "20"}, "segment_health_check.20.20"),
-        (
-            {"SLURM_JOB_ID": "20", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "7"},
-            "segment_health_check.13.7",
-        ),
-    ],
-)
-def test_file_of_a_segment_is_named_as_by_the_reference(environ: dict[str, str], name: str) -> None:
-    assert segment_file(environ) == name
 
 
 @pytest.mark.parametrize(

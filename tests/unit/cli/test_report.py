@@ -26,18 +26,6 @@ def hung(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_terminal_report_shows_goodput_and_section_intervals(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["report", str(hung)]) == 0
-    out = capsys.readouterr().out
-    told = " ".join(out.split())
-    assert "goodput 56.5% of 54.00 s, 60 iterations that counted, 13 done twice: productive step 30.50 s" in told
-    assert "detection 5.00 s, restart 4.04 s, after the end 100 ms" in told
-    (step,) = [line for line in out.splitlines() if line.startswith("│ step")]
-    cells = [cell.strip() for cell in step.strip("│").split("│")]
-    assert (cells[1], cells[6], cells[7]) == ("5.00 s", str(4 * 73), "1")
-    assert cells[8] == "10.4 x"
-
-
 def test_json_is_all_of_stdout(hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", str(hung), "--json", "--html", str(tmp_path / "t")]) == 0
     captured = capsys.readouterr()
@@ -68,35 +56,6 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     assert run["run_id"] == "generated"
     assert main.main(["report", str(hung), "--run", "3"]) == 2
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_one_line(
-    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["report", str(hung), "--html", str(tmp_path / "no" / "such")]) == 2
-    err = capsys.readouterr().err
-    assert "such can't be written: No such file or directory" in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.61, 0.9])
-def test_outputs_are_written_for_logs_that_are_cut_off_anywhere(
-    hung: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
-) -> None:
-    """A directory that is still written to, or was copied while it was."""
-    whole = {path: path.read_bytes() for path in hung.glob("*.jsonl")}
-    kept = {path: data[: int(len(data) * share)] for path, data in whole.items()}
-    for path, data in kept.items():
-        path.write_bytes(data)
-    with_header = [data for data in kept.values() if b"\n" in data]
-    assert with_header  # else there would be nothing to report
-    page = tmp_path / "out.html"
-    assert main.main(["report", str(hung), "--html", str(page), "--json"]) == 0
-    assert page.read_text().endswith("</html>")
-    (run,) = json.loads(capsys.readouterr().out)
-    # the rest of a line that was cut off, and nothing else
-    assert run["passed_over"] == sum(not data.endswith(b"\n") for data in with_header)
-    assert len(run["cycles"]) == (1 if share < 0.6 else 2)
 
 
 def printed(directory: Path) -> str:

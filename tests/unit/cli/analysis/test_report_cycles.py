@@ -170,57 +170,6 @@ def test_kill_and_hang_are_reported_with_their_delays(tmp_path: Path) -> None:
     assert (last.outcome, last.cause, last.noticed_after_s, last.iterations_redone) == ("succeeded", None, None, None)
 
 
-def test_hang_without_an_injected_fault_counts_from_its_section(tmp_path: Path) -> None:
-    write_kill_then_hang(Logs(tmp_path))
-    for path in tmp_path.glob("rank-*"):
-        path.unlink()
-    killed, hung, _ = only_run(tmp_path).cycles
-    assert killed.noticed_after_s is None
-    assert hung.noticed_after_s == pytest.approx(3.0)
-    assert hung.fault is None
-
-
-def test_iterations_are_redone_in_the_next_cycle_that_trains(tmp_path: Path) -> None:
-    """Cycle 1 fails before any iteration, and in cycle 2 only one rank begins one."""
-    logs = Logs(tmp_path)
-    logs.write(
-        "launcher",
-        (1.0, "cycle_started", started(0, 0, 1)),
-        (10.0, "cycle_ended", ended(0, "crash", 0, "rank 0 exited with code 1", 8)),
-        (11.0, "cycle_started", started(1, 0, 1)),
-        (12.0, "cycle_ended", ended(1, "crash", 0, "rank 0 exited with code 1")),
-        (13.0, "cycle_started", started(2, 0, 1)),
-        (13.5, "cycle_ended", ended(2, "crash", 1, "rank 1 exited with code 1")),
-        (14.0, "cycle_started", started(3, 0, 1)),
-    )
-    logs.write(
-        "monitor",
-        (2.0, "first_iteration", first_iteration(0, 0, 0, 2.0)),
-        (2.0, "first_iteration", first_iteration(1, 0, 0, 2.0)),
-        (13.4, "first_iteration", first_iteration(0, 2, 6, 13.4)),
-        (16.0, "first_iteration", first_iteration(0, 3, 5, 16.0)),
-        (17.0, "first_iteration", first_iteration(1, 3, 5, 17.0)),
-    )
-    assert [cycle.iterations_redone for cycle in only_run(tmp_path).cycles] == [3, None, 1, None]
-
-
-def test_fault_is_noticed_by_the_first_failure_that_we_did_not_cause(tmp_path: Path) -> None:
-    """Not a rank that had finished, nor one that we ended ourselves."""
-    logs = Logs(tmp_path)
-    exited = {"cycle": 0, "pid": 1, "signal": None}
-    logs.write(
-        "launcher",
-        (1.0, "cycle_started", started(0, 0, 1, 2)),
-        (8.0, "rank_exited", {**exited, "rank": 0, "local_rank": 0, "exitcode": 0, "by_us": False}),
-        (9.0, "rank_exited", {**exited, "rank": 1, "local_rank": 1, "exitcode": -15, "by_us": True}),
-        (10.0, "rank_exited", {**exited, "rank": 2, "local_rank": 2, "exitcode": 1, "by_us": False}),
-        (10.1, "cycle_ended", ended(0, "crash", 2, "rank 2 exited with code 1", 8)),
-    )
-    logs.write("rank", (7.5, "fault_injected", {"type": "exit", "rank": 2, "iteration": 8, "cycle": 0}))
-    (cycle,) = only_run(tmp_path).cycles
-    assert cycle.noticed_after_s == pytest.approx(2.5)
-
-
 def test_damaged_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     write_kill_then_hang(logs)

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_ft.cli.analysis.analysis import Analysis
-from megatron_ft.cli.analysis.interval_lengths import OUT_OF_SECTION
-from megatron_ft.cli.render.html_page import page
-from megatron_ft.cli.render.report_tables import print_report, sheets
-from tests.support.generated_logs import END, ITERATION, START
+from tests.support.generated_logs import END, START
 from tests.unit.cli.analysis.test_report_cycles import Logs, started
-from tests.unit.cli.analysis.test_report_timeline import iterations, only, row, told
+from tests.unit.cli.analysis.test_report_timeline import only, row, told
 
 STEP, SAVE = 0, 1
-
-
-def notes_of(analysis: Analysis) -> list[str]:
-    return [note for sheet in sheets(analysis) for note in sheet.notes]
-
-
-def test_first_times_out_of_section_of_a_cycle_are_left_out(tmp_path: Path) -> None:
-    """Attached at 2.0 s, set up from 3.0 s to 10.1 s, and the first "step" at 50.0 s: a warm-up."""
-    setup = [(3.0, START, SAVE), (10.0, ITERATION, 0), (10.1, END, SAVE)]
-    timeouts = (70.0, "timeouts", {"rank": 0, "cycle": 0, "sections": {}, "out_of_section": 20.0})
-    Logs(tmp_path).write("monitor", *told(0, 0, 2.0, *setup, *iterations(1, 8, 50.0)), timeouts)
-    analysis = only(tmp_path)
-    outside = row(analysis, OUT_OF_SECTION)
-    assert (outside.count, outside.left_out_s) == (1 + 1 + 7, pytest.approx(39.9))
-    assert outside.longest_s == pytest.approx(0.42, abs=0.021)  # the end of its bucket
-    assert outside.margin == pytest.approx(20.0 / outside.longest_s)
-    (note,) = [each for each in notes_of(analysis) if OUT_OF_SECTION in each]
-    assert "at most 39.90 s" in note
-    out = io.StringIO()
-    print_report(analysis, out)
-    assert note in out.getvalue()
-    assert "at most 39.90 s" in page(analysis, [])
 
 
 def test_few_intervals_are_known_exactly_and_many_to_twelve_percent(tmp_path: Path) -> None:

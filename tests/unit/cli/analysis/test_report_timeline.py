@@ -213,38 +213,6 @@ def test_step_times_are_those_of_the_median_and_the_slowest_rank(tmp_path: Path)
     assert iterations_over_time(only(tmp_path).timeline) == [(5.0, 0), (15.0, 10)]
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_ranks_that_wait_for_the_culprit_are_told_from_it(tmp_path: Path, found: bool) -> None:
-    logs = Logs(tmp_path)
-    culprit = {"cycle": 0, "rank": 1, "text": "rank 1 stopped first"}
-    logs.write(
-        "launcher",
-        (1.0, "cycle_started", started(0, 0, 2)),
-        (1.0, "cycle_started", started(0, 1, 2)),
-        *([(52.0, "finding", culprit)] if found else []),
-        (53.0, "cycle_ended", ended(0, "hang", 0, "rank 0 hung", 9)),
-    )
-    for rank in (0, 1):
-        verdict = {**HUNG, "rank": rank, "cycle": 0, "since_ns": 40 * S, "at_ns": (50 + rank) * S}
-        logs.write("monitor", (2.0, "attached", {"rank": rank, "cycle": 0, "pid": 1}), (51.0, "verdict", verdict))
-    analysis = only(tmp_path)
-    expected = "waits for the hung rank" if found else "hung"
-    assert states(analysis, [41, 45, 50], rank=0) == [expected] * 2
-    assert states(analysis, [41, 45, 50], rank=1) == ["hung"] * 2
-
-
-def test_ranks_may_know_their_sections_in_another_order(tmp_path: Path) -> None:
-    logs = Logs(tmp_path)
-    logs.write("launcher", (1.0, "cycle_started", started(0, 0, 1)))
-    logs.write("monitor", *told(0, 0, 2.0, (3.0, START, 0), (4.0, END, 0), (5.0, START, 1)))
-    events = ((3.0, START, 0), (7.0, END, 0), (8.0, START, 1))
-    logs.write("monitor", *told(1, 0, 2.0, *events, names=("save", "step")))
-    analysis = only(tmp_path)
-    assert (row(analysis, "step").longest_s, row(analysis, "save").longest_s) == (1.0, 4.0)
-    names = [[analysis.timeline.names[each] for each, _, _ in track.still_open] for track in analysis.timeline.tracks]
-    assert names == [["save"], ["step"]]
-
-
 def test_losses_are_counted_and_nothing_else_changes(tmp_path: Path) -> None:
     write_job(tmp_path, GeneratedJob(ranks=2, steps=60, lost_in_minute=1))
     analysis = only(tmp_path)

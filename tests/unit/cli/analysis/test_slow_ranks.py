@@ -59,8 +59,3 @@ def test_section_that_takes_longer_than_on_the_others_is_named_with_both_means()
     (only,) = found((20, slow()), tracks=tracks)
     assert (only.section, only.section_s) == ("data", 0.3)
     assert only.others_s == 0.11
-
-
-def test_no_section_is_named_where_none_takes_longer() -> None:
-    (only,) = found((20, slow()), tracks=(track(0, step=(100.0, 100)), track(1, step=(90.0, 100))))
-    assert (only.section, only.section_s, only.others_s) == ("", None, None)

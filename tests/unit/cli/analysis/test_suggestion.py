@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_ft.cli.analysis.interval_lengths import suggested_s
 from megatron_ft.cli.main import main
-from megatron_ft.config.config import FIELDS
 from tests.support.generated_logs import END, START
 from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import told
@@ -87,16 +85,3 @@ def test_intervals_of_several_runs_count_together(tmp_path: Path, capsys: pytest
     code, out = suggested(capsys, tmp_path / "one", tmp_path / "two")
     assert code == 0
     assert "    step: 60  #" in out
-
-
-def test_name_from_a_log_stays_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_steps(tmp_path, [[1.0] * 100], saves=1, names=(NASTY, f"{NASTY} rare"))
-    _, out = suggested(capsys, tmp_path)
-    (timeouts,) = yaml.safe_load(out).values()
-    assert timeouts["rank_section_timeouts"] == {NASTY: 60}
-
-
-@pytest.mark.parametrize(("longest_s", "timeout_s"), [(0.0002, 60.0), (12.0, 60.0), (12.01, 61.0), (200.1, 1100.0)])
-def test_suggested_timeout_is_rounded_up_and_never_below_the_floor(longest_s: float, timeout_s: float) -> None:
-    assert suggested_s(longest_s) == timeout_s
-    assert FIELDS["rank_section_timeouts"].parse(f"step:{suggested_s(longest_s):g}") == {"step": timeout_s}

@@ -140,14 +140,6 @@ def test_run_is_open_after_the_end_of_a_launcher_if_another_trains_on(
     assert runs(tmp_path) == ([["a", "b", "c"]] if is_open else [["a", "b"], ["c"]])
 
 
-def test_a_damaged_minute_is_counted_once_however_often_the_records_are_read(tmp_path: Path) -> None:
-    damaged = (61.0, "minute", {"cycle": 0, "at_ns": 0, "ranks": [[0, 60.0, 0.0]]})
-    write(tmp_path, "a", TRAINS, *told(0, 0, 2.0, (3.0, ITERATION, 0), (4.0, ITERATION, 1)), damaged)
-    run = run_of(tmp_path)
-    assert [len([*run.stream()]) for _ in range(2)] == [len(run.records) + 1] * 2
-    assert run.passed_over == 1
-
-
 def test_record_of_0_1_0_on_silent_collectives_is_a_reported_hang(tmp_path: Path) -> None:
     silent = {"cycle": 0, "rank": 1, "elapsed_s": 5.0, "timeout_s": 4.0, "text": "rank 1 in a.py:1 f"}
     told_of = [(10.0, "no_collective", silent), (20.0, "no_collective", {**silent, "cycle": 1, "ends": True})]

@@ -84,18 +84,6 @@ def evidence_of(directory: Path, *names: str) -> list[dict[str, Any]]:
     return read_evidence([str(directory)], found)
 
 
-def test_evidence_is_bounded_and_says_what_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c", "d"):
-        (tmp_path / name).write_text(name * 100_000)
-    monkeypatch.setattr(html_page, "MOST_BYTES_IN_ALL", 140_000)
-    d, c, b, a = evidence_of(tmp_path, "a", "b", "c", "d")  # the newest come first
-    assert (d["text"], d["note"]) == ("d" * 65536, "cut after 65536 of 100000 bytes; see d")
-    assert len(c["text"]) == 65536
-    assert (len(b["text"]), b["note"]) == (140_000 - 2 * 65536, "cut after 8928 of 100000 bytes; see b")
-    assert a["text"] == ""
-    assert a["note"].startswith("left out: this page holds")
-
-
 def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the other ranks left some, after it."""
     monkeypatch.setattr(html_page, "MOST_BYTES_IN_ALL", 3000)
@@ -111,27 +99,6 @@ def test_the_evidence_on_the_culprit_is_never_what_is_left_out(tmp_path: Path, m
     assert "pieces of evidence are cut or missing" in write_page(only(tmp_path), [str(tmp_path)], str(path))
     told = [(each["rank"], bool(each["note"])) for each in data_of(path)["evidence"]]  # type: ignore[attr-defined]
     assert told[:4] == [(2, False), (7, False), (6, False), (5, True)]
-
-
-def test_newest_marks_are_kept_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_page, "_MOST_MARKS", 2)
-    faults = tuple(Fault(cycle=cycle, rank=0, iteration=10 * cycle + 5, kind="signal") for cycle in range(4))
-    path = write(tmp_path, GeneratedJob(ranks=2, steps=60, faults=faults))
-    assert [mark["cycle"] for mark in data_of(path)["marks"]] == [3, 3]  # type: ignore[attr-defined]
-
-
-def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, GeneratedJob(ranks=2, steps=30))
-    old = path.read_text()
-
-    def fail(*args: object) -> str:
-        raise RuntimeError("a bug of ours")
-
-    monkeypatch.setattr(html_page, "page", fail)
-    with pytest.raises(RuntimeError):
-        write_page(only(tmp_path / "logs"), [str(tmp_path / "logs")], str(path))
-    assert path.read_text() == old
-    assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ["out.html"]
 
 
 def test_page_contains_files_of_the_log_directory_only(tmp_path: Path) -> None:

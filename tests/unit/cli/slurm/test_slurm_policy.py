@@ -91,29 +91,10 @@ def test_launchers_get_the_environment_of_the_script_unless_srun_is_told_otherwi
     assert ("--export=ALL" in words) is (export == "ALL")
 
 
-def test_srun_export_env_tells_srun_otherwise() -> None:
-    environ = {**JOB, "SRUN_EXPORT_ENV": "NONE", "SLURM_EXPORT_ENV": "ALL"}
-    assert plan(arguments(), environ).srun_options == ("--export=NONE",)
-    assert plan(arguments(srun=["--export=ALL"]), environ).srun_options == ("--export=ALL",)
-    assert plan(arguments(), {**JOB, "SLURM_EXPORT_ENV": "NONE"}).srun_options == ()
-
-
 def test_variables_that_srun_does_not_export_are_found() -> None:
     names = ["FT_SECRET", "FT_X"]
     for export, missing in (("", []), ("ALL", []), ("ALL,A=b", []), ("NONE", names), ("A,FT_SECRET=1", ["FT_X"])):
         assert commands.not_exported(export, names) == missing
-
-
-def test_allocation_is_read_from_the_output_of_scontrol() -> None:
-    text = (
-        "JobId=7 JobName=x UserId=a(1) JobState=RUNNING Reason=None NodeList=node[1-2] ReqNodeList=(null) "
-        "ExcNodeList=node9 BatchHost=node1 NumNodes=2 NumCPUs=4"
-    )
-    assert commands.allocation(text) == commands.Job(state="RUNNING", nodes=2, hosts="node[1-2]")
-    assert commands.allocation("JobId=7 JobState=PENDING NumNodes=2-4 NodeList=") == commands.Job(
-        state="PENDING", nodes=2, hosts=""
-    )
-    assert commands.allocation("slurm_load_jobs error: Invalid job id specified") is None
 
 
 def test_srun_is_told_that_nobody_ends_with_another() -> None:

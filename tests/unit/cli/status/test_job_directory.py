@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.cli.main import main
-from megatron_ft.cli.status.job_directory import print_job
 from megatron_ft.job.rules.lives import Ending, Life, Lives
 from tests.support.generated_logs import ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, started
@@ -47,43 +46,6 @@ def test_json_of_a_job_directory_has_what_the_table_shows(tmp_path: Path, capsys
     document = json.loads(capsys.readouterr().out)
     assert (document["outcome"], document["cause"], document["cycle"]) == ("stopped", "its time was up", 1)
     assert [row["state"] for row in document["nodes"]] == ["lost"] * 2
-
-
-def test_a_followed_job_is_redrawn_until_it_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_job(tmp_path)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            life = Life(job="job", outcome=Ending.STOPPED, ended="2999-01-01T00:00:00Z", cause="its time was up")
-            (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
-
-    assert print_job(str(tmp_path), as_json=False, once=False, pause=pause)
-    assert len(pauses) == 2
-    assert min(pauses) >= 2
-    out = capsys.readouterr().out
-    assert out.count("cycle 1 running") == 2
-    assert "it ended: its time was up" in out
-    assert "\x1b[2Jexited" not in out
-
-
-def test_ctrl_c_ends_a_followed_job_quietly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_job(tmp_path)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    assert print_job(str(tmp_path), as_json=False, once=False, pause=interrupt)
-    assert "cycle 1 running" in capsys.readouterr().out
 
 
 def test_the_result_of_an_earlier_life_is_not_this_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_ft.cli.logs.read import Entry, EventLogFile
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.cli.status.job_directory import JobView, NodeRow, view
-from megatron_ft.job.rules.lives import Ending, Life
+from megatron_ft.job.rules.lives import Life
 from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.monitor import FirstIteration
@@ -51,17 +51,6 @@ def states(job: JobView) -> list[tuple[str, State]]:
     return [(row.name, row.state) for row in job.nodes]
 
 
-def test_training_job_shows_cycle_ranks_and_node_states() -> None:
-    job = seen(
-        node("node10", began(1), newest_s=70.0, iteration=41), node("node2", began(0), iteration=40), node("node3")
-    )
-    assert (job.cycle, job.runs, job.ranks, job.restarts_left, job.max_restarts) == (0, True, 16, 3, 3)
-    assert (job.age_s, job.cycle_s, job.iteration, job.waits_for) == (30.0, 100.0, 41, "")
-    assert (job.last_cause, job.outcome) == ("", None)
-    assert states(job) == [("node2", State.TRAINING), ("node10", State.TRAINING), ("node3", State.STANDBY)]
-    assert [row.age_s for row in job.nodes] == [100.0, 30.0, 100.0]
-
-
 def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
     ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
     job = seen(node("a"), node("b", ill))
@@ -70,17 +59,6 @@ def test_job_before_its_first_cycle_waits_for_nodes_to_meet() -> None:
     assert job.nodes[1] == NodeRow(name="b", state=State.UNFIT, detail="exited with code 3", age_s=100.0)
     fit = seen(node("a"), node("b", ill, records.NodeHealth(cycle=0, good=True)))
     assert states(fit) == [("a", State.WAITING), ("b", State.WAITING)]
-
-
-def test_node_whose_health_check_fails_beside_its_ranks_is_training() -> None:
-    ill = records.NodeHealth(cycle=0, good=False, text="exited with code 3")
-    job = seen(node("a", began(0), ill), node("b", began(1), ill, records.NodeHealth(cycle=0, good=True)))
-    assert [(row.state, row.detail) for row in job.nodes] == [
-        (State.TRAINING, "its health check fails"),
-        (State.TRAINING, ""),
-    ]
-    assert (job.runs, job.waits_for) == (True, "")
-    assert states(seen(node("a", began(0), FAILED, ill))) == [("a", State.UNFIT)]
 
 
 def test_job_between_cycles_says_what_it_waits_for_and_why_the_last_one_ended() -> None:
@@ -112,16 +90,6 @@ def test_a_node_that_has_recorded_nothing_since_is_lost_unless_a_new_launcher_ha
     assert states(job) == [("a", State.TRAINING), ("c", State.STANDBY), ("b", State.STANDBY)]
     leaving = seen(node("a", began(0), records.StopRequested(signal="SIGTERM", ranks=8)))
     assert [(row.state, row.detail) for row in leaving.nodes] == [(State.LEAVING, "SIGTERM")]
-
-
-def test_ended_job_shows_the_outcome_of_its_result() -> None:
-    nodes = [node("a", began(0), FINISHED, records.RunEnded(exit_code=0)), node("b", began(1), FINISHED)]
-    life = Life(job="job", outcome=Ending.FINISHED, exit_code=0, iteration=91)
-    job = seen(*nodes, life=life)
-    assert (job.outcome, job.exit_code, job.runs, job.waits_for, job.iteration) == (Ending.FINISHED, 0, False, "", 91)
-    assert states(job) == [("a", State.ENDED), ("b", State.ENDED)]
-    running = seen(*nodes, life=Life(job="job", iteration=3))
-    assert (running.outcome, running.iteration) == (None, 90)
 
 
 def test_job_without_a_result_is_over_once_all_launchers_have_ended() -> None:

@@ -26,7 +26,7 @@ from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankState
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.wire import ChannelClosedError, connect, listen
+from megatron_ft.link.wire import listen
 from tests.support.asleep import asleep_s
 from tests.support.boards import new_board
 
@@ -155,16 +155,6 @@ def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher) -> No
     assert states(facts_of(fake.job)) == [RankState.DAMAGED, RankState.RUNNING]
     board.words[W_SECTION_COUNT] = count
     assert states(facts_of(fake.job)) == [RankState.RUNNING, RankState.RUNNING]
-
-
-def test_a_peer_that_does_not_read_is_dropped_and_holds_nobody_up(fake: FakeLauncher) -> None:
-    fake.cycle_started(64)
-    deaf = connect(fake.control.path, 5.0)
-    with pytest.raises(ChannelClosedError):
-        for _ in range(100_000):
-            deaf.send({"type": "status"}, timeout_s=5.0)
-    assert states(facts_of(fake.job)) == [RankState.NOT_ATTACHED] * 64
-    assert fake.longest_sleep_s < 1.0
 
 
 def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(

@@ -97,25 +97,6 @@ def test_text_from_outside_is_neither_markup_nor_terminal_control() -> None:
     assert drawn.startswith(r"job a b\x1b[31m  ft_launcher 70")
 
 
-@pytest.mark.parametrize("width", [72, 80, 100, 119])
-def test_table_in_a_narrow_terminal_fits_its_width(width: int) -> None:
-    sections = (SectionView("a_section_with_a_long_name", NOW - S, 1, 10 * S),)
-    drawn = draw(job(rank_facts())(RankReading(snapshot(sections=sections))), width=width)
-    assert max(map(len, drawn.splitlines())) <= width
-    assert cells(drawn, 5)[0] == "5"
-    assert "10 % of 10 s" in drawn
-    assert "running" in drawn.splitlines()[-2]
-
-
-def test_ascii_terminal_gets_ascii_only_and_the_note() -> None:
-    raw = io.BytesIO()
-    console = Console(file=io.TextIOWrapper(raw, encoding="ascii", write_through=True), width=140, highlight=False)
-    note = "ft_launcher 70, job demo, is stopped"
-    console.print(job_frame(job(rank_facts())(RankReading(snapshot())), note, width=140))
-    assert "12 % of 8 s" in raw.getvalue().decode()
-    assert note in raw.getvalue().decode()
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
