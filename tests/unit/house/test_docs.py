@@ -72,11 +72,6 @@ def test_cell_of_16_words_is_found() -> None:
     assert long_cells(f"| {fifteen} | {fifteen} more |") == [f"{fifteen} more"]
 
 
-def test_code_span_and_link_each_count_as_one_word() -> None:
-    assert cell_words("`a b c` in [the page](there.md#its-part), twice") == 4
-    assert cell_words("a \\| b `c\\|d e`") == 4
-
-
 def test_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     (tmp_path / "other.md").write_text("# A title: `x`, and\n\n## A title: `x`, and\n")

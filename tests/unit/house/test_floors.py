@@ -336,30 +336,15 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
     [
         ("link/base/planted.py", "import time", "may not import time"),
         ("link/base/planted.py", "def f():\n    import numpy", "may not import numpy"),
-        ("link/base/planted.py", "import yaml", "may not import yaml"),
         ("link/base/planted.py", "print('x')", "may not call print"),
         ("link/base/planted.py", "from datetime import datetime\ndatetime.now()", "may not call now"),
         ("link/base/planted.py", "from ..wire import Channel", "may not import megatron_ft.link.wire"),
-        ("link/base/planted.py", "from ... import rank", "may not import megatron_ft.rank"),
         ("link/base/planted.py", "from megatron_ft import FaultToleranceConfig", "may not import megatron_ft.config"),
-        ("link/planted.py", "import megatron_ft.rank.client.client", "may not import megatron_ft.rank.client.client"),
-        (
-            "link/planted.py",
-            "from megatron_ft import RankMonitorClient",
-            "may not import megatron_ft.rank.client.client",
-        ),
         ("link/planted.py", "import psutil", "may not import psutil"),
         ("link/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", "import torch"),
         ("monitor/planted.py", "import importlib\nimportlib.import_module('torch.cuda')", "import torch.cuda"),
         ("monitor/planted.py", "__import__('torch')", "may not import torch"),
-        ("monitor/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
-        ("rank/planted.py", "import torch", "may not import torch"),
-        ("rank/planted.py", "from megatron_ft.monitor import service", "may not import megatron_ft.monitor"),
-        ("cli/planted.py", "def f():\n    import torch", "may not import torch"),
-        ("cli/planted.py", "import matplotlib", "may not import matplotlib"),
-        ("launcher/planted.py", "def f():\n    import megatron_ft.monitor.service", "may not import megatron_ft.mon"),
         ("fault_tolerance.py", "import torch", "may not import torch"),
-        ("integrations/planted.py", "from megatron_ft.launcher import main", "may not import megatron_ft.launcher"),
         ("planted.py", "import os", "on no floor"),
     ],
 )
@@ -387,7 +372,6 @@ def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
     [
         ("launcher/base/planted.py", "from megatron_ft.launcher.processes import worker"),
         ("link/base/planted.py", "from megatron_ft.link import wire"),
-        ("rank/base/planted.py", "def f():\n    from megatron_ft.rank.client.client import RankMonitorClient"),
     ],
 )
 def test_a_planted_circle_is_found(file: str, code: str) -> None:

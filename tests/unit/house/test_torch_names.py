@@ -53,11 +53,8 @@ AGENT = "class Agent(TorchAgent):\n    "
     [
         (AGENT + "def _invoke_run(self, role): ...", "_invoke_run"),
         (AGENT + "def f(self): self._pcontext = None", "_pcontext"),
-        (AGENT + "def f(self): super()._shutdown()", "_shutdown"),
         (AGENT + "def f(self): return getattr(self, '_worker_group', 0)", "_worker_group"),
-        (AGENT + "pass\nclass B(Agent):\n    def f(self): return self._store", "_store"),
         ("from torch.numa.binding import _maybe_wrap", "_maybe_wrap"),
-        ("import torch._C", "_C"),
         ("def f():\n    from torch._inductor import config", "_inductor"),
         ("import torch\ntorch.cuda._lazy_init()", "_lazy_init"),
     ],
