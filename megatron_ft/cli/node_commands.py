@@ -59,7 +59,14 @@ def _add(
         jobs = choose(find_jobs(), run_id=args.job, pid=args.pid)
         if not jobs:
             print("megatron-ft: no ft_launcher of yours runs on this node", file=sys.stderr)
-        return act(jobs, args) if jobs else _NOTHING_DONE
+            return _NOTHING_DONE
+        try:
+            return act(jobs, args)
+        except ConfigError:
+            raise
+        except (FaultToleranceError, ProcessLookupError) as error:  # of a rank that has exited
+            print(f"megatron-ft: {error}", file=sys.stderr)
+            return _NOTHING_DONE
 
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}"
@@ -85,11 +92,7 @@ def _order(
 
 
 def _stacks(jobs: list[RunningJob], args: argparse.Namespace) -> int:
-    try:
-        ranks = [(row, job) for job in jobs for row in running_ranks(job) if args.rank in (None, row.rank)]
-    except FaultToleranceError as error:  # its launcher doesn't answer
-        print(f"megatron-ft: {error}", file=sys.stderr)
-        return _NOTHING_DONE
+    ranks = [(row, job) for job in jobs for row in running_ranks(job) if args.rank in (None, row.rank)]
     if args.rank is not None and not ranks:
         raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node")
     if not ranks:
@@ -112,20 +115,14 @@ def _kill(jobs: list[RunningJob], args: argparse.Namespace) -> int:
             raise ConfigError(f"--rank {args.rank}: not a rank that runs on this node; {there}")
         return pids[args.rank]
 
+    pid = pid_of_rank()
+    process = os.pidfd_open(pid)
     try:
-        pid = pid_of_rank()
-        process = os.pidfd_open(pid)
-        try:
-            # the id may have become another process's since the launcher named it; it can't any more
-            if pid_of_rank() != pid:
-                raise ProcessLookupError
-            signal.pidfd_send_signal(process, args.signal)
-        finally:
-            os.close(process)
-    except ConfigError:
-        raise
-    except (FaultToleranceError, ProcessLookupError) as error:
-        print(f"megatron-ft: {error or f'rank {args.rank} has exited'}", file=sys.stderr)
-        return _NOTHING_DONE
+        # the id may have become another process's since the launcher named it; it can't any more
+        if pid_of_rank() != pid:
+            raise FaultToleranceError(f"rank {args.rank} has exited")
+        signal.pidfd_send_signal(process, args.signal)
+    finally:
+        os.close(process)
     print(f"sent {args.signal.name} to rank {args.rank} (process {pid}): {jobs[0].describe()}")
     return 0
