@@ -9,7 +9,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -21,6 +21,7 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.actions import OfMember
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.faults import advice
+from megatron_ft.job.rules.lives import Ending
 from megatron_ft.job.rules.messages import Stay, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base import directories, launcher_lines
@@ -29,7 +30,7 @@ from megatron_ft.launcher.coordination import joining
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed
-from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, launcher_failed, read_lives, utc
+from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, read_lives, utc
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.conclusion import stopped
 from megatron_ft.launcher.schedulers import kubernetes
@@ -97,7 +98,7 @@ def run(
     if not place.is_alone:
         port = int(place.me.endpoint.rpartition(":")[2])
         for scheduler in SCHEDULERS.values():  # each goes by the environment: --scheduler none only gives no options
-            scheduler.requeue(os.environ, result.place, result.ending, port, say, result.flush)
+            scheduler.requeue(os.environ, result.place, result.ending, port, say, log.flush)
     return end
 
 
@@ -131,19 +132,15 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
         announce(launcher_lines.OBSERVING_ONLY)
 
 
+@dataclass
 class _JobLife:
     """This launcher's part in one life of the job, from joining it to its end."""
 
-    def __init__(
-        self,
-        node: LauncherNode,
-        place: MeetingPlace,
-        config: LaunchConfig,
-        command: Sequence[str],
-        result: ResultFile,
-    ) -> None:
-        self._node, self._line, self._place, self._result = node, node.line, place, result
-        self._config, self._command = config, command
+    _node: LauncherNode
+    _place: MeetingPlace
+    _config: LaunchConfig
+    _command: Sequence[str]
+    _result: ResultFile
 
     def run(self, before: JobProgress, bad: str) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
@@ -165,7 +162,7 @@ class _JobLife:
                 self._train(coordination)
                 # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result
                 assert node.over is not None
-                end = end_of(node.over, self._line)
+                end = end_of(node.over, node.line)
                 self._write_end(end, coordination)
         except ConfigError:
             raise
@@ -186,13 +183,13 @@ class _JobLife:
                 *complete,
                 decided.decision.founding,
                 asked_s=node.signals.asked_s,
-                persistent=checkpointed(self._line.options.checkpoint_iteration_file),
+                persistent=checkpointed(self._node.line.options.checkpoint_iteration_file),
                 is_hurried=node.signals.is_in_a_hurry,
             )
-        if TOLD_BY not in os.environ and self._line.max_nodes > 1:  # a job of one node has no other to prefer
+        if TOLD_BY not in os.environ and self._node.line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
-                node.say(advice(self._line.where.scheduler, name, reason))
-        if self._line.where.are_pods:
+                node.say(advice(self._node.line.where.scheduler, name, reason))
+        if self._node.line.where.are_pods:
             kubernetes.write_reason(end.reason)
         return end
 
@@ -201,7 +198,7 @@ class _JobLife:
         if not self._place.me.names_life:
             return False
         lives = read_lives(self._node.log_dir)
-        if not self._line.where.are_pods:
+        if not self._node.line.where.are_pods:
             return lives.has_finished(self._place.me.job)
         # a pod is started again within minutes; a new Job may have an old name
         since = utc(time.time() - _POD_BACK_S)
@@ -240,9 +237,9 @@ class _JobLife:
             case ChildFailedError() | JobOverError() if self._node.over is not None:
                 if isinstance(error, ChildFailedError):
                     # torch's table of the failures, with the script's name in its title and without a traceback
-                    table = str(ChildFailedError(self._line.namespace.training_script, error.failures))
+                    table = str(ChildFailedError(self._node.line.namespace.training_script, error.failures))
                     LAUNCHER.put(DEBUG, "\n".join(map(printable, table.split("\n"))))  # our own line has said it
-                return end_of(self._node.over, self._line)
+                return end_of(self._node.over, self._node.line)
             case joining.AlreadyFinishedError():
                 self._node.say(str(error))
                 return LauncherEnd(0)
@@ -251,16 +248,16 @@ class _JobLife:
                     name = signal.Signals(error.sigval).name
                     self._node.say(cycle_lines.asked_to_stop(name=name, ranks=0, timeout_s=0.0))
                     self._node.log.write(records.StopRequested(signal=name, ranks=0))
-                return end_of(self._node.over or stopped(error.sigval, well=False), self._line)
+                return end_of(self._node.over or stopped(error.sigval, well=False), self._node.line)
             case FaultToleranceError():
-                text = str(error)
+                self._node.say(text := str(error))
             case OSError():
                 # a full disk, no descriptor left: a problem of the machine, which a traceback doesn't explain
-                text = launcher_lines.launcher_failed(error)
+                self._node.say(text := launcher_lines.launcher_failed(error))
             case _:
-                return launcher_failed(self._line, report_unforeseen(error, self._node.log, self._node.say))
-        self._node.say(text)
-        return launcher_failed(self._line, text)
+                text = report_unforeseen(error, self._node.log, self._node.say)
+        # the launcher itself has failed, not its ranks: other nodes go on without it
+        return LauncherEnd(1, Ending.FAILED if self._node.line.max_nodes == 1 else None, text)
 
 
 def report_unforeseen(error: Exception, log: EventLog, say: Callable[[str], None]) -> str:

@@ -67,22 +67,25 @@ class LauncherEnd:
 
 def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
     """Return the launcher's exit code, and what it may tell of the job, by the end of its part."""
-    verdict = over.verdict
+    verdict, flag = over.verdict, os.environ.get(FINISHED_FLAG, "")
     match over.how:
         case Exit.SUCCEEDED:
-            return replace(_succeeded(verdict, line), ranks_exited_with_0=True)
+            end = LauncherEnd(0, Ending.FINISHED)
+            if flag and not bounded_call(lambda: os.path.exists(flag), True):
+                text = f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished"
+                end = _stopped(line, text)
+            elif not flag and verdict is not None and verdict.stopped:
+                end = _stopped(line, "a launcher received a signal to stop, all ranks exited with 0")
+            return replace(end, ranks_exited_with_0=True)
         case Exit.STOPPED:
             return _stopped(line, over.text, over.code)
+        case Exit.FAILED if verdict is not None:
+            cause, decision = verdict.cause_for(None), verdict.decision
+            ending = Ending.NO_PROGRESS if decision.no_progress else Ending.FAILED
+            text = "; ".join(filter(None, [cause.text, decision.reason]))
+            return LauncherEnd(over.code, ending, text, attribution=str(cause.attribution or ""))
         case Exit.FAILED:
-            is_stalled = verdict is not None and verdict.decision.no_progress
-            cause = (
-                ""
-                if verdict is None
-                else "; ".join(filter(None, [verdict.cause_for(None).text, verdict.decision.reason]))
-            )
-            told = verdict and verdict.cause_for(None).attribution
-            ending = Ending.NO_PROGRESS if is_stalled else Ending.FAILED
-            return LauncherEnd(over.code, ending, cause, attribution=str(told or ""))
+            return LauncherEnd(over.code, Ending.FAILED)
         case Exit.ABANDONED if line.max_nodes == 1:
             return LauncherEnd(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
@@ -90,21 +93,6 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
         case Exit.LEFT if over.code not in (0, REFUSED):
             return LauncherEnd(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
     return LauncherEnd(over.code)
-
-
-def _succeeded(verdict: Verdict | None, line: CommandLine) -> LauncherEnd:
-    """Return the end after all ranks ended with 0. A flag file, if configured, tells if the training is finished."""
-    flag = os.environ.get(FINISHED_FLAG, "")
-    if flag and not bounded_call(lambda: os.path.exists(flag), True):
-        return _stopped(line, f"all ranks exited with 0, but {flag} doesn't exist: the training isn't finished")
-    if not flag and verdict is not None and verdict.stopped:
-        return _stopped(line, "a launcher received a signal to stop, all ranks exited with 0")
-    return LauncherEnd(0, Ending.FINISHED)
-
-
-def launcher_failed(line: CommandLine, text: str) -> LauncherEnd:
-    """Return the end if the launcher itself has failed, not its ranks. Other nodes go on without it."""
-    return LauncherEnd(1, Ending.FAILED if line.max_nodes == 1 else None, text)
 
 
 def _stopped(line: CommandLine, text: str, code: int = 0) -> LauncherEnd:
@@ -149,10 +137,6 @@ class ResultFile:
         self.is_decided = False
         """True if the job has ended for all its nodes, by their decision."""
 
-    def flush(self) -> None:
-        """Wait until the file is written."""
-        self._log.flush()
-
     def begun(self, held: Assignment) -> None:
         """Record the start of a cycle in which this node has a place."""
         decision = held.decision
@@ -194,19 +178,23 @@ class ResultFile:
             return
         if place >= _TELLERS:
             return
-        life = structs.replace(self._life, outcome=ending, exit_code=end.code, cause=end.cause, decided=self.is_decided)
-        life = structs.replace(life, attribution=end.attribution, ended=utc(time.time()))
+        life = self._life
         if decided is not None and self.is_decided:
             life = _reached(structs.replace(life, faults=self._faults(decided)), decided.advance)
         cycles, goodput = accounting.cycles, accounting.goodput
         iteration = max([life.iteration, *(each.last_iteration for each in cycles if each.last_iteration is not None)])
         first = cycles[-1].first_iteration if cycles and cycles[-1].restored is None else None
-        # the decision describes failed cycles, and the last one may have ended otherwise
-        trained = life.trained or end.ranks_exited_with_0 or iteration >= 0
         life = structs.replace(
             life,
+            outcome=ending,
+            exit_code=end.code,
+            cause=end.cause,
+            attribution=end.attribution,
+            decided=self.is_decided,
+            ended=utc(time.time()),
             iteration=iteration,
-            trained=trained,
+            # the decision describes failed cycles, and the last one may have ended otherwise
+            trained=life.trained or end.ranks_exited_with_0 or iteration >= 0,
             resumed=life.resumed if first is None else max(life.resumed, first),
             restores=sum(each.restored is not None for each in cycles),
             redone=0 if goodput is None else goodput.redone,
@@ -252,15 +240,15 @@ def rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
         return
     try:
         replace_own(path, changed.to_text().encode(), fsync=True)
-    except ForeignFileError as error:
-        _say_once(f"megatron_ft: {path} {error.strerror}: it is neither read nor written")
+    except ForeignFileError:
+        pass  # it was said where it was read
     except OSError as error:
         LAUNCHER.put(WARNING, f"megatron_ft: {path} can't be written: {error.strerror}")
 
 
 @functools.cache
 def _say_once(line: str) -> None:
-    """Each cycle writes the file anew, and what is in its place stays there."""
+    """Each cycle reads the file anew, and what is in its place stays there."""
     LAUNCHER.put(WARNING, line)
 
 

@@ -118,8 +118,7 @@ class HealthGate:
         """Time of the next check."""
         self.failures = 0
         self._last = ""
-        self._while_running = ""
-        """How the last check beside ranks failed; empty if it did not."""
+        """How the last check failed; empty if it did not."""
 
     def take_result(self, event: NodeHealth, turn: Turn) -> bool:
         """Log and report the result of a check. Return True if the node is fit."""
@@ -141,7 +140,7 @@ class HealthGate:
     def take_result_while_running(self, event: NodeHealth, turn: Turn) -> None:
         """Log and report the result of a check beside ranks, which run on whatever it says."""
         turn.do(Write(event))
-        before, self._while_running = self._while_running, "" if event.good else event.text
+        before, self._last = self._last, "" if event.good else event.text
         if event.good and before:
             turn.say("node health check passed again while ranks run")
         elif not event.good and event.text != before:
