@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -39,7 +40,8 @@ class SignalWatch:
         self._numbers = numbers
         self._reactor = reactor
         self._forwarded = forwarded
-        self._to_forward: list[signal.Signals] = []
+        self._to_forward: deque[signal.Signals] = deque()
+        """Taken one at a time, as the next one: a handler may append between two lines."""
         self._keep_ignored_hangup = keep_ignored_hangup
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
@@ -48,7 +50,7 @@ class SignalWatch:
         """Time of the first request to stop (time.monotonic); None before."""
         self.received: list[signal.Signals] = []
         """Requests to stop, in order; a repetition of the same request is here once."""
-        self._untaken: list[StopAsked | Continued | float] = []
+        self._untaken: deque[StopAsked | Continued | float] = deque()
         self._stop_requests = SecondRequest()
         self._is_second = False
 
@@ -101,12 +103,13 @@ class SignalWatch:
 
     def take_to_forward(self) -> list[signal.Signals]:
         """Return the signals to forward since the last call."""
-        return _take_all(self._to_forward)
+        return [self._to_forward.popleft() for _ in range(len(self._to_forward))]
 
     def take(self) -> list[StopAsked | Continued | float]:
         """Return what has come since the last call, in order, but first that the node was continued: its pause counts
         for no rank. A number: an early SIGINT is no second request; after these seconds it will be one."""
-        return sorted(_take_all(self._untaken), key=lambda each: not isinstance(each, Continued))
+        taken = [self._untaken.popleft() for _ in range(len(self._untaken))]
+        return sorted(taken, key=lambda each: not isinstance(each, Continued))
 
     def is_in_a_hurry(self) -> bool:
         """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
@@ -134,10 +137,3 @@ class SignalWatch:
                 signal.signal(number, signal.SIG_DFL)
         self._read.close()
         self._write.close()
-
-
-def _take_all(noted: list[T]) -> list[T]:
-    taken: list[T] = []
-    while noted:
-        taken.append(noted.pop(0))  # one at a time: a handler may append between two lines
-    return taken

@@ -214,7 +214,7 @@ class Termination:
         if is_quick:
             _ask(worker for worker in workers if worker.poll_end())
         self.wait(workers, grace_s)
-        self.kill(workers, with_leftovers=is_quick)
+        self.kill(workers)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
@@ -228,14 +228,11 @@ class Termination:
             lambda: self._in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
         )
 
-    def kill(self, workers: list[Worker], *, with_leftovers: bool = False) -> None:
-        """SIGKILL the groups of live ranks; ``with_leftovers``: also what ended ranks have left, to end meanwhile."""
+    def kill(self, workers: list[Worker]) -> None:
+        """SIGKILL the groups of live ranks."""
         stubborn = [worker for worker in workers if not worker.poll_end()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
-        if with_leftovers:
-            ended = [worker for worker in workers if worker.exitcode is not None and not worker.reaped]
-            self._kill_at_once(ended, self._left_behind(ended))
         hoped_for = self._hoped_for(stubborn)
         self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self._kill_wait_s)
         stuck = _stats([worker.pid for worker in hoped_for if not worker.poll_end()])
@@ -286,7 +283,7 @@ class Termination:
             if ask:
                 _ask(worker for worker in ended if worker.exitcode != 0)
             if at_once:
-                self._kill_at_once(ended, left)
+                process_tree.kill_left([stat for stat in left if not process_tree.tidies_up(stat)], _pids(ended))
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
@@ -294,10 +291,6 @@ class Termination:
         self._kill_left(ended, left)
         for worker in ended:
             worker.reap()
-
-    def _kill_at_once(self, ended: list[Worker], left: list[ProcessStat]) -> None:
-        """SIGKILL what these ranks have left, but for processes that clean up after the others."""
-        process_tree.kill_left([stat for stat in left if not process_tree.tidies_up(stat)], _pids(ended))
 
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
         deadline = time.monotonic() + self._kill_wait_s

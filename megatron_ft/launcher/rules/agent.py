@@ -364,14 +364,8 @@ class Agent:
             case AgentPhase.ENDING if ending is not None and ending.is_over(turn.now_ns):
                 self._enter(AgentPhase.TERMINATING)
                 self._do(ending.order(turn.now_ns))
-            case AgentPhase.JUDGING if self._outcome is Outcome.EXCLUDED or (
-                self._outcome is Outcome.STOPPED and self._leaving.is_due
-            ):
-                self._conclude(None)
-            case AgentPhase.JUDGING if (
-                self._orders.is_lost or self._orders.verdict is not None or left is not None or self._leaving.is_due
-            ):
-                self._conclude(self._orders.verdict)
+            case AgentPhase.JUDGING:
+                self._judge()
             case AgentPhase.DONE if self._leaving.signals:
                 self._stop()
             case AgentPhase.DONE:
@@ -485,7 +479,10 @@ class Agent:
             now = Report(cycle.cycle, state, told_cause, cycle.reached(seen, why), ranks=ranks, is_mixed=is_mixed)
         if not (is_known and now.cause.follows):
             orders.told = now
-            self._do(now, *([] if orders.is_over else self._printer.failed(now)))
+            self._do(now)
+            is_news = now.state is NodeState.UNHEALTHY and not now.cause.follows and not orders.is_over
+            if is_news and not self._printer.speaks:  # another launcher prints why the cycle ended
+                self._turn.say(cycle_lines.failed_here(now.cycle, now.cause.text))
 
     def _report_own_failure(self) -> None:
         """Report why the cycle has failed, maybe because others have lost a rank of this node that is slow to end."""
@@ -520,6 +517,14 @@ class Agent:
         self._stuck = "" if self._outcome is Outcome.SUCCEEDED else event.stuck
         if self._stuck:
             self._turn.write(Stuck(cycle=cycle.cycle, processes=tuple(event.processes)))
+
+    def _judge(self) -> None:
+        """Conclude the cycle by the leader's verdict, unless this node leaves; once it is known, or none can come."""
+        orders, is_due = self._orders, self._leaving.is_due
+        if self._outcome is Outcome.EXCLUDED or (self._outcome is Outcome.STOPPED and is_due):
+            self._conclude(None)
+        elif orders.is_lost or orders.verdict is not None or orders.left is not None or is_due:
+            self._conclude(orders.verdict)
 
     def _conclude(self, verdict: Verdict | None) -> None:
         cycle, orders, leaving = self.cycle, self._orders, self._leaving

@@ -15,8 +15,7 @@ from megatron_ft.config.config import ConfigValues
 from megatron_ft.config.launcher_options import MIN_HEALTHY, RESTART_GRACE_S
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import Dismiss, Report, Tell
-from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.job.rules.messages import Dismiss, Tell
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.events import Effect, Event, Exit, LauncherExit, OrderMonitor, Readings, Write
 from megatron_ft.link.base.layout import BoardSnapshot
@@ -102,11 +101,6 @@ class JobLinePrinter:
         """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
         self.unsaid = text if ends_cycle and not self.speaks else self.unsaid
         return [Tell(text)] if self.speaks else []
-
-    def failed(self, report: Report) -> list[Tell]:
-        """Return the line on failed ranks of this node, if another launcher prints why the cycle ended."""
-        is_news = report.state is NodeState.UNHEALTHY and not report.cause.follows
-        return [Tell(cycle_lines.failed_here(report.cycle, report.cause.text))] if is_news and not self.speaks else []
 
     def over(self, over: LauncherExit, left: Dismiss | None, said: str) -> list[Tell]:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""

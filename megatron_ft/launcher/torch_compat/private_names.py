@@ -27,30 +27,26 @@ launcher_api: Any = _launcher_api
 
 _CPP_ERROR = 2
 
-_AGENT_METHODS = (
-    "_initialize_workers",
-    "_invoke_run",
-    "_rendezvous",
-    "_shutdown",
-    "_start_workers",
-)
-_CONTEXT_METHODS = ("_close", "_poll", "_start", "close", "pids", "start")
-_CONTEXT_ATTRIBUTES = ("args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts")
+_METHODS: dict[type, tuple[str, ...]] = {
+    LocalElasticAgent: ("_initialize_workers", "_invoke_run", "_rendezvous", "_shutdown", "_start_workers"),
+    PContext: ("_close", "_poll", "_start", "close", "pids", "start"),
+}
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    LocalElasticAgent: ("_pcontext", "_remaining_restarts", "_store", "_worker_group"),
+    PContext: ("args", "entrypoint", "envs", "error_files", "nprocs", "stderrs", "stdouts"),
+}
 _TAIL_LOGS = (("_tail_logs",), ("_stdout_tail", "_stderr_tail"))
 """Attributes of a PContext that copy ranks' output: one list, and two of their own before torch 2.9."""
-_AGENT_ATTRIBUTES = ("_pcontext", "_remaining_restarts", "_store", "_worker_group")
 
 
 def missing_essentials() -> list[str]:
     """Return names that the launcher needs and this torch lacks; empty for the versions it was made for."""
-    missing = [f"LocalElasticAgent.{name}" for name in _AGENT_METHODS if not hasattr(LocalElasticAgent, name)]
-    written = {name for cls in LocalElasticAgent.__mro__ for name in _names_in_init(cls)}
-    missing += [f"LocalElasticAgent.{name}" for name in _AGENT_ATTRIBUTES if name not in written]
-    written = _names_in_init(PContext)
-    missing += [f"PContext.{name}" for name in _CONTEXT_ATTRIBUTES if name not in written]
-    if not any(written.issuperset(names) for names in _TAIL_LOGS):
+    written = {cls: {name for each in cls.__mro__ for name in _names_in_init(each)} for cls in _ATTRIBUTES}
+    missing = [f"{cls.__name__}.{name}" for cls, names in _METHODS.items() for name in names if not hasattr(cls, name)]
+    for cls, names in _ATTRIBUTES.items():
+        missing += [f"{cls.__name__}.{name}" for name in names if name not in written[cls]]
+    if not any(written[PContext].issuperset(names) for names in _TAIL_LOGS):
         missing.append("PContext._tail_logs")
-    missing += [f"PContext.{name}" for name in _CONTEXT_METHODS if not hasattr(PContext, name)]
     for module, name in ((launcher_api, "LocalElasticAgent"), (local_elastic_agent, "start_processes")):
         if not hasattr(module, name):
             missing.append(f"{module.__name__}.{name}")
