@@ -222,16 +222,12 @@ def _check_sizes(namespace: argparse.Namespace) -> tuple[int, int]:
         raise ConfigError(f"--nnodes: {namespace.nnodes!r} is neither a number nor MIN:MAX") from None
     if not 0 < min_nodes <= max_nodes:
         raise ConfigError(f"--nnodes: {namespace.nnodes!r} must be 0 < MIN <= MAX")
-    for is_wrong, text in (
-        (namespace.max_restarts < 0, f"--max-restarts: {namespace.max_restarts} is negative"),
-        (
-            not namespace.monitor_interval > 0,
-            f"--monitor-interval: {namespace.monitor_interval} must be greater than 0",
-        ),
-        (namespace.no_python and namespace.module, "--no-python and --module (-m) exclude each other"),
-    ):
-        if is_wrong:
-            raise ConfigError(text)
+    if namespace.max_restarts < 0:
+        raise ConfigError(f"--max-restarts: {namespace.max_restarts} is negative")
+    if not namespace.monitor_interval > 0:
+        raise ConfigError(f"--monitor-interval: {namespace.monitor_interval} must be greater than 0")
+    if namespace.no_python and namespace.module:
+        raise ConfigError("--no-python and --module (-m) exclude each other")
     for option, value in (("--redirects", namespace.redirects), ("--tee", namespace.tee)):
         try:
             Std.from_str(str(value))

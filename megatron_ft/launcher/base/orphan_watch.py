@@ -7,6 +7,7 @@ the launcher's own lines are in the event log, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Collection
@@ -78,11 +79,8 @@ def _step_daemon() -> int | None:
         if facts is None:
             return None
         if facts.comm == STEP_DAEMON:
-            break
+            with contextlib.suppress(OSError):
+                return os.pidfd_open(pid)
+            return None
         pid = facts.parent
-    else:
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
+    return None

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
 
@@ -32,31 +33,24 @@ _BACKLOG = 128
 _MAX_DESCRIPTION = 500
 
 
+@dataclass
 class ControlSocket:
-    """Serves requests. A request that a rank sent just before it died is read, too: it stays in the socket.
+    """Serves requests. A request that a rank sent just before it died is read, too: it stays in the socket."""
 
-    Args:
-        on_request: gets the requests of ranks.
-        on_order: handles ``megatron-ft pause`` and ``resume``, given the sender's PID; True if it has an effect.
-        on_question: answers ``megatron-ft status``.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        reactor: Reactor,
-        *,
-        say: Callable[[str], None],
-        on_request: Callable[[WorkloadControl], None],
-        on_order: Callable[[PauseDetection | ResumeDetection, int], bool],
-        on_question: Callable[[], JobFacts],
-    ) -> None:
-        self.path, self._reactor, self._say = path, reactor, say
-        self._on_request, self._on_order, self._on_question = on_request, on_order, on_question
-        self._channels: dict[int, tuple[Channel, int]] = {}
-        self._listener: socket.socket | None = None
-        self._complaints = RateLimiter()
-        self._idle_requests = RateLimiter()
+    path: str
+    reactor: Reactor
+    _: KW_ONLY
+    say: Callable[[str], None]
+    on_request: Callable[[WorkloadControl], None]
+    """Gets the requests of ranks."""
+    on_order: Callable[[PauseDetection | ResumeDetection, int], bool]
+    """Handles ``megatron-ft pause`` and ``resume``, given the sender's PID; True if it has an effect."""
+    on_question: Callable[[], JobFacts]
+    """Answers ``megatron-ft status``."""
+    _channels: dict[int, tuple[Channel, int]] = field(default_factory=dict)
+    _listener: socket.socket | None = None
+    _complaints: RateLimiter = field(default_factory=RateLimiter)
+    _idle_requests: RateLimiter = field(default_factory=RateLimiter)
 
     def start(self) -> None:
         """Begin to listen.
@@ -65,7 +59,7 @@ class ControlSocket:
             OSError: the path can't be used.
         """
         self._listener = listen(self.path, _BACKLOG)
-        self._reactor.watch(self._listener.fileno(), self.accept_all)
+        self.reactor.watch(self._listener.fileno(), self.accept_all)
 
     def is_lost(self) -> bool:
         """Return True if the socket was removed."""
@@ -80,7 +74,7 @@ class ControlSocket:
         lost = self._listener
         assert lost is not None
         self.start()
-        self._reactor.unwatch(lost.fileno())
+        self.reactor.unwatch(lost.fileno())
         lost.close()
 
     def accept_all(self) -> None:
@@ -100,7 +94,7 @@ class ControlSocket:
             self._drop(fd)
         if self._listener is None:
             return
-        self._reactor.unwatch(self._listener.fileno())
+        self.reactor.unwatch(self._listener.fileno())
         self._listener.close()
         self._listener = None
         with contextlib.suppress(FileNotFoundError):
@@ -117,7 +111,7 @@ class ControlSocket:
         channel = Channel(sock, takes_fds=False)
         fd = channel.fileno()
         self._channels[fd] = (channel, pid)
-        self._reactor.watch(fd, lambda: self._read(fd))
+        self.reactor.watch(fd, lambda: self._read(fd))
         self._read(fd)
 
     def _read(self, fd: int) -> None:
@@ -132,15 +126,15 @@ class ControlSocket:
         except ProtocolError as error:
             line = f"process {pid} sent a request that can't be read: {error}"
             if (text := self._complaints.admit(line, time.monotonic())) is not None:
-                self._say(text)
+                self.say(text)
             self._drop(fd)
 
     def _take(self, asked: Request, pid: int) -> Answer:
         """Act on one message. Return the answer."""
         if isinstance(asked, Status):
-            return self._on_question()
+            return self.on_question()
         if isinstance(asked, PauseDetection | ResumeDetection):
-            return Ok(changed=self._on_order(asked, pid))
+            return Ok(changed=self.on_order(asked, pid))
         # control sequences for a terminal, and characters that no file can hold, are replaced
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()
         request = replace(asked, description=" ".join(words)[:_MAX_DESCRIPTION], pid=pid)
@@ -149,10 +143,10 @@ class ControlSocket:
             request.action != WorkloadAction.Continue.name
             or self._idle_requests.admit("", time.monotonic()) is not None
         ):
-            self._on_request(request)
+            self.on_request(request)
         return Ok()
 
     def _drop(self, fd: int) -> None:
         channel, _ = self._channels.pop(fd)
-        self._reactor.unwatch(fd)
+        self.reactor.unwatch(fd)
         channel.close()

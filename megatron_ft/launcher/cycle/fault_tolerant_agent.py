@@ -25,7 +25,6 @@ from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
-from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed, reference_variables
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_lines_about, read_last_words
@@ -104,7 +103,7 @@ class FaultTolerantAgent(TorchAgent):
         self._alarm_ns: int | None = None
         """Time of the timer; None without one."""
         launcher.status.follow(self._machine)
-        launcher.take = self._receive
+        launcher.take, launcher.on_signals = self._hear, self._take_signals
         if coordination.left is not None:
             self._hear(coordination.left)
 
@@ -128,7 +127,7 @@ class FaultTolerantAgent(TorchAgent):
                         self._launcher.reactor.run_once(None)
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
-            self._launcher.take = lambda _event: None
+            self._launcher.take, self._launcher.on_signals = lambda _event: None, lambda: None
             if self._coordination.left is None:
                 goodbye = Goodbye(f"its launcher failed: {launcher_lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)
@@ -153,12 +152,6 @@ class FaultTolerantAgent(TorchAgent):
         raise JobOverError
 
     # -- events -------------------------------------------------------------------------------------------
-
-    def _receive(self, event: events.Event | SignalWatch) -> None:
-        if isinstance(event, SignalWatch):
-            self._take_signals()
-        else:
-            self._hear(event)
 
     def _hear(self, event: events.Event) -> None:
         """Tell the machine, and do what can be done at once."""

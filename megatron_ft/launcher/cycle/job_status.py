@@ -108,7 +108,7 @@ class JobStatus:
     @property
     def is_spokesman(self) -> bool:
         """True if no other launcher is known to speak for the job."""
-        return self._agent.is_spokesman
+        return self._agent.printer.is_spokesman
 
     def readings(self, *, is_last: bool = False) -> GaugeValues:
         """Return what the metrics show of this node now; ``is_last``: however long it takes."""

@@ -71,8 +71,10 @@ class LauncherNode:
         """Sources of the PIDs of processes that the launcher itself has started and still needs."""
         become_subreaper()
         self.reactor = Reactor()
-        self.take: Callable[[Event | SignalWatch], object] = lambda _event: None
+        self.take: Callable[[Event], object] = lambda _event: None
         """Takes events; set while there is an agent."""
+        self.on_signals: Callable[[], object] = lambda: None
+        """Called when there may be requests to stop; set while there is an agent."""
         self.infra_rank = schedulers.rank(
             os.environ, given=line.node_rank, min_nodes=line.min_nodes, max_nodes=line.max_nodes
         )
@@ -259,7 +261,7 @@ class LauncherNode:
         self.signals.drain()
         for number in self.signals.take_to_forward():
             self._forward(number)
-        self.put(self.signals)  # a forwarded one may have become a request to stop
+        self.on_signals()  # a forwarded one may have become a request to stop
         for slot in self.monitors.slots:
             slot.replace_if_stopped()
         self._reap_orphans()
@@ -286,7 +288,7 @@ class LauncherNode:
         self.status.hear(record, at_ns)
         self.telemetry.hear(record, is_spokesman=self.status.is_spokesman)
 
-    def put(self, event: Event | SignalWatch) -> None:
+    def put(self, event: Event) -> None:
         """Have the agent take an event, if there is one."""
         self.take(event)
 

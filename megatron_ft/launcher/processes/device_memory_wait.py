@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from megatron_ft.link.base.device_memory import Holding
 from megatron_ft.link.base.wording import listed
@@ -54,15 +55,16 @@ class _Look(threading.Thread):
             time.sleep(min(max(_FIRST_LOOK_S, self.waited_s / 4), _SLOWEST_LOOK_S, left_s))
 
 
+@dataclass
 class DeviceMemoryWait:
     """Queries while the nodes meet, so that usually no start waits. Does nothing without an NVIDIA driver."""
 
-    def __init__(self, reactor: Reactor, *, log: EventLog, say: Callable[[str], None]) -> None:
-        self._reactor = reactor
-        self._log = log
-        self._say = say
-        self._look: _Look | None = None
-        self._gave_up = False
+    reactor: Reactor
+    _: KW_ONLY
+    log: EventLog
+    say: Callable[[str], None]
+    _look: _Look | None = None
+    _gave_up: bool = False
 
     def begin(self, ended: Collection[int]) -> None:
         """Query, in a thread because the driver may be slow, until no memory of these ended processes is held."""
@@ -85,19 +87,19 @@ class DeviceMemoryWait:
         def say_waiting() -> None:
             if look.held:
                 text = f"waiting for device memory of the last cycle, at most {LONGEST_WAIT_S:g} s"
-                self._say(f"{text}: {describe(look.held)}")
+                self.say(f"{text}: {describe(look.held)}")
 
         if look.is_alive():
-            tell = self._reactor.call_later(TELL_AFTER_S, say_waiting)
+            tell = self.reactor.call_later(TELL_AFTER_S, say_waiting)
             try:
-                self._reactor.call_blocking(lambda: look.join(LONGEST_WAIT_S + DRIVER_S), check)
+                self.reactor.call_blocking(lambda: look.join(LONGEST_WAIT_S + DRIVER_S), check)
             finally:
                 tell.cancel()
         if look.is_alive():
             self._gave_up = True
-            self._say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
+            self.say("the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks")
         elif look.saw_any and time.monotonic() - look.began_s <= _RECENT_S:  # this node may have stood by since
             if look.held:
                 waited = f"after {look.waited_s:.1f} s device memory of the last cycle is still held"
-                self._say(f"{waited}: {describe(look.held)}; starting the ranks without waiting any longer")
-            self._log.write(records.DeviceMemory(waited_s=round(look.waited_s, 3), held=tuple(look.held)))
+                self.say(f"{waited}: {describe(look.held)}; starting the ranks without waiting any longer")
+            self.log.write(records.DeviceMemory(waited_s=round(look.waited_s, 3), held=tuple(look.held)))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes import ending_together
@@ -180,27 +180,21 @@ _LEFTOVER_GRACE_S = 1.0
 _LOOK_AGAIN_S = 0.01
 
 
+@dataclass
 class Termination:
     """Terminates groups of ranks; everything else is served meanwhile."""
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        *,
-        known_children: Callable[[], Collection[int]],
-        in_a_hurry: Callable[[], bool],
-        say: Callable[[str], None],
-        kill_wait_s: float = KILL_WAIT_S,
-    ) -> None:
-        """``known_children`` are no leftovers; ``in_a_hurry``: no process is to be waited for any more."""
-        self._reactor = reactor
-        self._known_children = known_children
-        self._in_a_hurry = in_a_hurry
-        self._say = say
-        self._kill_wait_s = kill_wait_s
-        self._stuck: list[ProcessStat] = []
-        """Ranks and processes of their groups that survived SIGKILL: not waited for again."""
-        self._let_go: set[int] = set()
+    reactor: Reactor
+    _: KW_ONLY
+    known_children: Callable[[], Collection[int]]
+    """PIDs of children that are no leftovers."""
+    in_a_hurry: Callable[[], bool]
+    """True if no process is to be waited for any more."""
+    say: Callable[[str], None]
+    kill_wait_s: float = KILL_WAIT_S
+    _stuck: list[ProcessStat] = field(default_factory=list)
+    """Ranks and processes of their groups that survived SIGKILL: not waited for again."""
+    _let_go: set[int] = field(default_factory=set)
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
         """Signal live ranks, wait, SIGKILL the remaining ones, clear their groups, and reap them.
@@ -224,8 +218,8 @@ class Termination:
     def wait(self, workers: list[Worker], grace_s: float) -> None:
         """Wait until all have ended, the grace is over, or ``in_a_hurry`` holds."""
         hoped_for = self._hoped_for(workers)
-        self._reactor.run_until(
-            lambda: self._in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
+        self.reactor.run_until(
+            lambda: self.in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
         )
 
     def kill(self, workers: list[Worker]) -> None:
@@ -234,11 +228,11 @@ class Termination:
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
         hoped_for = self._hoped_for(stubborn)
-        self._reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self._kill_wait_s)
+        self.reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self.kill_wait_s)
         stuck = _stats([worker.pid for worker in hoped_for if not worker.poll_end()])
         if stuck:
             self._stuck += stuck
-            self._say(launcher_lines.did_not_end(stuck, waited_s=self._kill_wait_s))
+            self.say(launcher_lines.did_not_end(stuck, waited_s=self.kill_wait_s))
 
     def still_there(self, workers: Collection[Worker]) -> list[ProcessStat]:
         """Return live processes of these ranks and their groups that could not be ended; reap those that have ended."""
@@ -287,13 +281,13 @@ class Termination:
             left = self._wait_gone(ended, left, leftover_grace_s, patient=False)
         if left and not quietly:
             names = ", ".join(f"{stat.pid} ({stat.comm})" for stat in left)
-            self._say(f"ranks exited and left processes behind; killing them: {names}")
+            self.say(f"ranks exited and left processes behind; killing them: {names}")
         self._kill_left(ended, left)
         for worker in ended:
             worker.reap()
 
     def _kill_left(self, ended: list[Worker], left: list[ProcessStat]) -> None:
-        deadline = time.monotonic() + self._kill_wait_s
+        deadline = time.monotonic() + self.kill_wait_s
         while left and time.monotonic() < deadline:
             # the groups first: that reaches concurrent forks, too
             for worker in ended:
@@ -302,10 +296,10 @@ class Termination:
             left = self._wait_gone(ended, left, min(1.0, deadline - time.monotonic()), patient=True)
         if left:
             self._stuck += left
-            self._say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=self._kill_wait_s))
+            self.say(launcher_lines.did_not_end(_stats([stat.pid for stat in left]), waited_s=self.kill_wait_s))
 
     def _left_behind(self, ended: list[Worker]) -> list[ProcessStat]:
-        return process_tree.left_behind(_pids(ended), self._known_children())
+        return process_tree.left_behind(_pids(ended), self.known_children())
 
     def _wait_gone(
         self, ended: list[Worker], left: list[ProcessStat], grace_s: float, *, patient: bool
@@ -316,8 +310,8 @@ class Termination:
         """
         deadline_s, is_over = time.monotonic() + grace_s, False
         while left and not is_over:
-            self._reactor.run_once(max(0.0, min(_LOOK_AGAIN_S, deadline_s - time.monotonic())))
-            is_over = time.monotonic() >= deadline_s or (self._in_a_hurry() and not patient)
+            self.reactor.run_once(max(0.0, min(_LOOK_AGAIN_S, deadline_s - time.monotonic())))
+            is_over = time.monotonic() >= deadline_s or (self.in_a_hurry() and not patient)
             if is_over or not any(_is_same(stat, read_stat(stat.pid)) for stat in left):
                 left = self._left_behind(ended)
         return left

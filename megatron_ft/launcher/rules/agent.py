@@ -176,8 +176,8 @@ class Agent:
         self._options = options
         self._parts = parts
         self._orders = orders or CoordinatorView()
-        self._printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
-        self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}), printer=self._printer)
+        self.printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
+        self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}), printer=self.printer)
         self._health = HealthGate()
         self._next_check_ns: int | None = None
         """Time of the next health check beside ranks."""
@@ -202,11 +202,11 @@ class Agent:
         turn = self._turn = Turn(
             now_ns=now_ns,
             seen=seen,
-            printer=self._printer,
+            printer=self.printer,
             runs=self.cycle.cycle if runs else None,
             is_ready=self.phase is AgentPhase.READY and not self._orders.has_begun,
         )
-        self._do(*self._printer.hear(event))
+        self._do(*self.printer.hear(event))
         self._hear(event)
         if self._downtime is not None and self._downtime.report_end(self.cycle, turn):
             self._downtime = None
@@ -230,11 +230,6 @@ class Agent:
         elif self.phase is AgentPhase.ENDING and self._ending is not None:
             times.append(self._ending.alarm_ns)
         return earliest(*times)
-
-    @property
-    def is_spokesman(self) -> bool:
-        """True if this launcher alone speaks for the job."""
-        return self._printer.is_spokesman
 
     @property
     def activity(self) -> NodeActivity:
@@ -481,7 +476,7 @@ class Agent:
             orders.told = now
             self._do(now)
             is_news = now.state is NodeState.UNHEALTHY and not now.cause.follows and not orders.is_over
-            if is_news and not self._printer.speaks:  # another launcher prints why the cycle ended
+            if is_news and not self.printer.speaks:  # another launcher prints why the cycle ended
                 self._turn.say(cycle_lines.failed_here(now.cycle, now.cause.text))
 
     def _report_own_failure(self) -> None:
@@ -607,7 +602,7 @@ class Agent:
             line = cycle_lines.cycle_ended(cycle.cycle, cause, decision, self._outcome, self._options.max_restarts)
             # for this node alone, as far as it knows: no other node explains it
             is_own = self._verdict is None or self._leaving.is_due or self._leaving.goodbye is not None
-            self._do(*([Tell(line)] if is_own else self._printer.for_all(line, ends_cycle=True)))
+            self._do(*([Tell(line)] if is_own else self.printer.for_all(line, ends_cycle=True)))
         self._do(Write(ended))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
@@ -674,4 +669,4 @@ class Agent:
 
     def _over(self, over: LauncherExit, said: str = "") -> None:
         self._enter(AgentPhase.OVER)
-        self._do(*self._printer.over(over, self._orders.left, said), over)
+        self._do(*self.printer.over(over, self._orders.left, said), over)

@@ -441,6 +441,11 @@ class NodeCycle:
         words, board = seen.words[end.local_rank], seen.boards[end.local_rank]
         if end.exitcode < 0 and words.raised_at_ns and _has_gone_on(words, board):
             words = CrashOutput(where=words.crashed_at)  # an old exception isn't what ended it
+        # a crash after the rank had ended its monitoring and its script: its work was done
+        after_run = bool(board and board.closing and end.exitcode and not (end.by_us or words.error or words.unread))
+        # sys.exit(1) lets all exit handlers run, os._exit(1) in one of them doesn't
+        is_in_a_handler = words.exiting and (end.exitcode < 0 or not words.exited)
+        after_run = after_run and (is_in_a_handler or seen.is_finished())
         return replace(
             end,
             iteration=None if board is None else board.iteration,
@@ -449,18 +454,8 @@ class NodeCycle:
             where=words.where,
             rerun_state=words.rerun,
             unread=words.unread and end.exitcode > 0,
-            after_run=_ended_after_run(end, words, board, seen),
+            after_run=after_run,
         )
-
-
-def _ended_after_run(end: RankExited, words: CrashOutput, board: BoardSnapshot | None, seen: Readings) -> bool:
-    """Return True for a crash after the rank had ended its monitoring and its script: its work was done.
-
-    ``sys.exit(1)`` lets all exit handlers run, ``os._exit(1)`` in one of them doesn't.
-    """
-    if end.exitcode == 0 or end.by_us or words.error or words.unread or board is None or not board.closing:
-        return False
-    return (words.exiting and (end.exitcode < 0 or not words.exited)) or seen.is_finished()
 
 
 def _has_gone_on(words: CrashOutput, board: BoardSnapshot | None) -> bool:
