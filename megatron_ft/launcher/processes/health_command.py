@@ -11,17 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import IO
 
 from megatron_ft.config.launcher_options import LauncherOptions
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.rank_environment import without_secret
-from megatron_ft.launcher.processes.worker import Termination, Worker, find_setpriv
+from megatron_ft.launcher.processes.worker import Termination, Worker, start
 from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.signal_rules import exit_words
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts.launcher import NodeHealth
-from megatron_ft.link.linux.process_setup import restore_file_limit, soft_limit_before
 from megatron_ft.link.reactor import Priority, Reactor
 
 _SHELL = "/bin/sh"
@@ -113,11 +111,17 @@ class HealthCheck:
             return checked(f"can't run: {launcher_lines.stuck(left)} of the previous check can't be killed", None, "")
         self._output = b""
         try:
-            self._worker, output = self._start(environment)
+            self._worker = start(
+                [_SHELL, "-c", self._command],
+                {**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         except OSError as error:
             return checked("could not be started", _NOT_STARTED, str(error))
         try:
-            code = self._wait(self._worker, output, began_s + (self._timeout_s or math.inf), check)
+            code = self._wait(self._worker, began_s + (self._timeout_s or math.inf), check)
         finally:
             self.close()
         if code is None:
@@ -131,34 +135,11 @@ class HealthCheck:
         if self._worker is not None and not self._worker.reaped:
             self._termination.end([self._worker], signal.SIGKILL, 0.0)
 
-    def _start(self, environment: Mapping[str, str]) -> tuple[Worker, IO[bytes]]:
-        """Return its process and output.
-
-        Raises:
-            OSError: it can't be started or waited for; then it is killed.
-        """
-        setpriv = find_setpriv(soft_limit_before())
-        process = subprocess.Popen(
-            [*setpriv, _SHELL, "-c", self._command],
-            env={**without_secret(os.environ), DIRECTORIES_VARIABLE: self._directories, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        if not setpriv:
-            restore_file_limit(process.pid)
-        try:
-            return Worker.of(process), process.stdout
-        except OSError:
-            process.stdout.close()
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-
-    def _wait(self, worker: Worker, output: IO[bytes], deadline_s: float, check: Callable[[], None]) -> int | None:
+    def _wait(self, worker: Worker, deadline_s: float, check: Callable[[], None]) -> int | None:
         """Return the exit code; None at the deadline."""
+        assert worker.process is not None
+        output = worker.process.stdout
+        assert output is not None
         os.set_blocking(output.fileno(), False)
 
         def has_ended() -> bool:

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes import ending_together
@@ -45,17 +46,6 @@ class Worker:
     signalled_at_ns: int = 0
     """Time of the launcher's first signal that may end it (CLOCK_MONOTONIC)."""
     reaped: bool = False
-
-    @classmethod
-    def of(
-        cls, process: subprocess.Popen[bytes], local_rank: int = 0, on_exit: Callable[[Worker], None] = lambda _: None
-    ) -> Worker:
-        """Take over a process that has just been started.
-
-        Raises:
-            OSError: there is no descriptor left.
-        """
-        return cls(local_rank, process.pid, os.pidfd_open(process.pid), on_exit, process)
 
     def poll_end(self) -> bool:
         """Note its end, and call ``on_exit``, when it is first seen. Return True if it has ended."""
@@ -120,12 +110,26 @@ def spawn(
         return
     with ending_together.wait_for_each_other([spec.argv for spec in specs]) as (variables, inherited):
         for spec in specs:
-            on_spawned(_spawn_one(spec, variables, inherited, on_exit))
+            with contextlib.ExitStack() as files:
+                out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
+                err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
+                env = {**spec.env, **variables}
+                worker = start(spec.argv, env, spec.local_rank, on_exit, pass_fds=inherited, stdout=out, stderr=err)
+            on_spawned(worker)
 
 
-def _spawn_one(
-    spec: RankSpec, variables: Mapping[str, str], inherited: Sequence[int], on_exit: WorkerCallback
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    local_rank: int = 0,
+    on_exit: WorkerCallback = lambda _worker: None,
+    **popen: Any,
 ) -> Worker:
+    """Start a process as leader of its own session; it dies with the launcher. ``popen``: other arguments of ``Popen``.
+
+    Raises:
+        OSError: it can't be started or waited for; then it is killed.
+    """
     launcher_pid, setpriv = os.getpid(), find_setpriv(soft_limit_before())
 
     def in_child() -> None:
@@ -135,19 +139,14 @@ def _spawn_one(
         if os.getppid() != launcher_pid:
             os._exit(1)
 
-    with contextlib.ExitStack() as files:
-        out = files.enter_context(open(spec.stdout, "w")) if spec.stdout else None
-        err = files.enter_context(open(spec.stderr, "w")) if spec.stderr else None
-        process = subprocess.Popen(
-            [*setpriv, *spec.argv],
-            env={**spec.env, **variables},
-            pass_fds=inherited,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            preexec_fn=None if setpriv else in_child,
-        )
-    return Worker.of(process, spec.local_rank, on_exit)
+    preexec_fn = None if setpriv else in_child
+    process = subprocess.Popen([*setpriv, *argv], env=env, start_new_session=True, preexec_fn=preexec_fn, **popen)
+    try:
+        return Worker(local_rank, process.pid, os.pidfd_open(process.pid), on_exit, process)
+    except OSError:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
 
 
 @functools.cache
