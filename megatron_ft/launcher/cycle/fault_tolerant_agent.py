@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -88,8 +88,8 @@ class FaultTolerantAgent(TorchAgent):
             say=launcher.say,
         )
         self._device_memory = DeviceMemoryWait(launcher.reactor, log=launcher.log, say=launcher.say)
-        self._error_files: dict[int, str] = {}
-        self._stderrs: dict[int, str] = {}
+        self._error_files: Mapping[int, str] = {}
+        self._stderrs: Mapping[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
         options = machine_options(launcher.line, checks_health=launcher.health is not None)
         parts = launcher_parts(options, launcher.monitors.paused, launcher.files.found)
@@ -318,7 +318,7 @@ class FaultTolerantAgent(TorchAgent):
         self._launcher.workers = {}
         failed: Cause | None = None
         try:
-            self.start_ranks(work.restarts_left)
+            self.start_ranks(self._machine.restarts_left)
         except (_CycleOverError, SignalException):
             pass
         except RendezvousError as error:
@@ -381,7 +381,7 @@ class FaultTolerantAgent(TorchAgent):
             env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
         if node.forking is not None:
             # nodes that join or leave restart ranks, too
-            node.forking.expects_restart = self._starting.restarts_left > 0 or line.max_nodes > 1
+            node.forking.expects_restart = self._machine.restarts_left > 0 or line.max_nodes > 1
         given.pop("start_method", None)
         specs = CycleLogs(
             logs_specs,
@@ -400,7 +400,7 @@ class FaultTolerantAgent(TorchAgent):
             **given,
         )
         node.workers = context.workers
-        self._error_files, self._stderrs = dict(context.error_files), dict(context.stderrs)
+        self._error_files, self._stderrs = context.error_files, context.stderrs
         return context
 
     # -- what is read of them ----------------------------------------------------------------------------------

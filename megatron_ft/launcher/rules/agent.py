@@ -404,7 +404,7 @@ class Agent:
             self.cycle = NodeCycle(decision, self._parts, now_ns=self._turn.now_ns)
             for part in self._parts:
                 part.begin(self.cycle, self._turn)
-            self._do(events.StartRanks(self.restarts_left, decision))
+            self._do(events.StartRanks(decision))
 
     def _get_ready(self) -> None:
         self._enter(AgentPhase.READY)

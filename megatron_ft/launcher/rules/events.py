@@ -113,10 +113,9 @@ class CheckHealth:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Let the nodes meet and start the ranks; answered by ``RanksMet``, ``RankStarted`` and ``RanksStarted``, or by
-    ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more."""
+    """Let the nodes meet and start the ranks of this cycle; answered by ``RanksMet``, ``RankStarted`` and
+    ``RanksStarted``, or by ``NotStarted``. Given up when ``Agent.wants_ranks`` doesn't hold any more."""
 
-    restarts_left: int
     decision: Decision
 
 

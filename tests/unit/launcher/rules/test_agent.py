@@ -223,12 +223,12 @@ def test_a_job_that_gives_up_waits_for_its_end() -> None:
 
 
 def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_why_or_not() -> None:
-    assert succeeded().hear(held(1))[-1] == events.StartRanks(3, held(1).decision)
+    assert succeeded().hear(held(1))[-1] == events.StartRanks(held(1).decision)
     driven = succeeded()
     again = verdict(outcome=Outcome.MEMBERSHIP, action=Action.RESTART, node=1, name="h1", text="silent for 6 s")
     driven.hear(again)
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
-    assert driven.hear(again, held(1))[-1] == events.StartRanks(3, held(1).decision)
+    assert driven.hear(again, held(1))[-1] == events.StartRanks(held(1).decision)
     assert len(driven.said) == 1
 
 
