@@ -297,7 +297,7 @@ class Service:
         except LockLost:
             self.close()
             return
-        self._machine.lock_answers(not etcd.problem)
+        self._machine.lock_answers = not etcd.problem
         for effect in made:
             self._carry_out(effect)
         if (dismissal := etcd.gives_up(self._machine.rules, time.monotonic())) is not None:

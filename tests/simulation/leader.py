@@ -319,7 +319,7 @@ class CoordinatorProcess(Process):
             self.has_quit = True
             self.die()
             return
-        self.machine.lock_answers(not etcd.problem)
+        self.machine.lock_answers = not etcd.problem
         for effect in made:
             if self.counts_effect():
                 self._carry_out(effect)

@@ -35,10 +35,10 @@ _SOON_S = 1.0
 class Announcements:
     """One leader's. ``nodes``: all launchers by instance."""
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, rules: Rules, nodes: Mapping[str, Node]) -> None:
         self.alarm_s: float | None = None
         """When to call ``due`` at the latest."""
-        self._nodes = nodes
+        self._rules, self._nodes = rules, nodes
         self._round: tuple[float, float] | None = None
         """Nodes wait in a round: since when, and when to say so next."""
         self._finished: dict[int, float] = {}
@@ -48,7 +48,7 @@ class Announcements:
         self._spares_s = 0.0
         self._cycle: JobCycle | None = None
 
-    def due(self, rules: Rules, cycle: JobCycle | None, *, now_s: float, begins: bool) -> list[Send]:
+    def due(self, cycle: JobCycle | None, *, now_s: float, begins: bool) -> list[Send]:
         """Return the lines that are due. If the next cycle ``begins`` a round waits for nobody."""
         self.alarm_s = None
         if cycle is not self._cycle:
@@ -64,14 +64,14 @@ class Announcements:
             self._round = None
             return [
                 *lines,
-                *self._changes(rules, cycle, now_s),
+                *self._changes(cycle, now_s),
                 *self._waiting_to_end(cycle, now_s),
                 *self._standby(cycle, now_s),
             ]
         if cycle is not None and cycle.restarts:
-            lines += self._losses(rules, cycle)
+            lines += self._losses(cycle)
         if not begins and (cycle is None or cycle.restarts):
-            lines += self._waiting_to_begin(rules, cycle, now_s)
+            lines += self._waiting_to_begin(cycle, now_s)
         return lines
 
     def say(self, cycle: JobCycle | None, text: str, ready: Sequence[Node] = ()) -> list[Send]:
@@ -85,7 +85,7 @@ class Announcements:
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
-    def _changes(self, rules: Rules, cycle: JobCycle, now_s: float) -> list[Send]:
+    def _changes(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
         bad = []
         for place in _taken(cycle.changes):
@@ -93,12 +93,12 @@ class Announcements:
                 self._finished[place] = now_s + _SOON_S
             elif cycle.seats[place].state not in GOOD:
                 bad.append(place)
-        if not bad or not rules.min_healthy or len(cycle.seats) == 1:
+        if not bad or not self._rules.min_healthy or len(cycle.seats) == 1:
             return []  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
         store = ""
         if 0 in bad and cycle.seats[0].state in GONE:
             store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
-        good = job_lines.good(cycle.count(*GOOD), rules.min_nodes)
+        good = job_lines.good(cycle.count(*GOOD), self._rules.min_nodes)
         return self.say(cycle, f"cycle {cycle.decision.cycle}: {cycle.told(bad)}; continuing with {good}{store}")
 
     def _waiting_to_end(self, cycle: JobCycle, now_s: float) -> list[Send]:
@@ -134,7 +134,7 @@ class Announcements:
 
     # -- nodes meet -------------------------------------------------------------------------------------------
 
-    def _losses(self, rules: Rules, cycle: JobCycle) -> list[Send]:
+    def _losses(self, cycle: JobCycle) -> list[Send]:
         """A line on nodes lost since the cycle ended, other than the one that ended it."""
         verdict = cycle.verdict
         assert verdict is not None
@@ -144,11 +144,11 @@ class Announcements:
         unfit, it = (NodePhase.ASIDE, NodePhase.EXCLUDED), "them" if len(gone) > 1 else "it"
         fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
         follows = f"continue without {it}"
-        if fit < rules.min_nodes:
+        if fit < self._rules.min_nodes:
             follows = f"are too few: waiting for {it} or a replacement"
         return self.say(cycle, f"{cycle.told(gone, gone)}; the other nodes {follows}")
 
-    def _waiting_to_begin(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> list[Send]:
+    def _waiting_to_begin(self, cycle: JobCycle | None, now_s: float) -> list[Send]:
         """A round takes long: say which nodes are missing, after 3 s, 30 s, 300 s."""
         since_s, next_s = self._round or (now_s, now_s + _LONG_S)
         ready = [node for node in self._nodes.values() if node.is_ready]
@@ -158,14 +158,15 @@ class Announcements:
         lines = []
         if now_s >= next_s:
             next_s = since_s + (next_s - since_s) * _AGAIN_FACTOR
-            lines = self.say(cycle, self._for_whom(rules, cycle, ready), ready)
+            lines = self.say(cycle, self._for_whom(cycle, ready), ready)
         self._round = since_s, next_s
         self.alarm_s = earliest(self.alarm_s, next_s)
         return lines
 
-    def _for_whom(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> str:
+    def _for_whom(self, cycle: JobCycle | None, ready: list[Node]) -> str:
         """Return which nodes are here, which are missing (of the last cycle), and how many more are needed."""
-        nodes, enough = self._nodes.values(), usable(ready, rules.segment)
+        rules, nodes = self._rules, self._nodes.values()
+        enough = usable(ready, rules.segment)
         missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
         gone = [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else []
         back = [node.name for node in ready if cycle is None or not cycle.is_seated(node)]  # on the same hosts

@@ -33,7 +33,7 @@ from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
 from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome, furthest
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -63,14 +63,15 @@ class Coordinator:
         parts: Sequence[type[LeaderPart]] = (),
     ) -> None:
         self._name, self._defined, self._epoch = name, defined, epoch
-        self._rules = defined.rules
+        self.rules = defined.rules
         self._out: list[CoordinatorEffect] = []
         self._clock = OwnClock(now_s)
         self._former = former
         """Last decision in etcd, until it is known whether it is one of this run."""
         self._end_revision = 0
         """Revision of etcd's store at which an earlier leader has ended the job; 0: none has."""
-        self._lock_answers = True
+        self.lock_answers = True
+        """While etcd doesn't answer, another leader may lead: no node is lost. This leader ends where one would be."""
         self._record: DecisionRecord | None = None
         self._may_adopt = record is None and not epoch
         """True if it has decided nothing yet, and takes over what launchers know."""
@@ -94,8 +95,8 @@ class Coordinator:
             kind: part for part in self._parts for kind in typing.get_args(part.HEARS) or (part.HEARS,)
         }
         self._settles_nothing: tuple[type, ...] = (m.Beat, *(kind for part in self._parts for kind in part.QUIET))
-        self._next_cycle = NextCycle(self._nodes, self._known, self._parts)
-        self._announcements = Announcements(self._nodes)
+        self._next_cycle = NextCycle(self.rules, self._nodes, self._known, self._parts)
+        self._announcements = Announcements(self.rules, self._nodes)
         self._founds_s: float | None = FOUNDING_S if record is None else None
         """When a leader without a record may decide at the latest; None: it may."""
         self.is_over = False
@@ -115,17 +116,9 @@ class Coordinator:
         """When ``settle`` is to be called at the latest, by the caller's clock."""
         return self._clock.callers_s(min([self._sweep_s, *self._alarms]))
 
-    @property
-    def rules(self) -> Rules:
-        return self._rules
-
     def orphaned(self) -> None:
         """The launcher that holds the lock has ended: so does its leader."""
         self._is_deposed = self.needs_settling = True
-
-    def lock_answers(self, answers: bool) -> None:
-        """While etcd doesn't answer, another leader may lead: no node is lost. This leader ends where one would be."""
-        self._lock_answers = answers
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
@@ -138,7 +131,7 @@ class Coordinator:
             self._hello(link, message)
         elif node is not None:
             self.needs_settling |= not isinstance(message, self._settles_nothing)
-            node.heard(self._clock.now_s)
+            node.heard_s = self._clock.now_s
             self._heard(node, link, message)
         return self._take()
 
@@ -179,12 +172,14 @@ class Coordinator:
 
     def _welcome(self, link: int, hello: m.Hello) -> Node:
         """Let a launcher in: one that has just been away, one that is expected, or a new one."""
-        instance, node = hello.instance, self._expected(hello)
-        if node is not None:  # its name wasn't known
-            for nodes in (self._nodes, self._known):
-                nodes.pop(node.instance, None)
-        else:
-            node = self._known.get(instance) or Node(instance, hello.name)
+        instance, held, cycle = hello.instance, hello.decided, self._cycle
+        node = self._known.get(instance) or Node(instance, hello.name)
+        if cycle is not None and held is not None and held.place is not None:
+            seat = cycle.seats[held.place] if held.decision.id == cycle.decision.id else None
+            if seat is not None and not seat.node.has_come and seat.state is not NodeState.LOST:
+                node = seat.node  # all that was known of it is its place
+                for nodes in (self._nodes, self._known):
+                    nodes.pop(node.instance, None)
         is_back = instance in self._nodes and node.has_come
         self._arrivals += not is_back
         node.connected(link, hello, node.arrived if is_back else self._arrivals, self._clock.now_s)
@@ -194,14 +189,6 @@ class Coordinator:
         if self.is_over:
             self._unacknowledged.add(instance)
         return node
-
-    def _expected(self, hello: m.Hello) -> Node | None:
-        """Return the node whose place a launcher has, if this leader has only known that there is such a place."""
-        held, cycle = hello.decided, self._cycle
-        if cycle is None or held is None or held.place is None or held.decision.id != cycle.decision.id:
-            return None
-        seat = cycle.seats[held.place]
-        return seat.node if not seat.node.has_come and seat.state is not NodeState.LOST else None
 
     def _bring_up_to_date(self, node: Node) -> None:
         """Give a launcher its place in the last cycle, take over what it reports, and send what it may have missed."""
@@ -214,7 +201,7 @@ class Coordinator:
                 text = "" if node.standing.report is None else node.standing.report.cause.text
                 cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
             seated = None
-        node.seat(seated)
+        node.place = seated
         place = seated if cycle is not None and cycle.is_seated(node) else None
         if node.decided is None or node.decided.decision.id != decision.id:
             if place is not None and decision.kind is DecisionKind.START:
@@ -239,7 +226,7 @@ class Coordinator:
         """Tell a launcher that the others go on without its node, if it runs ranks or waits for a verdict."""
         waits = node.standing.ended is not None and node.standing.verdict is None
         if node.phase is m.NodePhase.RUNNING or (waits and node.phase is m.NodePhase.BUSY):
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
             place = cycle.place_of(node)
             text = f"cycle {cycle.decision.cycle} runs without it"
             text = text if place is None else cycle.seats[place].report.cause.text
@@ -256,26 +243,20 @@ class Coordinator:
                 self._out.append(Send([link], m.ANSWER))
                 if age_s is not None and cycle is not None:
                     cycle.progressed(node, self._clock.now_s - age_s)
-            case m.Ready(parts, store):
-                node.ready(parts, store)
-            case m.StatusChanged(parts):
-                node.ready(parts)
+            case m.Ready() | m.StatusChanged():
+                node.ready(message.parts, message.store if isinstance(message, m.Ready) else None)
             case m.NodeUnfit():
-                node.enter(m.NodePhase.ASIDE)
+                node.phase = m.NodePhase.ASIDE
                 self._not_ready(node)
             case m.Goodbye():
                 self._goodbye(node, link, message)
-            case _ if cycle is not None:
-                self._heard_of_cycle(node, cycle, message)
-
-    def _heard_of_cycle(self, node: Node, cycle: JobCycle, message: m.FromMember) -> None:
-        place = cycle.place_of(node)
-        if isinstance(message, m.Shutdown):
-            cycle.asked_to_end(node.place, message.text)
-        elif place is not None and isinstance(message, m.Report):
-            cycle.changed(place, message)
-        elif place is not None and (part := self._by_message.get(type(message))) is not None:
-            self._answer(part.hear(node, place, message, self._clock.now_s))
+            case m.Shutdown(text) if cycle is not None:
+                cycle.asked_to_end(node.place, text)
+            case _ if cycle is not None and (place := cycle.place_of(node)) is not None:
+                if isinstance(message, m.Report):
+                    cycle.changed(place, message)
+                elif (part := self._by_message.get(type(message))) is not None:
+                    self._answer(part.hear(node, place, message, self._clock.now_s))
 
     def _answer(self, answers: Iterable[ToNodes | Line]) -> None:
         """Send what a part answers."""
@@ -301,7 +282,7 @@ class Coordinator:
         if cycle is not None and place is not None:
             cycle.farewell(place, goodbye, self._clock.now_s, ends_job=ends_job)
         if ends_job:  # it holds the lock, and stays until all others know of the end
-            node.enter(m.NodePhase.EXCLUDED)
+            node.phase = m.NodePhase.EXCLUDED
             if cycle is None:
                 self._end_job(1, goodbye.text)
             elif place is None:
@@ -310,8 +291,8 @@ class Coordinator:
         self._forget(node)
         left = nodes_left(cycle, self._nodes, self._arrivals) if goodbye.excluded else 0
         few = ""
-        if cycle is not None and goodbye.excluded and left < self._rules.min_nodes:
-            few = job_lines.too_few_left(left=left, min_nodes=self._rules.min_nodes)
+        if cycle is not None and goodbye.excluded and left < self.rules.min_nodes:
+            few = job_lines.too_few_left(left=left, min_nodes=self.rules.min_nodes)
         self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None and cycle.restarts:  # the others, which meet for the next cycle, are too few
             cycle.asked_to_end(place, f"{goodbye.text}; {few}")
@@ -324,7 +305,7 @@ class Coordinator:
         """A launcher's connection has ended: it may be back."""
         assert node.link is not None
         del self._links[node.link]
-        node.disconnected(self._clock.now_s, silent=silent, reset=reset)
+        node.link, node.silent, node.was_reset, node.gone_s = None, silent, reset, self._clock.now_s
         self._not_ready(node)
         if not silent and not reset:
             self._unacknowledged.discard(node.instance)  # it has left, if the job is over
@@ -357,7 +338,7 @@ class Coordinator:
             if now_s < until_s:
                 self._alarms.append(until_s)
                 continue
-            if not self._lock_answers:
+            if not self.lock_answers:
                 # another launcher may lead, and it is this leader that the others are missing
                 is_missed = place is not None and not node.has_exited(self._clock.slept_s)
                 goes_on = cycle is not None and cycle.outcome is None and within_s != FINISHED_S
@@ -401,9 +382,9 @@ class Coordinator:
         for place, (instance, name) in enumerate(zip(instances, names, strict=True)):
             node = self._nodes.get(instance)
             if node is None:
-                node = Node.expected(instance, name, place, now_s)
+                node = Node(instance, name, heard_s=now_s, gone_s=now_s, silent=True)
                 self._nodes[instance] = self._known[instance] = node
-            node.seat(place)
+            node.place = place
             nodes.append(node)
         self._next_cycle.took_over(nodes, now_s)
         self._begin_cycle(decision, nodes)
@@ -421,8 +402,8 @@ class Coordinator:
 
     def _may_begin_life(self, former: DecisionRecord) -> bool:
         """Begin another run of the job, if enough new launchers are here, and no former one has come for a while."""
-        now_s, timeout_s = self._clock.now_s, self._rules.join_timeout_s
-        missing = self._rules.min_nodes - sum(node.decided is None for node in self._links.values())
+        now_s, timeout_s = self._clock.now_s, self.rules.join_timeout_s
+        missing = self.rules.min_nodes - sum(node.decided is None for node in self._links.values())
         if now_s >= FORMER_S and missing <= 0:
             self._former = None
             self._out.append(BeginLife())
@@ -434,7 +415,7 @@ class Coordinator:
         else:
             self._former, self._record = None, former
             text = job_lines.did_not_come(missing, seconds=timeout_s, aside=0)
-            self._end_job(self._rules.try_again_code, text)
+            self._end_job(self.rules.try_again_code, text)
         return False
 
     def _begin_plan(self, plan: Plan) -> None:
@@ -500,7 +481,7 @@ class Coordinator:
             self._out.append(Send([node.link], held))
 
     def _begin_cycle(self, decision: Decision, nodes: Iterable[Node]) -> None:
-        self._end, self._cycle = None, JobCycle(self._rules, decision, nodes)
+        self._end, self._cycle = None, JobCycle(self.rules, decision, nodes)
         for part in self._parts:
             self._answer(part.begin(self._cycle))
 
@@ -528,7 +509,7 @@ class Coordinator:
                 self._answer(part.tick(self._clock.now_s))
                 self._alarms += [] if part.due_s is None else [part.due_s]
         elif self._record is None and not self.is_over:
-            if not self._next_cycle.meet(self._rules, self._clock.now_s):
+            if not self._next_cycle.meet(self._clock.now_s):
                 self._announce(begins=False)
         until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
@@ -543,7 +524,7 @@ class Coordinator:
             return False
         if self._founds_s is not None:
             fresh = [node for node in self._links.values() if node.decided is None and not node.is_excluded]
-            is_new = self._record is None and len(fresh) >= self._rules.max_nodes
+            is_new = self._record is None and len(fresh) >= self.rules.max_nodes
             if not is_new and self._clock.now_s < self._founds_s:
                 self._alarms.append(self._founds_s)
                 return False
@@ -552,7 +533,7 @@ class Coordinator:
 
     def _conclude(self) -> None:
         """Find out whether the cycle is over, and why, and send it."""
-        cycle, rules, now_s = self._cycle, self._rules, self._clock.now_s
+        cycle, rules, now_s = self._cycle, self.rules, self._clock.now_s
         if cycle is None or self.is_over:
             return
         awaits = any(node.link is None and cycle.place_of(node) is not None for node in self._nodes.values())
@@ -560,7 +541,7 @@ class Coordinator:
         room = rules.max_nodes - cycle.decision.world + cycle.count(*GONE)
         told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []
         found = next((each for each in told if each is not None), None)
-        is_news = cycle.take_news()
+        is_news, cycle.is_news = cycle.is_news, False
         if cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, found=found) or is_news:
             if cycle.outcome is not None:
                 self._end_for(self._nodes.values(), cycle)
@@ -580,7 +561,7 @@ class Coordinator:
         """Plan the next decision, if one is due."""
         now_s, due = self._clock.now_s, None
         if self._plan is None and not self.is_over:
-            due = self._next_cycle.due(self._rules, self._cycle, now_s)
+            due = self._next_cycle.due(self._cycle, now_s)
         if isinstance(due, JobEnd):
             self._end_job(due.code, due.text)
             return
@@ -591,13 +572,13 @@ class Coordinator:
             self._alarms.append(self._next_cycle.alarm_s)
 
     def _announce(self, *, begins: bool) -> None:
-        self._out += self._announcements.due(self._rules, self._cycle, now_s=self._clock.now_s, begins=begins)
+        self._out += self._announcements.due(self._cycle, now_s=self._clock.now_s, begins=begins)
         self._alarms += [] if self._announcements.alarm_s is None else [self._announcements.alarm_s]
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}
         for node in running.values():
-            node.enter(m.NodePhase.BUSY)
+            node.phase = m.NodePhase.BUSY
         if running:
             self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes, self._arrivals))
             self._out.append(Send([*running], self._end))

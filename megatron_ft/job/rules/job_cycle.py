@@ -126,7 +126,7 @@ class JobCycle:
         self.departures: list[NodeLost] = []
         """Nodes that have left without being asked to."""
         self._counts = Counter(seat.state for seat in self.seats)
-        self._is_news = False
+        self.is_news = False
         """A launcher has reported how the cycle ended, which others may not know."""
         self._ended_s = 0.0
         self._farewell_s: float | None = None
@@ -145,9 +145,9 @@ class JobCycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self._ended_s, self._is_news = standing.ended, now_s, True
+            self.outcome, self._ended_s, self.is_news = standing.ended, now_s, True
         if self.verdict is None and standing.verdict is not None:
-            self.verdict, self._is_news = standing.verdict, True
+            self.verdict, self.is_news = standing.verdict, True
 
     def changed(self, place: int, report: Report) -> None:
         """A node reports another state."""
@@ -178,10 +178,6 @@ class JobCycle:
             if self.judged is None and judged is not None:
                 self.judged = judged, place
 
-    def take_news(self) -> bool:
-        taken, self._is_news = self._is_news, False
-        return taken
-
     def lose(self, place: int, text: str) -> None:
         """Count the node at that place as lost."""
         self.changed(place, Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
@@ -190,12 +186,13 @@ class JobCycle:
         """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
         if self.outcome is None:
             self.seats[place].change(Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
-            self.outcome, self._ended_s, self._is_news = Outcome.SUCCEEDED, now_s, True
+            self.outcome, self._ended_s, self.is_news = Outcome.SUCCEEDED, now_s, True
 
     def progressed(self, node: Node, at_s: float) -> None:
         """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
         if self.place_of(node) is not None:
-            self._longest_gap_s = max(self._longest_gap_s or 0.0, node.progressed(at_s))
+            gap_s = 0.0 if node.progress_s is None else at_s - node.progress_s
+            node.progress_s, self._longest_gap_s = at_s, max(self._longest_gap_s or 0.0, gap_s)
 
     def excused_s(self, now_s: float) -> float:
         """Return the seconds for which one of the nodes may be silent before it counts as lost."""
@@ -376,14 +373,6 @@ class JobCycle:
             return ""
         finished = f"{nodes - len(others)} of {counted(nodes, 'node')}"
         return f"the job finished on {finished}: {self.told(others)}"
-
-    @property
-    def shutdown_text(self) -> str:
-        """Reason of a request for the end of the job, with the requesting node if there are several."""
-        place, text = self.shutdown or (None, "")
-        if place is None or len(self.seats) == 1:
-            return text
-        return job_lines.on(place, self.seats[place].name, text)
 
     @property
     def advance(self) -> JobProgress:

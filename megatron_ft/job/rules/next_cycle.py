@@ -105,11 +105,13 @@ class NextCycle:
         known: all that ever were.
     """
 
-    def __init__(self, nodes: Mapping[str, Node], known: Mapping[str, Node], parts: Sequence[LeaderPart]) -> None:
+    def __init__(
+        self, rules: Rules, nodes: Mapping[str, Node], known: Mapping[str, Node], parts: Sequence[LeaderPart]
+    ) -> None:
         self.alarm_s: float | None = None
         """When to call ``due`` again, at the latest."""
         self.bad_nodes = BadNodeTracker()
-        self._nodes, self._known, self._parts = nodes, known, parts
+        self._rules, self._nodes, self._known, self._parts = rules, nodes, known, parts
         self._completion = RoundCompletion()
         self._slots: Sequence[Node] = []
         """The nodes that have or last had each place: an empty place is kept for a launcher that comes back."""
@@ -126,20 +128,23 @@ class NextCycle:
         """Lead on a job in whose last cycle, that another leader has begun, these nodes have the places."""
         self._took_over_s, self._slots = now_s, slots
 
-    def due(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> Plan | JobEnd | None:
+    def due(self, cycle: JobCycle | None, now_s: float) -> Plan | JobEnd | None:
         """Return the decision to make, if one is due."""
-        self.alarm_s = None
+        self.alarm_s, rules = None, self._rules
         if cycle is not None and cycle.outcome is None:
             return None
         if cycle is not None and not cycle.restarts:
             if cycle.verdict is None or self._awaits:
                 return None
             if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
-                return JobEnd(1, cycle.shutdown_text)
+                place, text = cycle.shutdown
+                if place is not None and len(cycle.seats) > 1:
+                    text = job_lines.on(place, cycle.seats[place].name, text)
+                return JobEnd(1, text)
             return JobEnd(cycle.verdict.code, cycle.verdict.cause_for(None).text)
-        if self._is_complete(rules, cycle, now_s):
-            return self._start_cycle(rules, cycle, self._ready)
-        if too_few := self._too_few_for_ever(rules, now_s):
+        if self._is_complete(cycle, now_s):
+            return self._start_cycle(cycle, self._ready)
+        if too_few := self._too_few_for_ever(now_s):
             return JobEnd(rules.try_again_code, too_few)
         if self._completion.has_waited_long(rules, now_s):
             more = rules.min_nodes - usable(self._ready, rules.segment)
@@ -148,9 +153,9 @@ class NextCycle:
             return JobEnd(rules.try_again_code, text)
         return None
 
-    def meet(self, rules: Rules, now_s: float) -> bool:
+    def meet(self, now_s: float) -> bool:
         """Note that nodes meet for the first cycle, which can't be decided yet; return True if there are enough."""
-        self._is_complete(rules, None, now_s)
+        self._is_complete(None, now_s)
         return self._completion.waits_s is None
 
     @property
@@ -161,12 +166,12 @@ class NextCycle:
     def _awaits(self) -> bool:
         return any(node.is_awaited for node in self._nodes.values())
 
-    def _is_complete(self, rules: Rules, cycle: JobCycle | None, now_s: float) -> bool:
+    def _is_complete(self, cycle: JobCycle | None, now_s: float) -> bool:
         # thousands meet: as long as they are too few, whether they are ready or not, none of them is looked at
-        ready = self._ready if len(self._nodes) >= rules.min_nodes else []
+        ready = self._ready if len(self._nodes) >= self._rules.min_nodes else []
         complete = self._completion.update(
-            rules,
-            ready=usable(ready, rules.segment),
+            self._rules,
+            ready=usable(ready, self._rules.segment),
             awaited=bool(ready) and self._awaits,
             last=0 if cycle is None else cycle.decision.world,
             patient=cycle is not None and cycle.outcome is Outcome.MEMBERSHIP,
@@ -175,11 +180,12 @@ class NextCycle:
         self.alarm_s = self._completion.alarm_s
         return complete
 
-    def _too_few_for_ever(self, rules: Rules, now_s: float) -> str:
+    def _too_few_for_ever(self, now_s: float) -> str:
         """Return why too few nodes are left, where lost launchers aren't started again; empty if enough are left.
 
         A launcher that is cut off gives up after a while. Until then it may be back.
         """
+        rules = self._rules
         if not rules.launchers:
             return ""
         back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
@@ -199,7 +205,8 @@ class NextCycle:
         self.alarm_s = earliest(self.alarm_s, *later_s)
         return ""
 
-    def _start_cycle(self, rules: Rules, cycle: JobCycle | None, ready: list[Node]) -> Plan:
+    def _start_cycle(self, cycle: JobCycle | None, ready: list[Node]) -> Plan:
+        rules = self._rules
         bad, named = self.bad_nodes.bad_among(ready), self.bad_nodes.blamed_instance(cycle)
         chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
         rotation = Rotation.NONE if cycle is None or cycle.verdict is None else cycle.verdict.rotation

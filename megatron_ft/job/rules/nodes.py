@@ -34,7 +34,9 @@ class Node:
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
+    """Its connection is gone, and no end of it came."""
     was_reset: bool = False
+    """Its launcher may have given up the connection."""
     phase: NodePhase = NodePhase.BUSY
     decided: Assignment | None = None
     """The last decision that the launcher has heard of."""
@@ -44,30 +46,12 @@ class Node:
     progress_s: float | None = None
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
 
-    @staticmethod
-    def expected(instance: str, name: str, place: int, now_s: float) -> Node:
-        """Return the launcher at a place of a cycle that another leader has begun: it is silent so far."""
-        return Node(instance, name, place=place, heard_s=now_s, gone_s=now_s, silent=True)
-
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
         self.instance, self.name, self.arrived, self.link = hello.instance, hello.name, arrived, link
         self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
         self.hello = replace(hello, decided=None, standing=NodeStatus())  # both change, and may be large
         self.heard_s = now_s
-
-    def disconnected(self, now_s: float, *, silent: bool, reset: bool = False) -> None:
-        """Its connection has ended. ``silent``: no end of it came; ``reset``: its launcher may have given it up."""
-        self.link, self.silent, self.was_reset, self.gone_s = None, silent, reset, now_s
-
-    def heard(self, now_s: float) -> None:
-        self.heard_s = now_s
-
-    def seat(self, place: int | None) -> None:
-        self.place = place
-
-    def enter(self, phase: NodePhase) -> None:
-        self.phase = phase
 
     def address_of(self, port: int) -> str:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
@@ -82,11 +66,6 @@ class Node:
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
-
-    def progressed(self, at_s: float) -> float:
-        """Note a later progress of its ranks; return the seconds since the one before, 0 for the first."""
-        before_s, self.progress_s = self.progress_s, at_s
-        return 0.0 if before_s is None else at_s - before_s
 
     def learn(self, decided: Assignment) -> None:
         """Note that the launcher is sent a decision."""

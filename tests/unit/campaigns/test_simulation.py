@@ -239,14 +239,14 @@ def _shuffled(choose: Any, slots: Any, *args: Any, **more: Any) -> Any:
 
 
 def _joins_at_once(conclude: Any, self: Coordinator) -> None:
-    self._rules, rules = replace(self._rules, at_once=True), self._rules
+    self.rules, rules = replace(self.rules, at_once=True), self.rules
     conclude(self)
-    self._rules = rules
+    self.rules = rules
 
 
-def _seated(seat: Any, self: Node, place: int | None) -> None:
-    self.standing = replace(self.standing, shutdown="")
-    seat(self, place)
+def _forgets(bring_up_to_date: Any, self: Coordinator, node: Node) -> None:
+    node.standing = replace(node.standing, shutdown="")
+    bring_up_to_date(self, node)
 
 
 def _one_too_few(update: Any, self: Any, rules: Any, *, ready: int, **more: Any) -> bool:
@@ -286,7 +286,7 @@ BUGS = {
     "is_due": _changes(job_cycle, "verdict_on", _given_up),
     "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),
     "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
-    "shuts_down": _wraps(Node, "seat", _seated),
+    "shuts_down": _wraps(Coordinator, "_bring_up_to_date", _forgets),
     "notices_no_progress": _wraps(Rules, "decide", _later_given_up),
     "survives_etcd": _sets((LeaderInEtcd, "gives_up", lambda self, *_: Dismiss(94, "") if self.problem else None)),
 }

@@ -111,10 +111,10 @@ def test_line_on_a_round_that_many_wait_in_is_made_without_comparing_every_ready
     restart = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
     cycle.outcome, cycle.verdict = Outcome.FAILED, m.Verdict(0, Outcome.FAILED, Cause(text="lost"), restart)
     cycle.gone = set(range(300))
-    announcements = Announcements({each.instance: each for each in fresh})
-    announcements.due(RULES, cycle, now_s=0.0, begins=False)
+    announcements = Announcements(RULES, {each.instance: each for each in fresh})
+    announcements.due(cycle, now_s=0.0, begins=False)
     Compared.count = 0
-    (line,) = announcements.due(RULES, cycle, now_s=4.0, begins=False)
+    (line,) = announcements.due(cycle, now_s=4.0, begins=False)
     assert isinstance(line.message, m.Tell)
     assert "lost in cycle 0: n0" in line.message.text
     assert Compared.count < 3000

@@ -184,7 +184,7 @@ def test_leader_that_would_lose_a_node_while_etcd_does_not_answer_ends_instead()
     leader = Leader(None)
     leader.meet(hello("a"), hello("b"), hello("c"))
     leader.wait(1.0)
-    leader.machine.lock_answers(False)
+    leader.machine.lock_answers = False
     leader.wait(30.0)
     assert actions.Quit() not in leader.effects
     leader.silence(2)
@@ -197,11 +197,11 @@ def test_leader_stays_where_a_launcher_has_exited_while_etcd_does_not_answer() -
     leader = Leader(None)
     leader.meet(hello("a"), hello("b"), hello("c"))
     leader.wait(1.0)
-    leader.machine.lock_answers(False)
+    leader.machine.lock_answers = False
     leader.leave(2)
     leader.wait(30.0)
     assert actions.Quit() not in leader.effects
-    leader.machine.lock_answers(True)
+    leader.machine.lock_answers = True
     leader.wait(32.0)
     assert leader.told(m.End) == [0, 1]
 
@@ -215,11 +215,11 @@ def test_leader_of_a_job_that_is_finishing_stays_though_etcd_does_not_answer_and
     leader.wait(1.0)
     leader.hear(m.Report(0, NodeState.SUCCEEDED), *finished)
     leader.wait(1.5)
-    leader.machine.lock_answers(False)
+    leader.machine.lock_answers = False
     leader.silence(2)
     leader.wait(away_s)
     assert actions.Quit() not in leader.effects
-    leader.machine.lock_answers(True)
+    leader.machine.lock_answers = True
     leader.wait(away_s + 5.0)
     leader.hear(m.Ready(), 0, 1)
     leader.wait(away_s + 6.0)
