@@ -82,7 +82,6 @@ class Coordination:
         self._known: dict[str, str] = {}
         """The last address of each ``host:port``: name servers may be away. Used once, as the host may have moved."""
         self.connection: Connection[m.ToMember] | None = None
-        self._failure: Timer | None = None
 
     def start(self) -> None:
         self._do(self.member.tick(time.monotonic()))
@@ -125,7 +124,7 @@ class Coordination:
             dial = functools.partial(self._dial_host, self._known.pop(address, ""), *tcp.parse_address(address))
             self._reactor.call_in_thread(dial, functools.partial(self._connected, address))
         except (ProtocolError, OSError, RuntimeError) as error:  # the last two: no descriptor is free, or no thread
-            self._failure = self._reactor.call_later(0.0, functools.partial(self._fail, str(error)))
+            self._fail(str(error))
         else:
             self.connecting.add(address)
 
@@ -143,9 +142,6 @@ class Coordination:
     def disconnect(self, *, resets: bool = True, within_s: float = 0.0) -> None:
         """Give up the connection. If it may be resumed, the other end sees a reset."""
         connection, self.connection, self._address = self.connection, None, ""
-        if self._failure is not None:
-            self._failure.cancel()
-            self._failure = None
         if connection is not None:
             connection.close(resets=resets, within_s=within_s)
 
@@ -157,7 +153,7 @@ class Coordination:
     def _connected(self, address: str, result: Callable[[], socket.socket]) -> None:
         """The thread has ended. Its connection may come too late for the attempt that wanted it."""
         self.connecting.discard(address)
-        is_awaited = address == self._address and self._failure is None
+        is_awaited = address == self._address
         try:
             sock = result()
         except OSError as error:

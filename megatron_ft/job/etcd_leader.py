@@ -19,8 +19,16 @@ AGAIN_S = 0.3
 """Seconds until etcd is asked again after it hasn't answered."""
 
 
-class LockLost(Exception):
-    """Raised when another launcher leads, or may."""
+class LeaderOver(Exception):
+    """Raised when this leader is to end at once: another launcher leads, or may; or no decision can be kept.
+
+    Args:
+        dismissal: what all launchers are told; None if another leader tells them.
+    """
+
+    def __init__(self, dismissal: Dismiss | None = None) -> None:
+        super().__init__()
+        self.dismissal = dismissal
 
 
 class Work(NamedTuple):
@@ -44,32 +52,34 @@ class LeaderInEtcd:
     """One leader's. Its loop asks for each renewal: a leader that hangs or is paused loses the lock.
 
     Args:
-        submit: has work ``tried`` elsewhere, and then calls ``take``.
+        submit: has work done in a thread, after some seconds, and then calls ``answered``.
     """
 
     def __init__(
-        self, ledger: Ledger, *, submit: Callable[[Work], None], clock: Callable[[], float] = time.monotonic
+        self,
+        ledger: Ledger,
+        rules: Rules,
+        *,
+        submit: Callable[[Work, float], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = ""
         """Why etcd doesn't answer; empty if it does."""
-        self._refused: tuple[float, str] | None = None
-        """Since when the change that waits can't be made, and why; leases may be renewed meanwhile. None: it may be."""
-        self._ledger, self._submit, self._clock = ledger, submit, clock
+        self._refused_s: float | None = None
+        """Since when the change that waits can't be made; leases may be renewed meanwhile."""
+        self._ledger, self._rules, self._submit, self._clock = ledger, rules, submit, clock
         self._waiting: deque[CoordinatorEffect] = deque()
         """A change is being made, the first of these; what follows from it waits. Empty: none is."""
-        self._done: deque[bool] = deque()
-        """For each piece of work whether it was a change."""
-        self._is_lost = False
         self.due_s = 0.0
         """When to call ``renew`` next, by the clock; infinite while the lease is being renewed."""
 
     def renew(self, now_s: float) -> None:
         if now_s >= self.due_s:
             self.due_s = float("inf")
-            self._submit(Work(self._ledger.renew, is_change=False))
+            self._submit(Work(self._ledger.renew, is_change=False), 0.0)
 
     def admit(self, effects: Iterable[CoordinatorEffect]) -> list[CoordinatorEffect]:
-        """Return what to do now; `take` returns the rest later. An admission and a beat tell nothing of a decision."""
+        """Return what to do now; `answered` returns the rest. An admission and a beat tell nothing of a decision."""
         now: list[CoordinatorEffect] = []
         for effect in effects:
             if self._waiting and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
@@ -79,50 +89,42 @@ class LeaderInEtcd:
                 ask = self._ledger.begin_life
                 if isinstance(effect, DecisionRecord):
                     ask = functools.partial(self._ledger.keep, effect)
-                self._submit(Work(ask, is_change=True))
+                self._submit(Work(ask, is_change=True), 0.0)
             else:
                 now.append(effect)
         return now
 
-    def take(self) -> list[CoordinatorEffect]:
-        """Return the change that was made since the last call, if one was, and what follows from it.
+    def answered(self, work: Work, answer: Callable[[], bool]) -> list[CoordinatorEffect]:
+        """Take etcd's answer; return the change that was made, if one was, and what follows from it.
+
+        A change that isn't made is asked for again, for the time in which a round must be met.
 
         Raises:
-            LockLost: this leader is to end at once.
+            LeaderOver: this leader is to end at once.
         """
-        if self._is_lost:
-            raise LockLost
-        made: list[CoordinatorEffect] = []
-        while self._done:
-            if self._done.popleft():
-                made.append(self._waiting.popleft())
-                following, self._waiting = self._waiting, deque()
-                made += self.admit(following)
-            else:
-                self.due_s = self._clock() + RENEW_S
-        return made
-
-    def gives_up(self, rules: Rules, now_s: float) -> Dismiss | None:
-        """Return the end of all launchers, if no change could be made for the time in which a round must be met."""
-        refused = self._refused  # a thread may change it
-        if refused is None or now_s - refused[0] < rules.join_timeout_s:
-            return None
-        decision = self._waiting[0].decision if isinstance(self._waiting[0], DecisionRecord) else None
-        code = decision.code if decision is not None and decision.kind is DecisionKind.END else rules.try_again_code
-        return Dismiss(code, f"no decision could be kept for {rules.join_timeout_s:g} s: {refused[1]}")
-
-    def tried(self, work: Work) -> bool:
-        """Ask etcd; return False if a change isn't made, and is to be asked for again."""
+        now_s = self._clock()
         try:
-            self._is_lost = not work.ask() or self._is_lost
+            if not answer():
+                raise LeaderOver
             self.problem = ""
         except (EtcdAway, ConfigError) as error:  # a password that was changed may be changed back
             self.problem = str(error)
             if work.is_change:
-                since_s, _ = self._refused or (self._clock(), "")
-                self._refused = since_s, self.problem
-                return False
-        if work.is_change:  # a renewal, in another thread, leaves it alone
-            self._refused = None
-        self._done.append(work.is_change)
-        return True
+                self._refused_s = now_s if self._refused_s is None else self._refused_s
+                if now_s >= self._refused_s + self._rules.join_timeout_s:
+                    raise LeaderOver(self._dismissal) from None
+                self._submit(work, AGAIN_S)
+                return []
+        if not work.is_change:
+            self.due_s = now_s + RENEW_S
+            return []
+        self._refused_s, made = None, self._waiting.popleft()
+        following, self._waiting = self._waiting, deque()
+        return [made, *self.admit(following)]
+
+    @property
+    def _dismissal(self) -> Dismiss:
+        change, code = self._waiting[0], self._rules.try_again_code
+        if isinstance(change, DecisionRecord) and change.decision.kind is DecisionKind.END:
+            code = change.decision.code
+        return Dismiss(code, f"no decision could be kept for {self._rules.join_timeout_s:g} s: {self.problem}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection, parse
-from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LockLost, Work
+from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LeaderOver, Work
 from megatron_ft.job.parts import HEARD_BY_PARTS
 from megatron_ft.job.rules.actions import CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.coordinator import Coordinator
@@ -87,7 +87,7 @@ class Service:
         self.links: dict[int, Link] = {}
         self._reactor, self._machine, self._listener, self._secret = reactor, machine, listener, secret
         self._keep, self._say = keep, say
-        self._etcd = None if ledger is None else LeaderInEtcd(ledger, submit=self._submit)
+        self._etcd = None if ledger is None else LeaderInEtcd(ledger, machine.rules, submit=self._submit)
         self._strangers: Counter[str] = Counter()
         """Number of connections without a hello by address."""
         self._next = 1
@@ -275,35 +275,31 @@ class Service:
 
     # -- etcd -------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Work) -> None:
-        """Ask etcd in a thread; a change is asked for until it answers."""
-        etcd = self._etcd
-        if etcd is None or self.is_over:
-            return
-        tried = functools.partial(self._tried, etcd, work)
-        try:
-            self._reactor.call_in_thread(functools.partial(etcd.tried, work), tried)
-        except RuntimeError:  # no thread can be started
-            self._reactor.call_later(AGAIN_S, functools.partial(self._submit, work))
+    def _submit(self, work: Work, delay_s: float = 0.0) -> None:
+        """Ask etcd in a thread, after a delay."""
+        if delay_s:
+            self._reactor.call_later(delay_s, functools.partial(self._submit, work))
+        elif not self.is_over:
+            try:
+                self._reactor.call_in_thread(work.ask, functools.partial(self._answered, work))
+            except RuntimeError:  # no thread can be started
+                self._submit(work, AGAIN_S)
 
-    def _tried(self, etcd: LeaderInEtcd, work: Work, has_answered: Callable[[], bool]) -> None:
+    def _answered(self, work: Work, answer: Callable[[], bool]) -> None:
         """Say what was waiting for etcd, or end with the lock. A change that can't be made ends the job at last."""
-        if self.is_over:
+        if self.is_over or self._etcd is None:
             return
-        if not has_answered():
-            self._reactor.call_later(AGAIN_S, functools.partial(self._submit, work))
         try:
-            made = etcd.take()
-        except LockLost:
+            made = self._etcd.answered(work, answer)
+        except LeaderOver as over:
+            if over.dismissal is not None:
+                for link in self.links.values():
+                    link.connection.send(encode(over.dismissal))
             self.close()
             return
-        self._machine.lock_answers = not etcd.problem
+        self._machine.lock_answers = not self._etcd.problem
         for effect in made:
             self._carry_out(effect)
-        if (dismissal := etcd.gives_up(self._machine.rules, time.monotonic())) is not None:
-            for link in self.links.values():
-                link.connection.send(encode(dismissal))
-            self.close()
         self._turn_soon()
 
 

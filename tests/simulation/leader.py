@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from megatron_ft.diagnosis.exceptions import is_peer_loss
 from megatron_ft.diagnosis.hang_messages import RankSnapshots
-from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost
+from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -221,7 +221,11 @@ class CoordinatorProcess(Process):
             now_s=self.host.clock_s(),
             parts=LEADER_PARTS,
         )
-        self._etcd = None if ledger is None else LeaderInEtcd(ledger, clock=self.host.clock_s, submit=self._submit)
+        self._etcd = (
+            None
+            if ledger is None
+            else LeaderInEtcd(ledger, self.machine.rules, clock=self.host.clock_s, submit=self._submit)
+        )
         self.numbers: dict[int, Link] = {}
         self.has_quit = False
         self.started_s = self.world.now_s
@@ -303,31 +307,24 @@ class CoordinatorProcess(Process):
 
     # -- etcd -------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Any) -> None:
-        """Do work in the leader's thread, again and again until etcd answers."""
-        assert self._etcd is not None
-        self.job.etcd.ask(self, partial(self._etcd.tried, work), partial(self._worked, work))
+    def _submit(self, work: Any, delay_s: float) -> None:
+        """Do work in the leader's thread."""
+        self.later(delay_s, lambda: self.job.etcd.ask(self, work.ask, partial(self._answered, work)))
 
-    def _worked(self, work: Any, has_answered: Callable[[], bool]) -> None:
-        etcd, rules = self._etcd, self.machine.rules
-        assert etcd is not None
-        if not has_answered():
-            self.later(_AGAIN_S, lambda: self._submit(work))
+    def _answered(self, work: Any, answer: Callable[[], bool]) -> None:
+        assert self._etcd is not None
         try:
-            made = etcd.take()
-        except LockLost:
+            made = self._etcd.answered(work, answer)
+        except LeaderOver as over:
+            for link in list(self.numbers.values()) if over.dismissal is not None else ():
+                link.send(self, over.dismissal)
             self.has_quit = True
             self.die()
             return
-        self.machine.lock_answers = not etcd.problem
+        self.machine.lock_answers = not self._etcd.problem
         for effect in made:
             if self.counts_effect():
                 self._carry_out(effect)
-        if self.is_alive and (dismissal := etcd.gives_up(rules, self.host.clock_s())) is not None:
-            for link in list(self.numbers.values()):
-                link.send(self, dismissal)
-            self.has_quit = True
-            self.die()
         self._wake()
 
     # -- effects ----------------------------------------------------------------------------------------------

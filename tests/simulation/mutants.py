@@ -200,9 +200,9 @@ _BY_FILE: dict[str, list[tuple[str, str] | tuple[str, str, str]]] = {
     "job/etcd_leader.py": [
         ("if self._waiting and not", "if False and not"),
         ("isinstance(effect.message, Admitted | Beat)", "False", "job/test_etcd_leader.py"),
-        ("        if self._is_lost:\n            raise LockLost\n", "", "job/test_etcd_leader.py"),
-        ("self.due_s = self._clock() + RENEW_S", "pass"),
-        ("                return False\n", "                pass\n"),
+        ("                raise LeaderOver\n", "                pass\n", "job/test_etcd_leader.py"),
+        ("self.due_s = now_s + RENEW_S", "pass"),
+        ("                self._submit(work, AGAIN_S)\n", "                pass\n"),
     ],
 }
 MUTANTS = tuple(Mutant(f"megatron_ft/{file}", *each) for file, all_ in _BY_FILE.items() for each in all_)

@@ -17,7 +17,7 @@ from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import Decoder, decode
 
-__all__ = ["BOUND_S", "Ear", "Listened", "Peer", "connect", "coordination", "sockets", "until"]
+__all__ = ["BOUND_S", "Ear", "Listened", "Peer", "coordination", "sockets", "until"]
 
 BOUND_S = 20.0
 
@@ -40,17 +40,15 @@ class Listened(Coordinator):
 
 
 class Ear:
-    """In place of a member: writes down what a connection says, and that it says it from the loop."""
+    """In place of a member: writes down what a connection says."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.heard_messages: list[m.ToMember] = []
-        self.is_inside = False
         self.problem = ""
         self.alarm_s = time.monotonic() + 1e6
 
     def _note(self, what: Any) -> list[Any]:
-        assert not self.is_inside, "called from inside a method of the connection"
         self.told.append(what)
         return []
 
@@ -119,10 +117,3 @@ def until(reactor: Reactor, condition: Any) -> None:
     end_s = time.monotonic() + BOUND_S
     while not reactor.run_until(condition, time.monotonic() + 0.05):  # another thread, which wakes nobody, may meet it
         assert time.monotonic() < end_s
-
-
-def connect(transport: Coordination, ear: Ear, address: str) -> None:
-    """And see that it says nothing meanwhile."""
-    ear.is_inside = True
-    transport.connect(address)
-    ear.is_inside = False

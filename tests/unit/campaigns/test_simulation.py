@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.etcd_leader import LeaderInEtcd
+from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver
 from megatron_ft.job.rules import job_cycle, job_lines, member, next_cycle
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.faults import fault_of
@@ -262,6 +262,13 @@ def _stays(stay: Any, self: Member) -> None:
     self._leave(0, "")
 
 
+def _impatient(answered: Any, self: LeaderInEtcd, *args: Any) -> Any:
+    effects = answered(self, *args)
+    if self.problem:
+        raise LeaderOver(Dismiss(94, ""))
+    return effects
+
+
 def _later_given_up(decide: Any, self: Rules, *args: Any, **more: Any) -> Any:
     return decide(replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
 
@@ -288,7 +295,7 @@ BUGS = {
     "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
     "shuts_down": _wraps(Coordinator, "_bring_up_to_date", _forgets),
     "notices_no_progress": _wraps(Rules, "decide", _later_given_up),
-    "survives_etcd": _sets((LeaderInEtcd, "gives_up", lambda self, *_: Dismiss(94, "") if self.problem else None)),
+    "survives_etcd": _wraps(LeaderInEtcd, "answered", _impatient),
 }
 """A bug by the property that it breaks."""
 FIRST = {"in_time": 70, "reruns_elsewhere": 160, "survives_etcd": 120, "stays": 85, "shuts_down": 50}

@@ -27,7 +27,7 @@ from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, Listened, Peer, connect, coordination, sockets, until
+from tests.support.coordination import BOUND_S, Ear, Listened, Peer, coordination, sockets, until
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
@@ -73,7 +73,7 @@ def served(secret: bytes | None = None) -> Iterator[Served]:
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret: bytes | None) -> None:
     with served(secret) as service, sockets(reactor, secret) as (transport, ear):
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
@@ -95,7 +95,7 @@ def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
     reactor: Reactor, theirs: bytes | None, ours: bytes | None, words: str
 ) -> None:
     with served(theirs) as service, sockets(reactor, ours) as (transport, ear):
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told and ear.told[-1] != "opened")
         if ours is None and ear.told[0] == "opened":
             ear.told.pop(0)  # it couldn't know yet that it would be asked
@@ -110,7 +110,7 @@ def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
 
 def test_a_launcher_with_a_secret_says_nothing_but_that_to_one_that_asks_for_none(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
-        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
         other = Peer(listener.accept()[0])
         heard: list[Any] = []
@@ -141,7 +141,7 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
             other.sendall(wire.encode(message))
             data = b"".join(iter(lambda: other.recv(4096), b""))
         assert [wire.decode(body).name for body in wire.Decoder().bodies(data)] == ["challenge", "denied"]
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told == ["opened"])
 
 
@@ -156,7 +156,7 @@ def test_malformed_proof_is_denied_and_harms_no_other_launcher(reactor: Reactor,
 )
 def test_peer_that_does_not_prove_the_secret_is_no_coordinator(reactor: Reactor, message: dict[str, Any]) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor, SECRET) as (transport, ear):
-        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
         with listener.accept()[0] as other:
             other.sendall(wire.encode(message))
@@ -183,7 +183,7 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
 
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        connect(transport, ear, address)
+        transport.connect(address)
         until(reactor, lambda: ear.told == ["opened"])
         with listener.accept()[0] as other:
             other.sendall(of_version(wire.PROTOCOL_VERSION + 1, {"type": "dismiss"}))
@@ -205,7 +205,7 @@ def test_a_coordinator_of_another_version_is_named_with_both(reactor: Reactor) -
 )
 def test_bytes_that_are_no_hello_end_their_own_connection_only(reactor: Reactor, data: bytes) -> None:
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as stranger:
@@ -224,10 +224,10 @@ def test_a_name_is_looked_up_again_after_there_was_no_free_descriptor_for_it(
     with sockets(reactor) as (transport, ear):
         with monkeypatch.context() as patch:
             patch.setattr(reactor, "call_in_thread", none_free)
-            connect(transport, ear, "no.such.host.invalid:1")
+            transport.connect("no.such.host.invalid:1")
             until(reactor, lambda: ear.told == ["failed"])
             assert "Too many open files" in ear.problem
-        connect(transport, ear, "no.such.host.invalid:1")
+        transport.connect("no.such.host.invalid:1")
         until(reactor, lambda: ear.told == ["failed", "failed"])
         assert ear.problem.startswith("the host name cannot be resolved: ")
 
@@ -245,7 +245,7 @@ def test_address_that_refuses_or_cannot_be_resolved_is_a_failure(reactor: Reacto
             "nonsense": unknown,
         }
         for count, address in enumerate(problems, 1):
-            connect(transport, ear, address)
+            transport.connect(address)
             until(reactor, lambda count=count: len(ear.told) == count)
             assert ear.problem.startswith(problems[address])
         assert set(ear.told) == {"failed"}
@@ -282,7 +282,7 @@ def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
 def test_addresses_of_a_name_are_all_tried(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, "127.0.0.2", "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, f"some.host:{service.address.rpartition(':')[2]}")
+        transport.connect(f"some.host:{service.address.rpartition(':')[2]}")
         until(reactor, lambda: ear.told)
         assert ear.told == ["opened"]
 
@@ -293,7 +293,7 @@ def test_coordinator_that_was_proven_is_found_again_while_the_name_server_is_awa
     looked_up = names(monkeypatch, "127.0.0.1")
     with served() as service, sockets(reactor) as (transport, ear):
         address = f"some.host:{service.address.rpartition(':')[2]}"
-        connect(transport, ear, address)
+        transport.connect(address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         until(reactor, lambda: len(ear.told) == 2)
@@ -305,7 +305,7 @@ def test_coordinator_that_was_proven_is_found_again_while_the_name_server_is_awa
             return known(host, *args, **more)
 
         monkeypatch.setattr(socket, "getaddrinfo", away)
-        connect(transport, ear, address)
+        transport.connect(address)
         until(reactor, lambda: len(ear.told) == 3)
         assert (ear.told[2], looked_up) == ("opened", ["some.host"])
 
@@ -316,10 +316,10 @@ def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, mo
     with served() as service, sockets(reactor) as (transport, ear):
         port = int(service.address.rpartition(":")[2])
         with full_listener(("127.0.0.2", port)):
-            connect(transport, ear, f"some.host:{port}")
+            transport.connect(f"some.host:{port}")
             reactor.run_once(0.05)
             assert ear.told == []
-            connect(transport, ear, f"some.host:{port}")  # as a member does that waits no longer
+            transport.connect(f"some.host:{port}")  # as a member does that waits no longer
             until(reactor, lambda: ear.told)
         assert ear.told == ["opened"]
 
@@ -340,9 +340,9 @@ def test_a_silent_name_server_holds_up_nothing_and_gets_one_thread(
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     with served() as service, sockets(reactor) as (transport, ear):
         for _ in range(3):
-            connect(transport, ear, "slow.host:1")
+            transport.connect("slow.host:1")
             transport.disconnect()
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told == ["opened"])
         (thread,) = asked_in
         transport.close()
@@ -363,7 +363,7 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
+        transport.connect(f"slow.host:{service.address.rpartition(':')[2]}")
         transport.disconnect()
         go.set()
         until(reactor, lambda: not transport.connecting)
@@ -371,7 +371,7 @@ def test_an_answer_of_a_name_server_that_comes_too_late_is_for_the_next_attempt(
         assert ear.told == []
         assert transport.connection is None
         go.clear()  # no other answer is needed
-        connect(transport, ear, f"slow.host:{service.address.rpartition(':')[2]}")
+        transport.connect(f"slow.host:{service.address.rpartition(':')[2]}")
         until(reactor, lambda: ear.told == ["opened"])
         go.set()
 
@@ -383,7 +383,7 @@ def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Rea
             raise ProtocolError(f"of this launcher's own: {message}")
 
         ear.heard = fail  # type: ignore[method-assign]
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         with pytest.raises(ProtocolError, match="this launcher's own"):
@@ -392,10 +392,10 @@ def test_an_error_of_the_launcher_itself_is_none_of_the_coordinator(reactor: Rea
 
 def test_a_connection_given_up_is_not_heard_of_any_more(reactor: Reactor) -> None:
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         transport.disconnect()
-        connect(transport, ear, service.address)
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told)
         reactor.run_once(0.05)
         assert ear.told == ["opened"]
@@ -403,7 +403,7 @@ def test_a_connection_given_up_is_not_heard_of_any_more(reactor: Reactor) -> Non
 
 def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
-        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
         other = Peer(listener.accept()[0])
         big = m.NodeUnfit("x" * 900_000)
@@ -428,7 +428,7 @@ def test_message_larger_than_the_socket_takes_is_sent_piece_by_piece(reactor: Re
 
 def test_unsent_messages_have_a_bounded_time_to_go_at_the_end(reactor: Reactor) -> None:
     with tcp.listen("127.0.0.1", 0) as listener, sockets(reactor) as (transport, ear):
-        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         until(reactor, lambda: ear.told == ["opened"])
         stuck, _ = listener.accept()
         for _ in range(8):
@@ -443,7 +443,7 @@ def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served() as service, sockets(reactor) as (transport, ear):
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told == ["opened"])
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
@@ -508,8 +508,8 @@ def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: 
 def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:
     ear = Ear()
     transport = within(reactor, ear)
-    connect(transport, ear, "anywhere")
-    connect(transport, ear, "anywhere")
+    transport.connect("anywhere")
+    transport.connect("anywhere")
     until(reactor, lambda: ear.told)
     reactor.run_once(0.0)
     assert ear.told == ["opened"]  # of the connection that was given up nothing is heard

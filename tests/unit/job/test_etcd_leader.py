@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.job import etcd_leader
-from megatron_ft.job.etcd_leader import LeaderInEtcd, LockLost, Work
+from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver, Work
 from megatron_ft.job.rules import etcd_keys
-from megatron_ft.job.rules.actions import BeginLife, Send
+from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Send
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules, Stay
@@ -34,50 +34,45 @@ class Leader:
         self.model, self.work, self.now_s = EtcdModel(), list[Work](), 0.0
         ledger = ledger_of(self.model)
         assert ledger.enter()
-        self.etcd = LeaderInEtcd(ledger, clock=lambda: self.now_s, submit=self.work.append)
+        self.etcd = LeaderInEtcd(
+            ledger, RULES, clock=lambda: self.now_s, submit=lambda work, _delay_s: self.work.append(work)
+        )
 
-    def works(self) -> bool:
+    def works(self) -> list[CoordinatorEffect]:
+        """Ask etcd, and do nothing else meanwhile; what follows from its answer."""
         (work,) = self.work
         self.work.clear()
-        if not self.etcd.tried(work):
-            self.work.append(work)
-        return not self.work
+        return self.etcd.answered(work, work.ask)
 
 
 def test_effects_of_a_decision_wait_until_etcd_has_it() -> None:
     leader, follows = Leader(), Send([1], Assignment(decided(0).decision, 0))
     tells_nothing = [Send([2], Admitted(5)), Send([1], Beat())]
     assert leader.etcd.admit([decided(0), follows, *tells_nothing]) == tells_nothing
-    assert leader.etcd.take() == []
     leader.model.is_away = True
-    assert not leader.works()
-    assert leader.etcd.take() == []
+    assert leader.works() == []
     assert "Connection refused" in leader.etcd.problem
     leader.model.is_away = False
-    assert leader.works()
+    assert leader.works() == [decided(0), follows]
     assert "megatron_ft/job/life/000000000000" in leader.model.names()
-    assert leader.etcd.take() == [decided(0), follows]
-    assert leader.etcd.problem == ""
+    assert (leader.etcd.problem, leader.work) == ("", [])
     assert leader.etcd.admit([follows]) == [follows]
 
 
 def test_decision_of_a_run_that_begins_waits_for_its_life() -> None:
     leader = Leader()
     assert leader.etcd.admit([BeginLife(), decided(0), Send([1], Stay())]) == []
-    assert leader.works()
-    assert leader.etcd.take() == [BeginLife()]
+    assert leader.works() == [BeginLife()]
     assert "megatron_ft/job/life/000000000000" not in leader.model.names()
-    assert leader.works()
-    assert leader.etcd.take() == [decided(0), Send([1], Stay())]
+    assert leader.works() == [decided(0), Send([1], Stay())]
 
 
 def test_leader_whose_lease_has_expired_has_lost_the_lock() -> None:
     leader = Leader()
     leader.model.pass_time(etcd_keys.LEASE_S)
     leader.etcd.renew(0.0)
-    assert leader.works()
-    with pytest.raises(LockLost):
-        leader.etcd.take()
+    with pytest.raises(LeaderOver):
+        leader.works()
 
 
 def test_leader_whose_decision_another_one_has_made_says_nothing_of_it() -> None:
@@ -85,9 +80,9 @@ def test_leader_whose_decision_another_one_has_made_says_nothing_of_it() -> None
     leader.model.pass_time(etcd_keys.LEASE_S)
     assert ledger_of(leader.model).enter()
     leader.etcd.admit([decided(0), Send([1], Stay())])
-    assert leader.works()
-    with pytest.raises(LockLost):
-        leader.etcd.take()
+    with pytest.raises(LeaderOver) as over:
+        leader.works()
+    assert over.value.dismissal is None
 
 
 def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
@@ -95,10 +90,9 @@ def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
     before = leader.model.calls.count("lease/keepalive")
     leader.etcd.renew(0.0)
     leader.etcd.renew(1e9)
-    assert leader.works()
     assert leader.etcd.due_s == float("inf")
     leader.now_s = 7.0
-    assert leader.etcd.take() == []
+    assert leader.works() == []
     assert leader.model.calls.count("lease/keepalive") == before + 2  # the lease of the lock, and that of the decisions
     assert leader.etcd.due_s == 7.0 + etcd_keys.RENEW_S
 
@@ -106,37 +100,34 @@ def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("change", "code"), [(decided(0), 94), (decided(1, DecisionKind.END, 3), 3), (BeginLife(), 94)]
 )
-def test_launchers_are_dismissed_if_etcd_is_away_for_the_join_timeout(
+def test_launchers_are_dismissed_if_no_decision_can_be_kept_for_the_join_timeout(
     change: DecisionRecord | BeginLife, code: int
 ) -> None:
     leader = Leader()
-    leader.model.is_away, leader.now_s = True, 5.0
-    leader.etcd.renew(5.0)
-    assert leader.works()
-    assert leader.etcd.gives_up(RULES, 1e9) is None  # nothing waits
     leader.etcd.admit([change])
-    leader.now_s = 6.0
-    assert not leader.works()
-    assert leader.etcd.gives_up(RULES, 65.9) is None
+    for leader.now_s in (6.0, 31.0, 65.9):  # the lease is renewed all the same
+        leader.model.is_away = True
+        assert leader.works() == []
+        leader.model.is_away = False
+        assert leader.etcd.answered(Work(lambda: True, is_change=False), lambda: True) == []
+        assert leader.etcd.problem == ""
+    leader.model.is_away, leader.now_s = True, 66.0
+    with pytest.raises(LeaderOver) as over:
+        leader.works()
     text = "no decision could be kept for 60 s: etcd at http://etcd:2379: Connection refused"
-    assert leader.etcd.gives_up(RULES, 66.0) == Dismiss(code, text)
+    assert over.value.dismissal == Dismiss(code, text)
 
 
-def test_launchers_are_dismissed_if_etcd_renews_the_lease_and_refuses_the_decision_for_the_join_timeout() -> None:
+def test_time_in_which_no_decision_can_be_kept_begins_anew_with_each_one() -> None:
     leader = Leader()
     leader.etcd.admit([decided(0)])
-    for leader.now_s in (1.0, 31.0, 60.9):
-        leader.model.is_away = True
-        assert not leader.works()
-        leader.model.is_away = False
-        assert leader.etcd.tried(Work(lambda: True, is_change=False))
-        assert leader.etcd.problem == ""
-        assert leader.etcd.gives_up(RULES, leader.now_s) is None
-    dismissal = leader.etcd.gives_up(RULES, 61.0)
-    assert dismissal is not None
-    assert dismissal.text.endswith("Connection refused")
-    assert leader.works()
-    assert leader.etcd.gives_up(RULES, 61.0) is None  # the decision was made at last
+    leader.model.is_away = True
+    leader.works()
+    leader.model.is_away, leader.now_s = False, 50.0
+    assert leader.works() == [decided(0)]
+    leader.etcd.admit([decided(1)])
+    leader.model.is_away, leader.now_s = True, 70.0
+    assert leader.works() == []
 
 
 def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

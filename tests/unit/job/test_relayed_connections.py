@@ -19,7 +19,7 @@ from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import Denied
 from megatron_ft.link.wire import encode
-from tests.support.coordination import BOUND_S, Ear, connect, coordination, until
+from tests.support.coordination import BOUND_S, Ear, coordination, until
 from tests.unit.job.test_coordination_transport import HELLO, SECRET, Served, of_version, served
 
 Change = Callable[[bytes], bytes]
@@ -71,7 +71,7 @@ class Relayed:
         self.ear, self.lines, self.coordinator_lines = Ear(), [], service.said  # type: ignore[var-annotated]
         self.reactor, self.relay = reactor, relay
         self.transport = coordination(reactor, self.ear, SECRET, say=self.lines.append)
-        connect(self.transport, self.ear, relay.address)
+        self.transport.connect(relay.address)
         until(reactor, lambda: self.ear.told)
         self.transport.transmit(HELLO)
         until(reactor, lambda: self.ear.heard_messages)
@@ -155,7 +155,7 @@ def test_a_frame_that_a_relay_swallows_ends_the_connection_at_the_next_one(relay
 def test_a_refusal_without_a_proof_ends_no_launcher_that_was_let_in_before(relayed: Relayed, body: bytes) -> None:
     with tcp.listen("127.0.0.1", 0) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        connect(relayed.transport, relayed.ear, address)
+        relayed.transport.connect(address)
         select.select([listener], [], [], BOUND_S)
         with listener.accept()[0] as other:
             other.sendall(body)
@@ -183,7 +183,7 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
         relay, ear = Relay(service.listener.getsockname()), Ear()
         setattr(relay, way, change)
         transport = coordination(reactor, ear, SECRET)
-        connect(transport, ear, relay.address)
+        transport.connect(relay.address)
         until(reactor, lambda: ear.told)
         transport.close()
         relay.close()
@@ -194,7 +194,7 @@ def test_bytes_of_a_coordinator_before_its_proof_are_bounded(reactor: Reactor) -
     with tcp.listen("127.0.0.1", 0) as listener:
         ear = Ear()
         transport = coordination(reactor, ear, SECRET)
-        connect(transport, ear, f"127.0.0.1:{listener.getsockname()[1]}")
+        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         select.select([listener], [], [], BOUND_S)
         with listener.accept()[0] as other:
             other.sendall((1 << 20).to_bytes(4, "big") + bytes(5000))
@@ -230,7 +230,7 @@ def test_idle_connections_of_an_address_are_bounded_and_closed_after_a_while(
         assert all(closed_within(sock, BOUND_S) for sock in idle)
         ear = Ear()
         transport = coordination(reactor, ear)
-        connect(transport, ear, service.address)
+        transport.connect(service.address)
         until(reactor, lambda: ear.told)
         transport.transmit(HELLO)
         until(reactor, lambda: ear.heard_messages)
