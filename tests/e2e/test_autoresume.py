@@ -18,7 +18,6 @@ from tests.support.launching import ROOT, clean_environment, command_line, marke
 
 pytestmark = pytest.mark.timeout(300)
 SCRIPT = ROOT / "examples/autoresume/launch.sh"
-LAUNCHER = [sys.executable, "-m", "megatron_ft.launcher"]
 START_S = 60.0
 
 
@@ -56,9 +55,6 @@ class Loop:
 
     def run(self, *command: str, **environment: str) -> int:
         self.start(*command, **environment)
-        return self.wait()
-
-    def wait(self) -> int:
         assert self.process is not None
         return self.process.wait(START_S)
 
@@ -71,13 +67,6 @@ class Loop:
 
     def wait_for(self, text: str) -> None:
         wait_until(lambda: text in self.text(), START_S)
-
-    def pids(self, *words: str) -> list[int]:
-        """Python processes of this loop whose command line has all these words."""
-        lines = {stat.pid: command_line(stat.pid) for stat in marked(self.mark)}
-        return sorted(
-            pid for pid, line in lines.items() if line[:1] == [sys.executable] and all(word in line for word in words)
-        )
 
 
 @pytest.fixture
@@ -101,18 +90,20 @@ def test_loop_restarts_a_killed_job_until_the_training_is_finished(loop: Loop, t
     """Real jobs: the launcher of the first is killed, and the second goes on from its checkpoint to the end."""
     save, iterations = tmp_path / "save", tmp_path / "iterations"
     iterations.write_text("1000000000")
-    job = [*LAUNCHER, "--ft-log-dir", str(tmp_path / "logs"), str(ROOT / "examples/autoresume/train.py")]
+    words = [sys.executable, "-m", "megatron_ft.launcher"]
+    job = [*words, "--ft-log-dir", str(tmp_path / "logs"), str(ROOT / "examples/autoresume/train.py")]
     asks = ["bash", "-c", f'exec "$@" --train-iters="$(cat {iterations})"', "bash"]
     command = [*asks, *job, "--save", str(save), "--save-interval=5"]
     loop.start(*command)
 
     loop.wait_for("saved iteration 5,")
-    (launcher,) = loop.pids("megatron_ft.launcher")
+    (launcher,) = [stat.pid for stat in marked(loop.mark) if command_line(stat.pid)[:3] == words]
     saved = re.findall(r"saved iteration (\d+),", loop.text())[-1]
     iterations.write_text(str(int(saved) + 100))  # for the second job
     os.kill(launcher, signal.SIGKILL)
 
-    assert loop.wait() == 0, loop.text()
+    assert loop.process is not None
+    assert loop.process.wait(START_S) == 0, loop.text()
     ended = f"the training is finished: {iterations.read_text()} iterations"
     assert loop.says() == [
         "job 1 starts",
@@ -190,29 +181,20 @@ def test_mistake_on_the_command_line_prints_the_usage(
     assert loop.says()[0].startswith("usage: ")
 
 
-def test_a_signal_that_comes_before_the_number_of_the_job_is_known_is_passed_on(loop: Loop) -> None:
+@pytest.mark.parametrize(("name", "code", "delay_s"), [("TERM", 143, 0), ("INT", 130, 0), ("TERM", 143, 1)])
+def test_a_signal_is_passed_on_and_waited_for(loop: Loop, name: str, code: int, delay_s: int) -> None:
+    """Also if it comes before the number of the job is known."""
     loop.script = loop.directory / "launch.sh"
     text = SCRIPT.read_text()
     assert text.count("    job_pid=$!\n") == 1
-    loop.script.write_text(text.replace("    job_pid=$!\n", "    sleep 1\n    job_pid=$!\n"))
+    loop.script.write_text(text.replace("    job_pid=$!\n", f"    sleep {delay_s}\n    job_pid=$!\n"))
     loop.script.chmod(0o700)
-    loop.start("bash", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
-    loop.wait_for("ready")
-    assert loop.process is not None
-    os.kill(loop.process.pid, signal.SIGTERM)
-    assert loop.wait() == 143
-    assert loop.text().count("passing SIGTERM on to the job") == 1
-
-
-@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
-def test_a_signal_is_passed_on_and_waited_for(loop: Loop, name: str, code: int) -> None:
     # the job takes a moment to save, as a training would
-    script = f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done"
-    loop.start("bash", "-c", script)
+    loop.start("bash", "-c", f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done")
     loop.wait_for("ready")
     assert loop.process is not None
     os.kill(loop.process.pid, getattr(signal, f"SIG{name}"))
-    assert loop.wait() == code
+    assert loop.process.wait(START_S) == code
     assert "saved" in loop.text()
     assert loop.says()[1:] == [
         f"passing SIG{name} on to the job",

@@ -106,32 +106,29 @@ def test_leader_is_replaced_on_its_socket_and_its_successor_knows_the_last_decis
         assert one.said == [f"the coordinator at {one.address} exited (SIGKILL); another one takes over"]
 
 
-def test_leader_that_keeps_exiting_is_started_again_after_a_pause(
+def test_leader_that_keeps_exiting_or_cannot_be_started_is_started_again_after_a_pause(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = leader_process.isolated_command
     monkeypatch.setattr(leader_process, "PAUSE_S", 0.3)
-    exits = [sys.executable, "-S", "-c", "import os; os._exit(3)"]
-    monkeypatch.setattr(leader_process, "isolated_command", lambda _: exits)
+    commands = [["/no/such/program"], *[[sys.executable, "-S", "-c", "import os; os._exit(3)"]] * 9]
+    monkeypatch.setattr(leader_process, "isolated_command", lambda _: commands.pop(0))
     with hosted(reactor) as one, sockets(reactor) as (transport, ear):
         until(reactor, lambda: len(one.said) == 3)
-        how = f"the coordinator at {one.address} exited (code 3)"
-        assert one.said == [f"{how}; another one takes over"] * 2 + [f"{how}; starting another one in 0.3 s"]
+        assert one.said == [
+            f"the coordinator at {one.address} can't be started (No such file or directory); another one takes over",
+            f"the coordinator at {one.address} exited (code 3); another one takes over",
+            f"the coordinator at {one.address} exited (code 3); starting another one in 0.3 s",
+        ]
         monkeypatch.setattr(leader_process, "isolated_command", real)
         assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
 
 
-def test_leader_that_cannot_be_started_is_one_line(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_process, "isolated_command", lambda _: ["/no/such/program"])
+def test_first_launcher_of_a_machine_takes_the_endpoint_and_the_next_one_once_it_has_ended(reactor: Reactor) -> None:
     with hosted(reactor) as one:
-        assert one.said == [
-            f"the coordinator at {one.address} can't be started (No such file or directory); another one takes over"
-        ]
-
-
-def test_launcher_takes_the_lock_once_its_holder_has_ended(reactor: Reactor) -> None:
-    with hosted(reactor) as one:
-        second = Hosted(reactor, None, int(one.address.rpartition(":")[2]))
+        port = int(one.address.rpartition(":")[2])
+        assert take_endpoint("localhost", port) is None  # it waits until the coordinator has started
+        second = Hosted(reactor, None, port)
         reactor.run_until(lambda: False, time.monotonic() + 1.2)
         assert not second.member.owns
     try:
@@ -227,18 +224,6 @@ def port_of(sock: socket.socket) -> int:
     return int(sock.getsockname()[1])
 
 
-def test_endpoint_is_taken_by_the_first_launcher_of_a_machine(reactor: Reactor) -> None:
-    with hosted(reactor) as one:
-        port = int(one.address.rpartition(":")[2])
-        assert take_endpoint("localhost", port) is None  # it waits until the coordinator has started
-        with hosted(reactor, secret=SECRET) as two:
-            assert take_endpoint("127.0.0.1", int(two.address.rpartition(":")[2])) is None
-    taken = take_endpoint("localhost", 0)
-    assert taken is not None
-    assert port_of(taken) > 0
-    taken.close()
-
-
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", None])
 def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None
@@ -297,23 +282,18 @@ def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> No
     assert not endpoint.answers("no.such.host.invalid", port)
 
 
-def test_port_that_is_let_go_within_the_bound_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_that_is_let_go_within_the_bound_is_taken_on_the_addresses_of_both_families(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(endpoint, "_is_coordinator", lambda *_: False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
         threading.Timer(1.2, other.close).start()
         taken = take_endpoint("node0", port)
         assert taken is not None
-        taken.close()
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_an_endpoint_is_reached_by_its_addresses_of_both_families() -> None:
-    taken = take_endpoint("node0", 0)
-    assert taken is not None
-    with taken:
-        for address in ("127.0.0.1", "::1"):
-            socket.create_connection((address, port_of(taken)), timeout=BOUND_S).close()
+        with taken:
+            for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
+                socket.create_connection((address, port), timeout=BOUND_S).close()
 
 
 def test_an_endpoint_that_can_not_be_had_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -427,30 +427,6 @@ def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
     assert len(os.listdir((tmp_path / path).parent)) == 2
 
 
-def test_link_or_fifo_in_place_of_an_evidence_file_is_replaced_without_waiting(tmp_path: Path) -> None:
-    evidence = exit_evidence()
-    text = tmp_path / write_evidence(str(tmp_path), evidence).file
-    other, elsewhere = text.with_suffix(".json"), tmp_path / "elsewhere"
-    elsewhere.write_text("mine")
-    for path in (text, other):
-        path.unlink()
-    text.symlink_to(elsewhere)
-    os.mkfifo(other)  # to open it would wait for a reader, for ever
-    write_evidence(str(tmp_path), evidence)
-    assert text.read_text() == evidence_text(evidence)
-    assert json.loads(other.read_text())["rank"] == evidence.note.rank
-    text.unlink()
-    text.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_evidence(str(tmp_path), evidence)
-    assert sorted(os.listdir(text.parent)) == sorted([text.name, other.name])
-    os.rename(tmp_path / "evidence", tmp_path / "real")
-    (tmp_path / "evidence").symlink_to(tmp_path / "real")
-    with pytest.raises(OSError, match=r"[Nn]ot a directory|symbolic"):
-        write_evidence(str(tmp_path), evidence)
-    assert elsewhere.read_text() == "mine"
-
-
 LOSES = """
 import multiprocessing
 def child(act):

@@ -109,44 +109,37 @@ def test_after_five_imports_that_act_only_what_comes_before_the_first_is_shared(
     assert launched.wait().code == 0
 
 
-def test_modules_given_to_preload_come_first_and_a_bad_one_is_left_out(launcher: Launcher, tmp_path: Path) -> None:
-    bad = {"raises": "raise RuntimeError('not today')", "exits": "raise SystemExit(3)"}
-    write_modules(tmp_path, **bad, harmless="os.environ['SET_BY_HARMLESS'] = 'yes'\nimport order")
-    (tmp_path / "order.py").write_text("import sys\nHAD = 'queue' in sys.modules\nprint('printed')")
+def test_sitecustomize_of_the_user_runs_once_before_modules_to_preload_and_a_bad_one_of_these_is_left_out(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    late = "import sys\nLATE = [name in sys.modules for name in ('late_module', 'queue')]"
+    write_modules(
+        tmp_path,
+        sitecustomize=f"{late}\nprint('customized', __name__, 'sitecustomize' in sys.modules, flush=True)",
+        late_module="",
+        raises="raise RuntimeError('not today')",
+        exits="raise SystemExit(3)",
+        harmless=f"os.environ['SET_BY_HARMLESS'] = 'yes'\n{late}\nprint('printed')",
+    )
     script = tmp_path / "script.py"
-    script.write_text("import queue, os, sys\nm = sys.modules\nprint(os.environ['SET_BY_HARMLESS'], 'raises' in m)")
-    launched = launcher.start([str(script)], "--ft-preload=raises,exits,harmless", env=path_with(tmp_path))
+    script.write_text(
+        "import late_module, queue\nimport os, sys, sitecustomize, harmless\n"
+        "print(sitecustomize.LATE, harmless.LATE, late_module.PID != os.getpid())\n"
+        "print(os.environ['SET_BY_HARMLESS'], 'raises' in sys.modules)\n"
+        "sys.exit(os.environ['FT_CYCLE'] == '0')\n"
+    )
+    options = ("--max-restarts=1", "--redirects=1", "--log-dir=logs", "--ft-preload=raises,exits,harmless")
+    launched = launcher.start([str(script)], *options, env=path_with(tmp_path))
     finished = launched.wait()
+    assert finished.code == 0
     assert dict(re.findall(r"WARNING: --ft-preload (\S+): (.*)", finished.err)) == {
         "raises": "RuntimeError: not today",
         "exits": "SystemExit: 3",
     }
-    assert (finished.code, finished.out) == (0, "printed\nyes False\n")
-
-
-CUSTOMIZED = """
-import sys
-STARTED = sys.modules.get("late_module") is None
-print("customized", __name__, "sitecustomize" in sys.modules, flush=True)
-"""
-
-
-def test_sitecustomize_of_the_user_runs_once_before_all_imports(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED)
-    write_modules(tmp_path, late_module="")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import late_module\nimport os, sys, sitecustomize\n"
-        "print(sitecustomize.STARTED, late_module.PID != os.getpid())\n"
-        "sys.exit(os.environ['FT_CYCLE'] == '0')\n"
-    )
-    launched = launcher.start(
-        [str(script)], "--max-restarts=1", "--redirects=1", "--log-dir=logs", env=path_with(tmp_path)
-    )
-    assert launched.wait().code == 0
     for cycle in range(2):
         (log,) = launched.directory.glob(f"logs/*/attempt_{cycle}/0/stdout.log")
-        assert log.read_text() == "customized sitecustomize True\nTrue True\n"
+        none = [False, False]
+        assert log.read_text() == f"customized sitecustomize True\nprinted\n{none} {none} True\nyes False\n"
 
 
 def test_module_that_ranks_load_later_is_shared_from_the_next_cycle_on(launcher: Launcher, tmp_path: Path) -> None:
@@ -204,17 +197,6 @@ def test_unseeded_numbers_and_states_are_those_of_each_rank_and_cycle(launcher: 
     assert len({row[2] for row in rows}) == 1  # torch's default seed, as in fresh interpreters
     for column in list(zip(*rows, strict=True))[3:]:
         assert len(set(column)) == 4
-
-
-def test_forked_ranks_print_after_the_line_of_their_cycle(launcher: Launcher) -> None:
-    launched = launcher.start(
-        "import sys\nsys.stderr.write('first words\\n'); sys.exit(CYCLE < 3)", "--max-restarts=3", *TWO
-    )
-    finished = launched.wait()
-    found = re.findall(r"cycle (\d) started|(first words)", finished.err)
-    assert [number or "words" for number, _ in found if number] == ["0", "1", "2", "3"]
-    assert all(found[index][1] for index in range(len(found)) if index and found[index - 1][0])
-    assert found[0][0] == "0"
 
 
 ASKS_CUDA = """
@@ -296,6 +278,7 @@ def test_own_modules_that_change_between_cycles_are_imported_anew(launcher: Laun
 
 
 RESTARTS = """
+sys.stderr.write("first words\\n")
 open(f"pid.{RANK}.{CYCLE}", "w").write(str(os.getpid()))
 say("ready", RANK, CYCLE, "forked", "megatron_ft.run_ahead.server" in sys.modules)
 while not os.path.exists(f"go.{CYCLE}"):
@@ -326,14 +309,35 @@ def test_a_server_that_is_ended_or_stopped_is_replaced(launcher: Launcher, how: 
     assert "ready 1 2" in finished.out
     why = "SIGKILL" if how == signal.SIGKILL else "SIGKILL: it is stopped"
     assert f"the fork server exited ({why}); ranks are not affected; starting a new one" in finished.lines
+    found = [number or "words" for number, _ in re.findall(r"cycle (\d) started|(first words)", finished.err)]
+    assert found == [word for cycle in "012" for word in (cycle, "words", "words")]
+
+
+INTERRUPTED = """
+import os, select, signal, sys
+from megatron_ft.link.linux.process_setup import become_subreaper
+from megatron_ft.link.messages.fork_server_messages import Forked, Orders
+from megatron_ft.run_ahead.forking_spawner import ServerProcess
+become_subreaper()
+server = ServerProcess(Orders([sys.executable, "-u", sys.argv[1]], {**os.environ}))
+while not server.is_ready:
+    select.select([server.channel_fd], [], [])
+    server.read()
+go_read, go_write = os.pipe()
+(pid,) = server.fork_ranks([({"RANK": "0"}, [go_read, 1, 2])]).pids
+os.kill(pid, signal.SIGINT)
+os.write(go_write, b"g")
+print("ended with", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+server.kill()
+"""
 
 
 def test_an_interrupt_that_comes_before_a_rank_can_take_it_is_not_lost(tmp_path: Path) -> None:
     """Chaos seed 156: the server ignores SIGINT, and so did a rank for a moment; then it waited for the others."""
     script = tmp_path / "script.py"
     script.write_text("import time\nprint('began')\n")
-    command = [sys.executable, "-m", "tests.support.early_interrupt", str(script)]
-    finished = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
+    command, env = [sys.executable, "-c", INTERRUPTED, str(script)], {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert finished.stdout == f"ended with {-signal.SIGINT}\n"
 
 
@@ -356,26 +360,19 @@ def test_server_that_waits_hears_no_signal_and_servers_that_keep_dying_are_given
     assert "ready 1 2" in finished.out
 
 
-@pytest.mark.parametrize(
-    ("options", "env", "reason"),
-    [
-        (["--no-python"], {}, "the ranks aren't run by this Python"),
-        ([], {"PYTHON_EXEC": "/usr/bin/env"}, "the ranks aren't run by this Python"),
-        (["--run-path"], {}, "the script isn't a file"),
-    ],
-)
-def test_command_that_no_fork_can_run_starts_fresh_interpreters(
-    launcher: Launcher, tmp_path: Path, options: list[str], env: dict[str, str], reason: str
-) -> None:
+def test_command_that_no_fork_can_run_starts_fresh_interpreters(launcher: Launcher, tmp_path: Path) -> None:
+    """By ``--run-path``, which isn't Python's own way; by another program than this Python."""
     script = tmp_path / "script.py"
-    script.write_text("print('ran')")
-    words = ["echo", "ran"] if options == ["--no-python"] else [str(script)]
-    launched = launcher.start(words, *options, env=env)
+    script.write_text("import sys; print('ran', __name__, sys.argv[1:])\nraise KeyError('lost')")
+    launched = launcher.start(["--run-path", str(script), "x"])
     finished = launched.wait()
+    assert finished.lines[0] == "fork server off (the script isn't a file): every rank starts its own Python"
+    assert (finished.code, finished.out) == (1, "ran __main__ ['x']\n")
+    assert [event["error"] for event in launched.events("rank_exited")] == ["KeyError: 'lost'"]
+    finished = launcher.run([str(script)], env={"PYTHON_EXEC": "/usr/bin/env"})
+    reason = "the ranks aren't run by this Python"
     assert finished.lines[0] == f"fork server off ({reason}): every rank starts its own Python"
-    if "PYTHON_EXEC" not in env:  # which doesn't know -u
-        assert (finished.code, finished.out) == (0, "ran\n")
-    assert not [stat for stat in launched.alive() if stat.comm == "ft_fork_server"]
+    assert "\nLOCAL_RANK=0\n" in finished.out
 
 
 def test_file_beside_the_script_hides_a_module_also_for_the_fork_server(fresh_launcher: Launcher) -> None:

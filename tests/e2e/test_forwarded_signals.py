@@ -13,58 +13,36 @@ TWO = ("--nproc-per-node", "2")
 FORWARD = "--ft-forward-signals=SIGUSR1,SIGUSR2"
 
 
-def test_signals_reach_the_ranks_and_end_nothing(launcher: Launcher) -> None:
+def test_signals_reach_ranks_that_have_a_handler_and_end_nothing(launcher: Launcher) -> None:
     script = """
 child = os.fork()
 if child == 0:
     signal.signal(signal.SIGUSR1, lambda *a: say("child got it"))
     forever()
-got = []
-for number in (signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda number, frame: (got.append(number), say("got", RANK, signal.Signals(number).name)))
-say("ready", RANK)
-while len(got) < 3:
-    time.sleep(0.01)
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-"""
-    launched = launcher.start(script, *TWO, FORWARD)
-    launched.wait_for("^ready", count=2)
-    for count, number in enumerate((signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1), start=1):
-        launched.signal(number)
-        launched.wait_for("^got", count=2 * count)
-    finished = launched.wait()
-    assert finished.code == 0
-    assert "child" not in finished.out
-    assert [end[1:3] for end in launched.ends()] == [(None, "finish")]
-    forwarded = launched.events("signal_forwarded")
-    assert [event["signal"] for event in forwarded] == ["SIGUSR1", "SIGUSR2", "SIGUSR1"]
-    assert [event["local_ranks"] for event in forwarded] == [[0, 1]] * 3
-    assert len(finished.lines) == 5, "one for each signal"
-
-
-def test_rank_without_a_handler_is_not_ended(launcher: Launcher) -> None:
-    script = """
-if RANK == 0:
-    signal.signal(signal.SIGUSR1, lambda *a: say("got", RANK))
+for number in (signal.SIGUSR1, signal.SIGUSR2)[RANK:]:
+    signal.signal(number, lambda number, frame: say("got", RANK, signal.Signals(number).name))
 say("ready", RANK)
 while not os.path.exists("go"):
     time.sleep(0.01)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
 sys.exit(3 if CYCLE == 0 and RANK == 0 else 0)
 """
     launched = launcher.start(script, *TWO, FORWARD, "--max-restarts=1")
     launched.wait_for("^ready", count=2)
-    launched.signal(signal.SIGUSR1)
-    launched.wait_for("^got 0")
+    for count, number in ((1, signal.SIGUSR1), (3, signal.SIGUSR2), (4, signal.SIGUSR1)):
+        launched.signal(number)
+        launched.wait_for("^got", count=count)
     (launched.directory / "go").touch()
     finished = launched.wait()
     assert finished.code == 0
-    (forwarded,) = launched.events("signal_forwarded")
-    assert (forwarded["local_ranks"], forwarded["unready"]) == ([0], [1])
+    assert "child" not in finished.out
+    forwarded = [(e["signal"], e["local_ranks"], e.get("unready") or []) for e in launched.events("signal_forwarded")]
+    assert forwarded == [("SIGUSR1", [0], [1]), ("SIGUSR2", [0, 1], []), ("SIGUSR1", [0], [1])]
     assert "local rank 1" in finished.lines[1]
     # an end after it isn't taken for one of our making
     assert launched.exits()[0] == (3, False)
-    assert launched.ends()[0] == (0, "crash", "restart", 0)
+    assert launched.ends() == [(0, "crash", "restart", 0), (None, None, "finish", 0)]
 
 
 def test_forwarded_signal_during_the_rendezvous_is_dropped_and_sigterm_ends_at_once_with_1(launcher: Launcher) -> None:

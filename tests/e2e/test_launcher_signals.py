@@ -211,7 +211,8 @@ say("ready")
 forever()
 """
     path = "/nonexistent" if "without" in monitors else os.environ["PATH"]
-    launched = launcher.start(script, *TWO, env={"PATH": path})
+    fresh = ["--ft-preload=none"] if "stopped" in monitors else []  # a fork asks by itself
+    launched = launcher.start(script, *TWO, *fresh, env={"PATH": path})
     launched.wait_for("^ready", count=4)
     ended_by_kernel = f"death signal 9 parent {launched.process.pid} leader True"
     assert launched.wait_for("^death signal.*", count=2) == [ended_by_kernel] * 2
