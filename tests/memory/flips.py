@@ -1,23 +1,20 @@
 """Plant bit flips in segments, and see that each is found.
 
 Each flip is found twice: by the keeper, which verifies a segment that was written or adopted, and by the rank that
-restores it. A sealed segment can't be changed, so it is changed before. Those in a file, which an earlier life of the
-job has left, are found by the keeper that loads it; those on the way from one keeper to another, by the one or the
-other.
+restores it. A sealed segment can't be changed, so it is changed before. Those on the way from one keeper to another are
+found by the one or the other.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from megatron_ft.errors import LayoutError, SnapshotError
-from megatron_ft.memory.base import digests, segment, segment_files
+from megatron_ft.errors import SnapshotError
+from megatron_ft.memory.base import digests, segment
 from megatron_ft.memory.keeper import work
 from megatron_ft.memory.rank.keeper_connection import Place
 from megatron_ft.memory.rank.restoring import fill_from
@@ -87,25 +84,6 @@ def plant(runs: int, seed: int) -> Counter[str]:
     return counts
 
 
-def plant_in_files(runs: int, seed: int) -> Counter[str]:
-    """Plant so many flips in files of an earlier life; the number of those found and missed, by place."""
-    draw = random.Random(seed)
-    counts: Counter[str] = Counter()
-    name = segment_files.set_name(KEY.iteration, 1, "a life")
-    for _ in range(runs):
-        fd = filled({f"t{at}": draw.randbytes(draw.randrange(1, 4096)) for at in range(draw.randrange(1, 6))})
-        segment.seal(fd, os.fstat(fd).st_size)
-        with tempfile.TemporaryDirectory(prefix="ft_flips_") as directory:
-            segment_files.write(directory, name, {0: fd})
-            path = next(Path(directory).rglob("rank-0"))
-            data = bytearray(path.read_bytes())
-            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            path.write_bytes(data)
-            counts[f"file {'found' if is_found(directory, name) else 'MISSED'}"] += 1
-        os.close(fd)
-    return counts
-
-
 def plant_in_flight(runs: int, seed: int) -> Counter[str]:
     """Plant so many flips in copies on their way; the number of those found and missed, by direction.
 
@@ -137,15 +115,3 @@ def _plant_in_flight(runs: range, draw: random.Random) -> Counter[str]:
 def _copied(peer: Peer, way: Way, *, is_fetched: bool) -> str:
     """Copy over that way; return why that failed."""
     return peer.fetch(address=way.address)[1] if is_fetched else peer.send(address=way.address)
-
-
-def is_found(directory: str, name: str) -> bool:
-    """Whether a keeper refuses the file of rank 0."""
-    try:
-        fd = segment_files.load(directory, name, 0)
-    except (LayoutError, OSError):
-        return True
-    try:
-        return isinstance(work.check(fd, DIGEST), str)
-    finally:
-        os.close(fd)

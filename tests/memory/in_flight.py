@@ -54,7 +54,6 @@ class Loop(CopyKeeping):
         self._segments: Any = SimpleNamespace(received=self._received)
         super().__init__(self._segments, loop, lambda *_: None)
         self.content = content
-        self.refuses = ""
         self.copies: list[Copy] = []
         self.verified = True
 
@@ -65,8 +64,6 @@ class Loop(CopyKeeping):
     def admit(self, offer: Offer) -> list[HeldSegment] | str:
         if offer != OFFER:
             return f"this isn't what was to come: {offer}"
-        if self.refuses:
-            return self.refuses
         admitted = [HeldSegment(2, -1, 0, SegmentState.RECEIVING) for _ in range(self.number)]
         self.copies += [Copy(self.content, held) for held in admitted]
         return admitted

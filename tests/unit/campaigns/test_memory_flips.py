@@ -6,15 +6,11 @@ import pytest
 
 from megatron_ft.link import secure_channel
 from megatron_ft.memory.base import segment
-from tests.memory.flips import plant, plant_in_files, plant_in_flight
+from tests.memory.flips import plant, plant_in_flight
 
 
 def test_thousand_planted_flips_are_all_found() -> None:
     assert plant(1002, seed=41) == {"tensor found": 334, "layout found": 334, "trailer found": 334}
-
-
-def test_planted_flips_in_files_are_all_found() -> None:
-    assert plant_in_files(100, seed=41) == {"file found": 100}
 
 
 def test_planted_flips_in_copies_on_their_way_are_all_found() -> None:

@@ -21,10 +21,6 @@ ROOT = {"/": {**USED_V2, "memory.max": "5000\n"}}
 ROOTS = [Limit(4342, 5000, "left by memory.max of cgroup /")]
 
 
-def test_memory_of_this_node_is_read() -> None:
-    assert 0 < node_memory()[0].left_bytes < node_memory()[0].of_bytes
-
-
 @pytest.mark.parametrize(
     ("mounts", "cgroup", "groups", "limits"),
     [

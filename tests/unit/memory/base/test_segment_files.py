@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.errors import SnapshotError
+from megatron_ft.errors import LayoutError, SnapshotError
 from megatron_ft.memory.base import segment, segment_files
 from megatron_ft.memory.base.segment_files import find_sets, load, remove_set, set_name
 from megatron_ft.memory.keeper import work
@@ -47,6 +47,27 @@ def test_segment_comes_back_byte_by_byte_from_a_private_file(tmp_path: Path, fd:
     assert segment.read_layout(back, DIGEST) == segment.read_layout(fd, DIGEST)
     assert os.pread(back, 1 << 20, 0) == os.pread(fd, 1 << 20, 0)
     os.close(back)
+
+
+def is_refused(directory: Path) -> bool:
+    try:
+        fd = load(str(directory), NAME, 0)
+    except LayoutError:
+        return True
+    try:
+        return isinstance(work.check(fd, DIGEST), str)
+    finally:
+        os.close(fd)
+
+
+def test_flipped_bit_in_any_byte_of_a_file_is_found(tmp_path: Path, fd: int) -> None:
+    write(tmp_path, fd)
+    assert not is_refused(tmp_path)
+    path = tmp_path / NAME / "rank-0"
+    data = path.read_bytes()
+    for at, byte in enumerate(data):
+        path.write_bytes(data[:at] + bytes([byte ^ 1 << at % 8]) + data[at + 1 :])
+        assert is_refused(tmp_path), at
 
 
 @pytest.mark.parametrize("failing", ["fsync", "rename"])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import threading
 import time
 
 import pytest
 
-from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link.secure_channel import NONCE_BYTES
-from megatron_ft.memory.keeper import link
-from tests.memory.in_flight import SECRET, Peer, between
+from tests.memory.in_flight import Peer, between
 from tests.support.launching import wait_until
 
 CONTENT = random.Random(1).randbytes(9 << 20)
@@ -51,14 +48,6 @@ def test_connection_that_ends_on_the_way_leaves_none_of_several_copies(peer: Pee
         assert peer.fetch(address=way.address)[0] == b""
 
 
-def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
-    def check() -> None:
-        raise SnapshotError("no longer needed")
-
-    assert peer.send(check=check) == "no longer needed"
-    assert peer.loop.taken == []
-
-
 def test_bandwidth_bounds_what_is_sent(peer: Peer) -> None:
     began_s = time.monotonic()
     assert peer.send(bytes_per_s=30 << 20) == ""
@@ -74,30 +63,3 @@ def test_stranger_is_heard_no_further_than_its_proof(peer: Peer) -> None:
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
     assert peer.loop.taken == []
-
-
-def test_connections_are_bounded(peer: Peer) -> None:
-    host, _, port = peer.address.rpartition(":")
-    with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
-        nonces = []
-        for each in strangers:
-            each.settimeout(5)
-            with contextlib.suppress(ConnectionResetError):
-                nonces.append(each.recv(NONCE_BYTES))
-        assert sum(len(each) == NONCE_BYTES for each in nonces) == 32
-
-
-def test_message_that_is_no_object_is_a_protocol_error() -> None:
-    ours, theirs = socket.socketpair()
-    ends: list[link.Link] = []
-    accepting = threading.Thread(target=lambda: ends.append(link.Link(theirs, SECRET, link.Role.LISTENS)))
-    accepting.start()
-    one = link.Link(ours, SECRET, link.Role.CONNECTS)
-    accepting.join()
-    for body in (b"[]", b"{", b'{"type":"offer"}', b'{"type":"other"}'):
-        one._send(body)
-        with pytest.raises(ProtocolError):
-            ends[0].receive()
-    one.close()
-    ends[0].close()

@@ -278,36 +278,6 @@ def test_ranks_that_keep_different_iterations_are_named_once(served: Served, mon
         rank.hear(Granted)
 
 
-def test_segment_whose_layout_has_another_key_than_the_earlier_keeper_has_said_is_not_used(served: Served) -> None:
-    fd = sealed(1)
-    served.order(SealedSegment(0, SnapshotKey(0, 0, 2)), (fd,))
-    served.order(Prepare(0, (0,), 1))
-    served.hears.hear(DropSegment)
-    assert "is damaged and not used: it is of iteration 1, rank 0 of 1" in served.hears.hear(Says)[0].text
-    served.order(TakeStock())
-    assert served.hears.hear(Kept)[0] == Kept()
-    os.close(fd)
-
-
-def test_iteration_saved_again_by_another_process_of_a_rank_takes_the_place_of_the_first(served: Served) -> None:
-    served.order(Prepare(0, (0,), 1))
-    rank, key = served.rank(0), SnapshotKey(0, 0, 1)
-    os.close(written(served, rank, 1))
-    rank.hear(Granted)
-    served.hears.hear(Saved)
-    fd = sealed(1, b"second" * 20)
-    data = os.pread(fd, 1 << 20, 0)
-    rank.channel.send(BeginSegment(len(data)))
-    _, (ours,) = rank.hear(Granted)
-    os.pwrite(ours, data, 0)
-    close_fds([fd, ours])
-    rank.channel.send(CommitSegment(key, len(data)))
-    assert served.hears.hear(DropSegment)[0] == DropSegment(0, key)
-    hold, (kept,) = served.hears.hear(SealedSegment)
-    assert (hold.key, os.pread(kept, 1 << 20, 0)) == (key, data)
-    os.close(kept)
-
-
 def test_new_keeper_serves_the_copies_that_the_one_before_kept_for_another_node(served: Served) -> None:
     fd = sealed(1, world=2)
     served.order(SealedSegment(0, SnapshotKey(0, 0, 1)), (fd,))

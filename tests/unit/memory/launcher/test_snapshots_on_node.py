@@ -6,19 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, SnapshotRestored
 from megatron_ft.memory.base.keeper_messages import RankBegan
-from megatron_ft.memory.launcher.snapshots_on_node import ToKeeper
 from megatron_ft.memory.rules.snapshots import (
     Kept,
     KeptSnapshot,
     Restore,
     Restored,
-    Saved,
-    Settled,
     SnapshotKey,
     StockTaken,
 )
@@ -48,21 +45,6 @@ def failed(driven: Driven, kept: Kept) -> None:
     driven.hear(StockTaken(kept), events.RanksEnded(), verdict(node=0))
 
 
-def test_stock_that_changes_is_told_until_the_cycle_begins() -> None:
-    driven = Driven(max_nodes=2, found=Kept(local_ranks=2))
-    failed(driven, Kept())
-    assert driven.hear(StockTaken(STOCK)) == [m.StatusChanged(Parts(replace(STOCK, local_ranks=2)))]
-    restoring(driven, None)
-    assert driven.hear(StockTaken(Kept())) == []
-
-
-def test_node_whose_keeper_was_given_up_does_not_offer_to_restore_copies() -> None:
-    driven = Driven(max_nodes=2, found=Kept(local_ranks=2))
-    failed(driven, Kept())
-    assert driven.done[-1] == m.Ready(Parts(Kept(local_ranks=2)))
-    assert driven.hear(StockTaken(Kept(), is_last=True)) == [m.StatusChanged(Parts(Kept()))]
-
-
 FIRST, WHOLE = Restored(1, KEY, is_whole=False), Restored(1, KEY, newer_than=5)
 LOGGED = events.Write(SnapshotRestored(cycle=1, key=KEY, ranks=(0, 10), seconds=0.7, redone=2, newer_than=5))
 
@@ -86,16 +68,6 @@ def test_node_has_restored_when_all_of_its_ranks_have(began: list[RankBegan], to
 FAILED = RestoreFailed(rank=10, cycle=1, key=KEY, text="its digest differs")
 
 
-@pytest.mark.parametrize(("restore", "began"), [(None, []), (Restore(KEY), [RankBegan(KEY, rank=10)])])
-def test_failure_to_restore_what_was_not_chosen_or_after_a_start_without_it_is_ignored(
-    restore: Restore | None, began: list[RankBegan]
-) -> None:
-    driven = Driven(max_nodes=2)
-    restoring(driven, restore)
-    driven.hear(*began)
-    assert driven.hear(FAILED) == []
-
-
 @pytest.mark.parametrize("is_min_healthy", [False, True])
 def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_min_healthy: bool) -> None:
     driven = Driven(max_nodes=2, restart_policy="min-healthy" if is_min_healthy else "any-failed")
@@ -110,22 +82,3 @@ def test_rank_that_cannot_restore_makes_its_node_unhealthy_with_the_reason(is_mi
     # whatever the rank does then
     driven.exits(1, 3)
     assert driven.record.cause().text == text
-
-
-def test_restore_that_fails_while_the_ranks_are_ended_is_logged_and_no_cause() -> None:
-    driven = Driven(max_nodes=2)
-    restoring(driven, Restore(KEY))
-    driven.stop()
-    assert events.Write(FAILED) in driven.hear(FAILED)
-    assert driven.record.mixed is None
-
-
-def test_saved_snapshots_of_the_running_cycle_are_told_and_the_answers_reach_the_keeper() -> None:
-    driven = Driven(max_nodes=2)
-    driven.run(nodes=2)
-    assert driven.hear(Saved(KEY)) == [Saved(KEY)]
-    assert driven.hear(Settled(KEY, KEY)) == [ToKeeper(Settled(KEY, KEY))]
-    old = SnapshotKey(3, 0, 7)
-    assert driven.hear(Saved(old), Settled(old, old)) == []
-    driven.ends(Outcome.FAILED)
-    assert driven.hear(Saved(SnapshotKey(0, 0, 8))) == []

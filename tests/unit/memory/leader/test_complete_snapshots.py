@@ -71,26 +71,6 @@ def test_snapshot_is_complete_when_all_nodes_hold_it_and_passed_over_when_one_ha
     assert found == [None if each is None else settled(*each) for each in answers]
 
 
-def test_snapshot_that_the_cycle_goes_on_from_is_complete_until_a_newer_one_is() -> None:
-    snapshots = CompleteSnapshots(1, 2, key(7))
-    assert not snapshots.has_complete
-    assert snapshots.saved(1, key(7)) is None  # of another cycle
-    snapshots.saved(0, key(8, 1))
-    assert snapshots.saved(1, key(9, 1)) == Settled(key(8, 1), key(7))
-    assert snapshots.saved(0, key(9, 1)) == Settled(key(9, 1), key(9, 1))
-    assert snapshots.has_complete
-
-
-def test_node_that_has_missed_answers_gets_them_again() -> None:
-    snapshots = CompleteSnapshots(0, 2)
-    for iteration in (5, 6):
-        for place in (0, 1):
-            snapshots.saved(place, key(iteration))
-    assert snapshots.missed((key(6),)) == settled(6)
-    assert snapshots.missed((key(7),)) is None
-    assert snapshots.missed(()) is None
-
-
 def test_restored_is_said_once_when_all_nodes_have_and_not_again_by_a_coordinator_that_takes_over() -> None:
     snapshots, said = CompleteSnapshots(1, 2, key(5)), Restored(1, key(5))
     told = [(0, said), (0, said), (1, Restored(1, key(4))), (1, said), (1, said)]
@@ -179,17 +159,6 @@ def test_files_of_another_number_of_ranks_are_not_restored_and_one_line_says_why
     ]
 
 
-def test_stock_of_a_ready_node_is_replaced_and_that_of_a_running_one_ignored() -> None:
-    machine = begun(RULES, "ab")
-    machine.heard(1, m.StatusChanged(Parts(kept(1, key(7)))), 0.0)
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash("NaN")), 0.0)
-    assert links(machine.settle(0.0), m.End) == [0, 1]
-    machine.heard(0, m.Ready(), 0.0)
-    machine.heard(0, m.StatusChanged(Parts(kept(0, key(7)))), 0.0)
-    machine.heard(1, m.Ready(Parts(kept(1, key(7)))), 0.0)
-    assert restored(answers(machine, machine.settle(0.0)), 1) == Restore(key(7))
-
-
 @pytest.mark.parametrize(
     ("is_read", "text", "is_mixed", "tries"),
     [
@@ -238,34 +207,12 @@ def test_cycle_in_which_some_ranks_restore_and_others_do_not_ends_with_a_line(
     assert [each.cause.text for each in sent(ended, m.Verdict)] == ([text] if is_mixed else [])
 
 
-def test_cycle_after_which_no_keeper_has_what_was_complete_is_followed_by_a_line_that_says_so() -> None:
-    machine = begun(RULES, "ab")
-    assert fails_and_meets(machine, 0, Kept(), Kept())[1] == []
-    for link in (0, 1):
-        machine.heard(link, Saved(key(5, 1)), 0.0)
-    said = "cycle 2 restores nothing from memory: no keeper says that it has a snapshot"
-    assert fails_and_meets(machine, 1, Kept(), Kept(), text="again") == (None, [said])
-    assert fails_and_meets(machine, 2, Kept(), Kept(), text="once more")[1] == []
-
-
 def test_saved_snapshot_is_answered_at_once_and_needs_no_settling() -> None:
     machine = begun(RULES, "ab")
     machine.settle(0.0)
     assert machine.heard(0, Saved(key(5)), 0.0) == []
     assert links(machine.heard(1, Saved(key(5)), 0.0), Settled) == [0, 1]
     assert not machine.needs_settling
-
-
-def test_rank_that_cannot_restore_ends_the_cycle_of_nodes_that_go_on_without_failed_ones() -> None:
-    machine = begun(m.Rules(min_nodes=1, max_nodes=3, min_healthy=True, max_restarts=9, last_call_s=0.0), "abc")
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, crash("rank 1 exited with code 1")), 0.0)
-    assert links(machine.settle(0.0), m.End) == []
-    cause = crash("rank 1 can't restore iteration 7 from memory: digest")
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, cause, is_mixed=True), 0.0)
-    effects = machine.settle(0.0)
-    assert links(effects, m.End) == [0, 1, 2]
-    (verdict,) = sent(effects, m.Verdict)
-    assert (verdict.cause.text, verdict.node) == (cause.text, 1)
 
 
 def verdict(kind: CauseKind, text: str, rank: int | None, outcome: Outcome = Outcome.FAILED) -> m.Verdict:

@@ -36,13 +36,3 @@ def test_copies_are_kept_in_another_segment(nodes: int, segment: int) -> None:
     assert all(place != target for place, target in found.items())
     if nodes > segment > 0:
         assert all(target // segment != place // segment for place, target in found.items())
-
-
-def test_node_is_told_where_its_copies_go_once_both_serve() -> None:
-    assert serves(leader(1), 0, 1) == []
-    part = leader(3)
-    assert serves(part, 1, 1) == []
-    assert serves(part, 0, 1) == [([0], "node-1:1")]
-    assert serves(part, 2, 1) == [([2], "node-0:1"), ([1], "node-2:1")]
-    # a keeper that replaces another one serves at another address
-    assert serves(part, 1, 7) == [([1], "node-2:1"), ([0], "node-1:7")]

@@ -72,30 +72,20 @@ def test_pickle_that_is_changed_or_of_another_job_or_rank_is_not_read(
     assert not (tmp_path / "made").exists()
 
 
-def test_object_that_cannot_be_pickled_is_refused() -> None:
-    with pytest.raises(SnapshotError, match="can't be pickled"):
-        objects.pack({"f": lambda: None}, KEY, ABOUT)
-
-
-def test_newest_saved_object_can_be_loaded_in_the_same_cycle(keeper: RealKeeper) -> None:
+def test_newest_saved_object_can_be_loaded_and_in_a_new_process_the_chosen_one_under_its_label_only(
+    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = SnapshotKey(0, 0, 20)
     for iteration in (10, 20):
         objects.save(iteration, {"w": torch.full((2,), float(iteration))}, "here")
         saving.saver(_place()).wait()
-    found = objects.available("here")
-    assert found == {20: SnapshotKey(0, 0, 20)}
-    assert objects.load(found[20], "here")["w"].tolist() == [20.0, 20.0]
-
-
-def test_chosen_object_is_available_to_a_new_process_under_its_label_only(
-    keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects.save(10, {"w": torch.ones(2)}, "here")
-    saving.saver(_place()).wait()
+    assert objects.available("here") == {20: newest}
+    assert objects.load(newest, "here")["w"].tolist() == [20.0, 20.0]
     monkeypatch.setattr(saving, "running", None)
-    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:10")
+    monkeypatch.setenv("FT_MEMORY_RESTORE", "0:0:20")
     assert objects.available("elsewhere") == {}
-    assert objects.available("here") == {10: SnapshotKey(0, 0, 10)}
-    assert objects.load(SnapshotKey(0, 0, 10), "here")["w"].tolist() == [1.0, 1.0]
+    assert objects.available("here") == {20: newest}
+    assert objects.load(newest, "here")["w"].tolist() == [20.0, 20.0]
 
 
 def test_object_under_another_key_is_left_out_with_a_line(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import os
-import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,19 +211,6 @@ def test_value_that_cannot_be_kept_is_refused_with_its_path(name: str) -> None:
                 raise SnapshotError(f"state['v'] {why}")
         encode_head(KEY, 0, 1, plan_for(tensors, None).rows, take_apart({"v": value}, carefully=True)[0])
     assert message in str(raised.value)
-
-
-def test_kept_dict_of_another_class_takes_the_values() -> None:
-    target: dict[str, Any] = {"d": defaultdict(int, a=0), "o": OrderedDict(b=0)}
-    restore(saved({"d": {"a": 1}, "o": {"b": 2}}), target)
-    assert target == {"d": defaultdict(int, a=1), "o": OrderedDict(b=2)}
-    assert type(target["d"]) is defaultdict
-
-
-def test_classes_that_the_script_has_not_imported_come_back_as_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    fd = saved({"e": Color.RED, "n": Place3(1, 2)})
-    monkeypatch.setitem(sys.modules, __name__, None)
-    assert restore(fd, {}) == {"e": 3, "n": (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,15 @@ from megatron_ft.errors import SnapshotError
 from megatron_ft.link.facts.launcher import RestoreFailed
 from megatron_ft.memory.base import digests
 from megatron_ft.memory.base.keeper_messages import (
-    Fetch,
     Granted,
     KeeperHello,
     NotKept,
     RankBegan,
 )
-from megatron_ft.memory.rank import copying, keeper_connection, restoring, saving
+from megatron_ft.memory.rank import copying, restoring, saving
 from megatron_ft.memory.rank.saving import Saver, is_aligned
 from megatron_ft.memory.rules.retention import BeginSegment
 from megatron_ft.memory.rules.snapshots import Saved, SnapshotKey
-from megatron_ft.rank.base import say
 from tests.support.keepers import RealKeeper, ScriptedKeeper, be_rank_0
 from tests.support.launching import wait_until
 
@@ -312,20 +310,6 @@ def test_keeper_that_refuses_is_asked_again_also_one_that_replaces_it(scripted: 
     assert (scripted.count(KeeperHello), scripted.count(BeginSegment)) == (2, 3)
 
 
-def test_failures_of_any_rank_are_said_and_those_of_a_node_by_its_first_rank(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    say.forget()
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    say.warn_of_rank("no memory")
-    say.warn_of_rank("no memory")
-    say.warn_of_node("no xxhash")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    say.warn_of_node("no xxhash")
-    assert re.findall("WARNING: (.*)", capfd.readouterr().err) == ["rank 5: no memory", "rank 5: no xxhash"]
-
-
 # -- other processes ----------------------------------------------------------------------------------------------
 
 
@@ -337,18 +321,6 @@ def test_without_a_launcher_nothing_is_saved_or_restored(capfd: pytest.CaptureFi
     memory_checkpoint.wait()
     assert memory_checkpoint.restore(state) is None
     assert set(threading.enumerate()) <= threads
-
-
-def test_fork_of_a_rank_is_known_by_the_variables_of_its_parent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_connection, "_is_fork", False)
-    assert not keeper_connection.is_child()
-    keeper_connection._note_fork()
-    assert keeper_connection.is_child()
-    memory_checkpoint.save(1, {"w": torch.ones(2)})
-    assert saving.running is None
-    monkeypatch.delenv("FT_KEEPER_SOCKET")  # the fork server has none when it forks a rank
-    keeper_connection._note_fork()
-    assert not keeper_connection.is_child()
 
 
 def test_mapped_segment_is_not_passed_on_to_a_fork_which_would_keep_it_from_being_sealed(keeper: RealKeeper) -> None:
@@ -367,12 +339,6 @@ def test_snapshot_that_is_not_newer_is_not_restored_and_the_launcher_is_told(kee
     os.environ["FT_MEMORY_RESTORE"] = "0:0:7"
     assert memory_checkpoint.restore({"w": torch.ones(2)}, newer_than=7) is None
     wait_until(lambda: RankBegan(SnapshotKey(0, 0, 7), None, 7) in keeper.heard, BOUND_S)
-
-
-def test_rank_that_saves_without_having_restored_is_told(keeper: RealKeeper) -> None:
-    os.environ["FT_MEMORY_RESTORE"] = "0:0:7"
-    assert save(8)
-    wait_until(lambda: RankBegan(SnapshotKey(0, 0, 7)) in keeper.heard, BOUND_S)
 
 
 def test_process_that_has_saved_can_restore_and_save_again(keeper: RealKeeper) -> None:
@@ -410,19 +376,3 @@ def test_restore_that_fails_is_told_to_the_launcher_with_the_reason(
     failed = keeper.heard[-1]
     assert (failed.rank, failed.key) == (0, SnapshotKey(0, 0, 7))
     assert re.search(why, failed.text)
-
-
-def test_rank_whose_keeper_is_stopped_ends(scripted: ScriptedKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted.answers |= {Fetch: NotKept("there is none"), RestoreFailed: Granted()}
-    monkeypatch.setattr(restoring, "_TOLD_S", 0.3)
-    with pytest.raises(SnapshotError, match="there is none"):
-        restored(7, {"w": torch.zeros(2)})
-    del scripted.answers[RestoreFailed]  # what is sent to a process that is stopped arrives nowhere
-    with pytest.raises(EndedError):
-        restored(7, {"w": torch.zeros(2)})
-
-
-@pytest.mark.parametrize(("iteration", "every"), [(-1, 1), (3, 0)])
-def test_numbers_out_of_range_are_mistakes(iteration: int, every: int) -> None:
-    with pytest.raises(ValueError, match="out of range"):
-        memory_checkpoint.save(iteration, {}, every=every)

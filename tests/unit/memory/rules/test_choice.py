@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.memory.rules.choice import (
-    MOST_SOURCES,
     CycleEnd,
     Holder,
     choose,
@@ -140,25 +139,6 @@ EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
 
 def reader(local_ranks: int) -> Kept:
     return Kept(local_ranks=local_ranks, reads_files=True)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
-        ([reader(2), reader(2)], ""),
-        ([reader(4), reader(4)], "the snapshot of iteration 7 in files is of 4 ranks, not 8"),
-        ([reader(2), Kept(local_ranks=2)], "node 1 was started without --ft-memory-checkpoint-dir"),
-        ([reader(4), reader(0)], "node 1 keeps no memory checkpoints"),
-    ],
-)
-def test_files_of_an_earlier_life_are_chosen_if_all_nodes_can_restore_them(nodes: list[Kept], reason: str) -> None:
-    assert choose_of(nodes, FILES) == (None if reason else Restore(EARLIER, files=FILES.name), reason)
-
-
-def test_too_many_nodes_to_copy_from_are_no_choice() -> None:
-    count = MOST_SOURCES + 1
-    nodes = [replace(kept((place + 1) % count, key(7), world=2 * count), port=1) for place in range(count)]
-    assert choose_of(nodes)[0] is None
 
 
 def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:

@@ -6,7 +6,6 @@ from megatron_ft.memory.rules.retention import (
     BeginSegment,
     Limit,
     refusal,
-    refuse_chunk,
     room,
 )
 
@@ -40,8 +39,3 @@ def test_allocated_memory_is_not_counted_twice() -> None:
     memory = of_node(6 * GB)  # 1 is free
     assert refusal({0: BeginSegment(GB, 0)}, [0], 2 * GB, memory) == ""
     assert refusal({0: BeginSegment(GB, 0)}, [0], 1 * GB, memory) != ""
-
-
-def test_chunk_is_refused_under_pressure() -> None:
-    assert refuse_chunk(GB, of_node(6 * GB)) == ""
-    assert "0.9 GB are free" in refuse_chunk(GB, of_node(59 * GB // 10))
