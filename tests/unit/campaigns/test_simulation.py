@@ -25,7 +25,7 @@ from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
 from megatron_ft.job.rules.rotation import Rotation
 from megatron_ft.launcher.rules.turn import JobLinePrinter
 from tests.simulation.mutants import misplaced
-from tests.simulation.plan import Fault, Plan, plain_plan_of, plan_of
+from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
 from tests.simulation.world import Link, Process, World
@@ -38,22 +38,27 @@ def test_properties_hold_in_simulated_jobs() -> None:
     assert {seed: run.broken for seed in range(SEEDS) if (run := simulate(plan_of(seed))).broken} == {}
 
 
+def run_of(
+    seed: int, *faults: Fault, nodes: int = 4, in_etcd: bool = False, rules: dict[str, Any] | None = None, **more: Any
+) -> Run:
+    """Simulate a job that meets these faults; no property may be broken."""
+    plan = plain_plan_of(seed, nodes=nodes, faults=0, in_etcd=in_etcd)
+    given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0}
+    plan = dataclasses.replace(plan, rules=replace(plan.rules, **{**given, **(rules or {})}), faults=faults)
+    run = simulate(dataclasses.replace(plan, **{"spares": 0, "work_s": 20.0, **more}), tell=True)
+    assert run.broken == [], seed
+    return run
+
+
 @pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
 def test_kernels_report_silence(kind: str) -> None:
     """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
-    silent = []
-    for seed in range(12):
-        plan = plain_plan_of(seed, nodes=4, faults=0)
-        rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0)
-        fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
-        plan = dataclasses.replace(plan, rules=rules, work_s=30.0, faults=(fault,), reports_silence=True)
-        run = simulate(plan, tell=True)
-        assert run.broken == []
-        silent += [float(line.split()[0]) for line in run.story if "hears nothing any more" in line]
-        without = simulate(dataclasses.replace(plan, reports_silence=False), tell=True)
-        assert not [line for line in without.story if "hears nothing any more" in line]
-    assert silent
-    assert all(10.0 <= at_s <= 12.0 for at_s in silent)
+    fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
+    runs = [run_of(seed, fault, work_s=30.0, reports_silence=reports) for reports in (False, True) for seed in range(6)]
+    silent = [[float(line.split()[0]) for line in run.story if "hears nothing any more" in line] for run in runs]
+    assert not any(silent[:6])
+    assert any(silent[6:])
+    assert all(10.0 <= at_s <= 12.0 for times in silent for at_s in times)
 
 
 def test_properties_hold_in_a_job_of_a_hundred_nodes() -> None:
@@ -66,12 +71,8 @@ def test_properties_hold_in_a_job_of_a_hundred_nodes() -> None:
 def test_another_launcher_leads_where_the_lock_is_in_etcd_and_one_restart_is_the_most(kind: str) -> None:
     leaders = 0
     for seed in range(8):
-        plan = plain_plan_of(seed % 2, nodes=4, faults=0, in_etcd=True)
-        rules = replace(plan.rules, min_nodes=3, min_healthy=False, max_restarts=3, launchers=0, last_call_s=1.0)
         fault = Fault(at_s=9.0, kind=kind, which=seed // 2, seconds=12.0)
-        plan = dataclasses.replace(plan, spares=0, rules=rules, work_s=20.0, tells_progress=True, faults=(fault,))
-        run = simulate(plan)
-        assert run.broken == []
+        run = run_of(seed % 2, fault, in_etcd=True, rules={"last_call_s": 1.0}, tells_progress=True)
         assert {made.decision.restarts for made in run.job.made} <= {0, 1}
         assert {launcher.code for launcher in run.job.launchers} <= {0, None}
         leaders += len({process.host for process in run.job.coordinators}) > 1
@@ -80,32 +81,20 @@ def test_another_launcher_leads_where_the_lock_is_in_etcd_and_one_restart_is_the
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.15])
 def test_a_connection_that_is_reset_costs_no_restart_whatever_the_round_trip(latency_s: float) -> None:
+    resets = [Fault(at_s=at_s, kind="connection_reset", which=3, seconds=1.0) for at_s in (8.0, 8.02)]
     for seed in range(12):
-        plan = plain_plan_of(seed, nodes=5, faults=0)
-        resets = tuple(Fault(at_s=at_s, kind="connection_reset", which=3, seconds=1.0) for at_s in (8.0, 8.02))
-        plan = dataclasses.replace(plan, spares=0, work_s=12.0, latency_s=latency_s, faults=resets)
-        run = simulate(plan)
-        assert run.broken == []
+        run = run_of(seed, *resets, nodes=5, latency_s=latency_s)
         assert {made.decision.restarts for made in run.job.made} == {0}
 
 
 def test_node_whose_rank_others_have_lost_is_named() -> None:
     causes = []
     for seed in range(1, 8):  # in the job of seed 0 it is the launcher that holds the lock
-        plan = plain_plan_of(seed, nodes=5, faults=0)
-        rules = replace(plan.rules, min_healthy=False, max_restarts=3, last_call_s=0.5)
         fault = Fault(at_s=5.0, kind="dies_last", which=seed, seconds=0.0)
-        run = simulate(dataclasses.replace(plan, spares=0, rules=rules, work_s=8.0, faults=(fault,)))
-        assert run.broken == [], seed
+        run = run_of(seed, fault, nodes=5, rules={"last_call_s": 0.5}, work_s=8.0)
         causes += [each.verdict.cause.text for each in run.job.verdicts if each.verdict.outcome is Outcome.FAILED]
     assert len(causes) >= 4  # without those of launchers that hold the lock
     assert all("its launcher exited" in each for each in causes)
-
-
-def _rerun_plan(seed: int, *faults: Fault, nodes: int = 4, **rules: Any) -> Plan:
-    plan = plain_plan_of(seed, nodes=nodes, faults=0)
-    given = {"min_nodes": nodes - 1, "min_healthy": False, "max_restarts": 5, "max_stalled": 0, "launchers": 0, **rules}
-    return dataclasses.replace(plan, rules=replace(plan.rules, **given), spares=0, work_s=25.0, faults=faults)
 
 
 @pytest.mark.parametrize("more", [None, "coordinator_killed", "launcher_killed", "rank_fails", "host_off"])
@@ -115,8 +104,7 @@ def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) 
     for seed in range(10):
         others = [Fault(at_s=6.0 + 0.15 * (seed % 5), kind=more, which=seed, seconds=30.0)] if more else []
         asks = Fault(at_s=6.0, kind="ranks_rerun", which=seed, seconds=0.0)
-        run = simulate(_rerun_plan(seed, *sorted([asks, *others], key=lambda fault: fault.at_s)))
-        assert run.broken == [], seed
+        run = run_of(seed, asks, *others, work_s=25.0)
         rotating = [judged.verdict for judged in run.job.verdicts if judged.verdict.rotation is Rotation.NODES]
         moved += bool(rotating)
         for verdict in rotating:
@@ -130,8 +118,7 @@ def test_another_node_runs_the_rank_that_asks_for_another_gpu(more: str | None) 
 def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: bool) -> None:
     for seed in range(8):
         fault = Fault(at_s=6.0, kind="rerun_concluded", which=seed, seconds=0.0)
-        run = simulate(_rerun_plan(seed, fault, min_healthy=is_healthy_enough))
-        assert run.broken == [], seed
+        run = run_of(seed, fault, rules={"min_healthy": is_healthy_enough}, work_s=25.0)
         assert {launcher.code for launcher in run.job.launchers} == {93}
         assert not any(made.decision.cycle > 0 for made in run.job.made)
 
@@ -150,37 +137,23 @@ class End(Process):
         self.got.append("end")
 
 
-def connected() -> tuple[World, End, End, Link]:
+def test_messages_arrive_in_order_before_the_end_also_where_packets_are_lost_and_nothing_once_closed() -> None:
     world = World(random.Random(1), 2)
     sender, receiver = map(End, world.hosts)
-    return world, sender, receiver, Link(world, sender, receiver)
-
-
-def test_message_sent_after_a_lost_packet_waits_for_it() -> None:
-    world, sender, receiver, link = connected()
+    link = Link(world, sender, receiver)
     world.loss = 0.3
     for number in range(200):
         world.at(0.01 * number, partial(link.send, sender, number))
+    world.at(1.0, lambda: receiver.freeze(5.0))
+    world.at(2.5, lambda: link.close(sender))
     world.run(60.0, lambda: False)
-    assert receiver.got == list(range(200))
-
-
-def test_a_process_that_stood_still_reads_what_came_before_the_end_of_a_connection() -> None:
-    world, sender, receiver, link = connected()
+    assert receiver.got == [*range(200), "end"]
+    closed = Link(world, sender, receiver)
     receiver.freeze(5.0)
-    link.send(sender, 1)
-    world.at(1.0, lambda: link.close(sender))
-    world.run(10.0, lambda: False)
-    assert receiver.got == [1, "end"]
-
-
-def test_a_process_that_stood_still_reads_nothing_from_a_connection_that_it_has_closed() -> None:
-    world, sender, receiver, link = connected()
-    receiver.freeze(5.0)
-    receiver.call(lambda: link.close(receiver))
-    link.send(sender, 1)
-    world.run(10.0, lambda: False)
-    assert receiver.got == []
+    receiver.call(lambda: closed.close(receiver))
+    closed.send(sender, 1)
+    world.run(90.0, lambda: False)
+    assert receiver.got[-1] == "end"
 
 
 def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
@@ -191,16 +164,6 @@ def test_the_same_seed_is_the_same_run() -> None:
     one, other = (simulate(plan_of(11), tell=True) for _ in range(2))
     assert one.story == other.story
     assert one.events == other.events
-
-
-def _changes(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a bug: what the function of this name returns is changed."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, **more: change(real(*args, **more)))
-
-    return plant
 
 
 def _sets(*patches: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -223,13 +186,15 @@ def _wraps(owner: Any, name: str, wrapped: Callable[..., Any]) -> Callable[[pyte
     return plant
 
 
-def _given_up(verdict: Any) -> Any:
+def _given_up(judge: Any, *args: Any, **more: Any) -> Any:
+    verdict = judge(*args, **more)
     if verdict.decision.action is not Action.RESTART:
         return verdict
     return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
 
 
-def _nobody(verdict: Any) -> Any:
+def _nobody(judge: Any, *args: Any, **more: Any) -> Any:
+    verdict = judge(*args, **more)
     return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
 
 
@@ -284,13 +249,13 @@ BUGS = {
     "one_decision": _WITHOUT_RECORD,
     "nobody_left_out": _wraps(next_cycle, "choose", _shuffled),
     "counted_once": _sets((JobCycle, "restarts_used", property(lambda self: self.decision.restarts))),
-    "causes": _changes(job_cycle, "verdict_on", _nobody),
+    "causes": _wraps(job_cycle, "verdict_on", _nobody),
     "in_time": _sets((JobCycle, "excused_s", lambda *_: 60.0)),
     "codes": _CODES,
     "is_said": _sets(
         (JobLinePrinter, "for_all", lambda _self, text, ends_cycle=False: [] if ends_cycle else [Tell(text)])
     ),
-    "is_due": _changes(job_cycle, "verdict_on", _given_up),
+    "is_due": _wraps(job_cycle, "verdict_on", _given_up),
     "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),
     "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
     "shuts_down": _wraps(Coordinator, "_bring_up_to_date", _forgets),
