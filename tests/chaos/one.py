@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ LAUNCH_S = 150.0
 """No launch takes longer, on a loaded machine, too; the timeouts that hangs wait for are in it."""
 LEFT_S = 10.0
 _SUSPENDED_S = (0.2, 4.0)
-_MONITOR_S = 8.0
-"""The launcher may wait 5 s before it starts another monitor."""
+_COMES_S = 8.0
+"""The launcher may wait 5 s before it starts another monitor; a first save may find no keeper yet."""
+_SIGNALS = {"stopped": signal.SIGSTOP, "killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+"""By the last word of a fault's name."""
 TIMEOUTS = (
     "--ft-rank-section-timeouts=setup:20,step:5,checkpointing:20",
     "--ft-rank-out-of-section-timeout=10",
@@ -52,7 +55,7 @@ _SMALL_DISK_BYTES = 64 << 20
 class Run:
     """Everything of it is under one short directory of its own, which goes with it."""
 
-    def __init__(self, plan: Plan, *, clock_library: Path | None) -> None:
+    def __init__(self, plan: Plan, *, clock_library: Path) -> None:
         self.plan = plan
         self.directory = Path(tempfile.mkdtemp(prefix="ftc"))
         self.mark = f"FT_CHAOS_RUN={self.directory.name}"
@@ -91,19 +94,26 @@ class Run:
         """All its launches, and what was seen of them."""
         leave = {(e.launch, number) for number, e in enumerate(self.plan.events) if e.outcome == Outcome.LEAVES}
         left: list[str] = []
+        trace: list[dict[str, Any]] = []
         for number in range(1 + len(leave)):
             self._launches.append(self._launch())
-            trace = read_records(self.directory / "trace.jsonl")
+            trace = list(read_records(self.directory / "trace.jsonl"))
             if not any((number, record["number"]) in leave for record in trace if record["what"] == "fault"):
                 break  # it wasn't asked to
-            left += [f"{what}, after launch {number}" for what in self.wait_gone()]
-        return self.seen(self._launches, undisturbed, [*left, *self.left()])
-
-    def environment(self, launch: int) -> dict[str, str]:
-        """Of a launcher of that number."""
-        name, _, value = self.mark.partition("=")
-        own = {"TMPDIR": str(self.directory / "tmp"), name: value, job.LAUNCH: str(launch)}
-        return {**clean_environment(), "PYTHONPATH": str(ROOT), **own}
+            left += [f"{what}, after launch {number}" for what in self._wait_gone(self._processes)]
+        left += self._wait_gone(self._left)
+        told = {record["number"] for record in trace if record["what"] == "fault"}
+        ordered = {number for number in told if self.plan.events[number].fault not in BY_RANK}
+        weights = self.directory / "weights"
+        return Seen(
+            plan=self.plan,
+            launches=self._launches,
+            trace=trace,
+            weights=weights.read_text().strip() if weights.exists() else None,
+            undisturbed=undisturbed,
+            left=left,
+            missed={number for number in ordered if not self.hits[number]},
+        )
 
     def output(self) -> str:
         """Of all launchers."""
@@ -113,31 +123,17 @@ class Run:
         """Its directory."""
         shutil.rmtree(self.directory)
 
-    def seen(self, launches: Sequence[Launch], undisturbed: str, left: Sequence[str]) -> Seen:
-        trace = list(read_records(self.directory / "trace.jsonl"))
-        told = {record["number"] for record in trace if record["what"] == "fault"}
-        ordered = {number for number in told if self.plan.events[number].fault not in BY_RANK}
-        return Seen(
-            plan=self.plan,
-            launches=launches,
-            trace=trace,
-            weights=self._weights(),
-            undisturbed=undisturbed,
-            left=left,
-            missed={number for number in ordered if not self.hits[number]},
-        )
-
     # the launch
 
     def _launch(self) -> Launch:
         number, self._ended_cycles = len(self._launches), 0
-        logs, output = self._logs(number), self.directory / f"launch-{number}.err"
-        preloaded = {"FT_CHAOS_CLOCK": str(self.directory / "clock"), "LD_PRELOAD": str(self._clock_library)}
-        environment = {
-            **self.environment(number),
-            **(preloaded if self._clock_library is not None and self.plan.steps_clock else {}),
-        }
-        with output.open("wb") as stream:
+        logs = self._logs(number)
+        name, _, value = self.mark.partition("=")
+        environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(self.directory / "tmp")}
+        environment |= {name: value, job.LAUNCH: str(number)}
+        if self.plan.steps_clock:
+            environment |= {"FT_CHAOS_CLOCK": str(self.directory / "clock"), "LD_PRELOAD": str(self._clock_library)}
+        with (self.directory / f"launch-{number}.err").open("wb") as stream:
             self.process = subprocess.Popen(
                 self._command(logs),
                 cwd=self.directory,
@@ -208,22 +204,22 @@ class Run:
         assert self.process is not None
         match event.fault:
             case "monitor_killed" | "monitor_stopped":
-                return self._signal(self._monitor(event.rank), event.fault)
+                return _signal(self._find(f"--listen-fd .*--local-rank {event.rank}\\b"), event.fault)
             case "server_killed" | "server_stopped":
-                return self._signal(self._servers(), event.fault)
+                return _signal(self._servers(), event.fault)
             case "keeper_killed" | "keeper_stopped":
-                return self._signal(self._keepers(), event.fault)
+                return _signal(self._find("--xxhash"), event.fault)
             case "launcher_and_keeper_killed":
-                return self._signal([*self._keepers(), self.process.pid], event.fault)
+                return _signal([*self._find("--xxhash"), self.process.pid], event.fault)
             case "launcher_killed" | "launcher_term" | "launcher_int":
-                return self._end_launcher(event.fault)
+                return _signal([self.process.pid] if self.process.poll() is None else [], event.fault)
             case "node_suspended":
                 return self._suspend()
             case "clock_stepped":
                 step = self._chance.choice((-86_400, -60, 60, 86_400))
                 with (self.directory / "clock").open("r+b") as file:
                     file.write(struct.pack("q", step))
-                return int(self._clock_library is not None)
+                return 1
             case "run_dir_removed":
                 found = list((self.directory / "tmp").glob("megatron_ft-*"))
                 for path in found:
@@ -234,17 +230,6 @@ class Run:
             case _:
                 raise AssertionError(event.fault)
 
-    def _signal(self, pids: Iterable[int], fault: str) -> int:
-        return signal_all(pids, signal.SIGSTOP if fault.endswith("stopped") else signal.SIGKILL)
-
-    def _end_launcher(self, fault: str) -> int:
-        assert self.process is not None
-        if self.process.poll() is not None:
-            return 0
-        numbers = {"killed": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
-        self.process.send_signal(numbers[fault.removeprefix("launcher_")])
-        return 1
-
     def _servers(self) -> list[int]:
         """Process ids of fork servers; a rank has their name, too, until it runs."""
         records = launcher_records(self._logs(len(self._launches)))
@@ -252,26 +237,14 @@ class Run:
         named = [stat.pid for stat in marked(self.mark) if stat.comm == FORK_SERVER_NAME]
         return [pid for pid in named if pid in started]
 
-    def _keepers(self) -> list[int]:
-        """Process ids of keepers; a first save may find none yet."""
-        end = time.monotonic() + _MONITOR_S
-        while True:
-            found = [stat.pid for stat in marked(self.mark) if "--xxhash" in command_line(stat.pid)]
-            if found or time.monotonic() > end:
-                return found
-            time.sleep(0.05)
-
-    def _monitor(self, rank: int) -> list[int]:
-        """Its process id; none if there is none and none comes. A launcher replaces monitors after a pause."""
+    def _find(self, pattern: str) -> list[int]:
+        """Processes whose command line has this; one may still come: a launcher replaces monitors after a pause."""
         assert self.process is not None
-        end = time.monotonic() + _MONITOR_S
+        end = time.monotonic() + _COMES_S
         while True:
-            for stat in marked(self.mark):
-                words = command_line(stat.pid)
-                if "--listen-fd" in words and words[words.index("--local-rank") + 1] == str(rank):
-                    return [stat.pid]
-            if self.process.poll() is not None or time.monotonic() > end:
-                return []
+            found = [stat.pid for stat in marked(self.mark) if re.search(pattern, " ".join(command_line(stat.pid)))]
+            if found or self.process.poll() is not None or time.monotonic() > end:
+                return found
             time.sleep(0.05)
 
     def _suspend(self) -> int:
@@ -301,39 +274,23 @@ class Run:
         with (self.directory / "trace.jsonl").open("a") as file:
             file.write(json.dumps({**told, "cycle": event.cycle, "launch": event.launch}) + "\n")
 
-    def _weights(self) -> str | None:
-        path = self.directory / "weights"
-        return path.read_text().strip() if path.exists() else None
-
-    def wait_gone(self) -> list[str]:
-        """Processes that are still there some seconds after a launcher that left."""
+    def _wait_gone(self, look: Callable[[], list[str]]) -> list[str]:
+        """What is still there some seconds after the end of a launcher."""
         end = time.monotonic() + LEFT_S
-        while (left := self._processes()) and time.monotonic() < end:
-            time.sleep(0.02)
+        while (left := look()) and time.monotonic() < end:
+            time.sleep(0.05)
         return left
 
-    def left(self) -> list[str]:
-        """What is still there some seconds after the end."""
-        end = time.monotonic() + LEFT_S
-        shared = self._new_shared_memory()
-        while True:
-            left = self._processes()
-            names = [path.name for path in (self.directory / "tmp").iterdir()]
-            left += [f"file {name}" for name in names if not name.startswith(_OF_OTHERS)]
-            # what came later, or is in use by others, is of another run on this machine
-            shared &= self._new_shared_memory()
-            if shared:
-                shared -= self._mapped_by_others()
-            left += [f"shared memory {name}" for name in sorted(shared)]
-            if not left or time.monotonic() > end:
-                return left
-            time.sleep(0.05)
+    def _left(self) -> list[str]:
+        names = [path.name for path in (self.directory / "tmp").iterdir()]
+        files = [f"file {name}" for name in names if not name.startswith(_OF_OTHERS)]
+        # what others use is of another run on this machine
+        shared = set(os.listdir("/dev/shm")) - self._shared_memory
+        shared -= self._mapped_by_others() if shared else set()
+        return [*self._processes(), *files, *(f"shared memory {name}" for name in sorted(shared))]
 
     def _processes(self) -> list[str]:
         return [f"process {stat.pid} {' '.join(command_line(stat.pid))}" for stat in marked(self.mark)]
-
-    def _new_shared_memory(self) -> set[str]:
-        return set(os.listdir("/dev/shm")) - self._shared_memory
 
     def _mapped_by_others(self) -> set[str]:
         own = {stat.pid for stat in marked(self.mark)}
@@ -349,6 +306,10 @@ class Run:
             time.sleep(0.01)
         if self.process is not None:
             self.process.wait()
+
+
+def _signal(pids: Iterable[int], fault: str) -> int:
+    return signal_all(pids, _SIGNALS[fault.rpartition("_")[2]])
 
 
 def signal_all(pids: Iterable[int], number: int) -> int:

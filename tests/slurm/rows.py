@@ -6,13 +6,12 @@ import re
 import time
 from collections.abc import Callable
 
-from tests.slurm.run import BIN, ROOT, Run
+from tests.slurm.run import BIN, HOLD, ROOT, Run
 
 __all__ = ["ROWS"]
 
 Row = Callable[[Run], None]
 LAUNCHER = r"^\S*python\S* -m megatron_ft\.launcher"
-HOLD = 12
 
 
 def undisturbed(run: Run) -> None:
@@ -31,13 +30,10 @@ def killed_rank(run: Run) -> None:
 
 def killed_launcher(run: Run) -> None:
     """A spare takes its node's place."""
-    run.submit("--hold", HOLD, nodes=3, spares=1)
-    run.wait_at(HOLD)
+    run.hold(nodes=3, spares=1)
     host = run.host(1)
     run.cluster.kill(host, LAUNCHER)
-    run.go(HOLD)
-    run.end()
-    run.expect("finished", restarts=1, faults=[(f"node{host}", "lost")])
+    run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")])
 
 
 def killed_rendezvous_host(run: Run) -> None:
@@ -45,113 +41,76 @@ def killed_rendezvous_host(run: Run) -> None:
 
     Without etcd nobody else leads: the launchers ask to be started again, in the same allocation.
     """
-    run.submit("--hold", HOLD, nodes=4, spares=1)
-    run.wait_at(HOLD)
+    run.hold(nodes=4, spares=1)
     run.cluster.kill(1, LAUNCHER)
-    run.go(HOLD)
-    run.end()
-    run.expect("lost", "finished", restarts=0)
+    run.finish("lost", "finished")
 
 
 def power_loss_of_the_first_node(run: Run) -> None:
     """The batch script's node, and the coordinator's: a launcher requeues the job once Slurm has noticed."""
-    run.submit("--hold", HOLD, nodes=4, spares=1)
-    run.wait_at(HOLD)
+    run.hold(nodes=4, spares=1)
     run.cluster.power_off(1)
     run.wait(lambda: run.cluster.job(run.job).get("JobState") == "PENDING", "the job is requeued", 150)
     run.cluster.boot_what_is_off()
     run.wait_life(2)
-    run.go(HOLD)
-    run.end()
-    run.expect("lost", "finished", restarts=0)
+    run.finish("lost", "finished")
 
 
 def killed_slurmstepd(run: Run) -> None:
     """The launcher and its ranks on that node are nobody's any more."""
-    run.submit("--hold", HOLD, nodes=3, spares=1)
-    run.wait_at(HOLD)
+    run.hold(nodes=3, spares=1)
     run.cluster.kill(run.host(1), r"slurmstepd: \[\d+\.\d+\]")
     time.sleep(3)
-    run.go(HOLD)
-    run.end()
-    run.expect("finished", restarts=1)
+    run.finish("finished", restarts=1)
 
 
 def power_loss_with_a_spare(run: Run) -> None:
     """No packet, no end of a connection."""
-    run.submit("--hold", HOLD, nodes=3, spares=1)
-    run.wait_at(HOLD)
+    run.hold(nodes=3, spares=1)
     host = run.host(1)
     assert host != 1, "the batch script's node"
     run.cluster.power_off(host)
-    run.go(HOLD)
-    run.end()
-    run.expect("finished", restarts=1, faults=[(f"node{host}", "lost")])
+    run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")])
 
 
 def scancel(run: Run) -> None:
     """For good."""
-    run.submit("--hold", HOLD)
-    run.wait_at(HOLD)
+    run.hold()
     run.scancel()
     run.end()
     run.expect("stopped", code=None, state="CANCELLED", weights=False)
 
 
-def scancel_signal(run: Run) -> None:
-    """SIGTERM for the launchers."""
-    _stopped(run, "--signal=TERM")
+def _stopped(*options: str) -> Row:
+    """SIGTERM for the launchers, for the batch script, or for everybody, srun too."""
 
+    def row(run: Run) -> None:
+        run.hold()
+        run.scancel(*options, "--signal=TERM")
+        run.wait_life(2)
+        run.finish("stopped", "finished")
 
-def scancel_batch(run: Run) -> None:
-    """SIGTERM for the batch script."""
-    _stopped(run, "--batch", "--signal=TERM")
-
-
-def scancel_full(run: Run) -> None:
-    """SIGTERM for everybody, srun too."""
-    _stopped(run, "--full", "--signal=TERM")
-
-
-def _stopped(run: Run, *options: str) -> None:
-    run.submit("--hold", HOLD)
-    run.wait_at(HOLD)
-    run.scancel(*options)
-    run.wait_life(2)
-    run.go(HOLD)
-    run.end()
-    run.expect("stopped", "finished", restarts=0)
+    return row
 
 
 def time_limit(run: Run) -> None:
     """A signal before it, as in the README."""
     run.submit("--hold", HOLD, sbatch="--time=1 --signal=TERM@20")
     run.wait_life(2)
-    run.go(HOLD)
-    run.end()
-    run.expect("stopped", "finished", restarts=0)
+    run.finish("stopped", "finished")
 
 
-def preempted_with_grace_time(run: Run) -> None:
-    """Slurm requeues the job."""
-    _preempted(run, "main")
-    run.expect("stopped", "finished", restarts=0)
+def _preempted(partition: str) -> Row:
+    """Slurm requeues the job; without grace time SIGKILL comes at once, or after KillWait, in which ranks save."""
 
+    def row(run: Run) -> None:
+        run.hold(sbatch=f"--partition={partition}")
+        words = ["sbatch", "--parsable", "--partition=high", f"--nodes={run.cluster.count}", "--exclusive"]
+        run.cluster.command(*words, f"--output={run.directory}/high.txt", "--wrap=sleep 2")
+        run.wait_life(2)
+        run.finish("stopped", "finished")
 
-def preempted_without_grace_time(run: Run) -> None:
-    """SIGKILL at once, or after KillWait, in which ranks save."""
-    _preempted(run, "graceless")
-    run.expect("stopped", "finished", restarts=0)
-
-
-def _preempted(run: Run, partition: str) -> None:
-    run.submit("--hold", HOLD, sbatch=f"--partition={partition}")
-    run.wait_at(HOLD)
-    words = ["sbatch", "--parsable", "--partition=high", f"--nodes={run.cluster.count}", "--exclusive"]
-    run.cluster.command(*words, f"--output={run.directory}/high.txt", "--wrap=sleep 2")
-    run.wait_life(2)
-    run.go(HOLD)
-    run.end()
+    return row
 
 
 def learned_timeouts(run: Run) -> None:
@@ -207,35 +166,23 @@ def excluded_node(run: Run) -> None:
     run.expect("finished", restarts=0, told=["its disk is broken"])
 
 
-def two_jobs_on_one_port(run: Run) -> None:
-    """The second one is refused, and the first one isn't disturbed."""
-    _two_jobs(run, "--rdzv-backend=c10d --rdzv-endpoint=node1:29777")
-    run.expect("finished", restarts=0)
+def _two_jobs(launcher: str) -> Row:
+    """On one port the second one is refused, and the first one isn't disturbed; else each has a port of its own."""
 
+    def row(run: Run) -> None:
+        other = Run(run.cluster, run.directory / "other", run.undisturbed)
+        run.hold(sbatch="--nodelist=node1,node2", launcher=launcher)
+        other.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=launcher)
+        if launcher:
+            other.end()
+            other.expect(code=2, state="FAILED", weights=False, told=["another job|other job"])
+        else:
+            other.wait_at(HOLD)
+            other.finish("finished")
+        run.problems += [f"the other job: {problem}" for problem in other.problems]
+        run.finish("finished")
 
-def two_jobs_on_the_same_nodes(run: Run) -> None:
-    """Each has a port of its own."""
-    _two_jobs(run, "")
-    run.expect("finished", restarts=0)
-
-
-def _two_jobs(run: Run, launcher: str) -> None:
-    other = Run(run.cluster, run.directory / "other", run.undisturbed)
-    for each in (run, other):
-        each.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=launcher)
-        if each is run:
-            run.wait_at(HOLD)
-    if launcher:
-        other.end()
-        other.expect(code=2, state="FAILED", weights=False, told=["another job|other job"])
-    else:
-        other.wait_at(HOLD)
-        other.go(HOLD)
-        other.end()
-        other.expect("finished", restarts=0)
-    run.problems += [f"the other job: {problem}" for problem in other.problems]
-    run.go(HOLD)
-    run.end()
+    return row
 
 
 def rehearsal_beside_another_job(run: Run) -> None:
@@ -352,33 +299,33 @@ def two_steps_of_a_job(run: Run) -> None:
 SMALL = "--hidden-size=32 --seq-length=16 --vocab-size=32 --train-iters=60"
 SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
 
+_NAMED = (
+    undisturbed,
+    killed_rank,
+    killed_launcher,
+    killed_rendezvous_host,
+    killed_slurmstepd,
+    power_loss_with_a_spare,
+    power_loss_of_the_first_node,
+    scancel,
+    time_limit,
+    learned_timeouts,
+    dependent_jobs,
+    excluded_node,
+    rehearsal_beside_another_job,
+    two_launchers_on_a_node,
+    sbatch_exports_nothing,
+    two_steps_of_a_job,
+    fails_for_ever,
+    batch_script_of_the_readme,
+)
 ROWS: dict[str, Row] = {
-    row.__name__.replace("_", " "): row
-    for row in (
-        undisturbed,
-        killed_rank,
-        killed_launcher,
-        killed_rendezvous_host,
-        killed_slurmstepd,
-        power_loss_with_a_spare,
-        power_loss_of_the_first_node,
-        scancel,
-        scancel_signal,
-        scancel_batch,
-        scancel_full,
-        time_limit,
-        preempted_with_grace_time,
-        preempted_without_grace_time,
-        learned_timeouts,
-        dependent_jobs,
-        excluded_node,
-        two_jobs_on_one_port,
-        two_jobs_on_the_same_nodes,
-        rehearsal_beside_another_job,
-        two_launchers_on_a_node,
-        sbatch_exports_nothing,
-        two_steps_of_a_job,
-        fails_for_ever,
-        batch_script_of_the_readme,
-    )
+    **{row.__name__.replace("_", " "): row for row in _NAMED},
+    "scancel signal": _stopped(),
+    "scancel batch": _stopped("--batch"),
+    "scancel full": _stopped("--full"),
+    "preempted with grace time": _preempted("main"),
+    "preempted without grace time": _preempted("graceless"),
+    "two jobs on one port": _two_jobs("--rdzv-backend=c10d --rdzv-endpoint=node1:29777"),
+    "two jobs on the same nodes": _two_jobs(""),
 }

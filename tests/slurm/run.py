@@ -13,10 +13,11 @@ from typing import Any, cast
 
 from tests.slurm.cluster import Cluster, wait_for
 
-__all__ = ["BIN", "ROOT", "Run"]
+__all__ = ["BIN", "HOLD", "ROOT", "Run"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+HOLD = 12
 _QUICK = Path(__file__).with_name("job.py")
 _OURS = """\
 #!/bin/bash
@@ -53,6 +54,11 @@ class Run:
         """The quick training, in a batch script as in docs/slurm.md."""
         words = {"sbatch": sbatch, "launcher": launcher, "script": self.quick(*arguments)}
         self.submit_script(_OURS.format(nodes=nodes, spares=spares, **words))
+
+    def hold(self, *arguments: object, **more: Any) -> None:
+        """Submit it, and wait until it waits at iteration `HOLD`."""
+        self.submit("--hold", HOLD, *arguments, **more)
+        self.wait_at(HOLD)
 
     def submit_script(self, text: str) -> None:
         """Any batch script."""
@@ -93,6 +99,12 @@ class Run:
             return False
 
         wait_for(look, bound_s, what)
+
+    def finish(self, *outcomes: str, **expected: Any) -> None:
+        """Let it go on from `HOLD` to its end, and compare."""
+        self.go(HOLD)
+        self.end()
+        self.expect(*outcomes, **{"restarts": 0, **expected})
 
     def scancel(self, *options: str) -> None:
         """For this job."""
