@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from megatron_ft.link.linux.processes import carries, kill_matching
 
-__all__ = ["SCRIPTS", "Cluster", "Enclosure", "Stamp", "end_on_sigterm", "progress"]
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 LAUNCHERS: dict[str, tuple[str, ...]] = {

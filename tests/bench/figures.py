@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["shown", "table"]
-
 
 def shown(value: float | None, unit: str = "") -> str:
     """Return a figure with two digits at least; a dash where there is none."""

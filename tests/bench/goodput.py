@@ -24,8 +24,6 @@ from typing import Any
 from tests.bench.cluster import SCRIPTS, Cluster, Stamp, end_on_sigterm, progress
 from tests.bench.figures import shown, table
 
-__all__ = ["RECORDED", "measure", "table_of"]
-
 FOLDER = Path(__file__).with_name("fault_traces")
 TRACE, RECORDED = FOLDER / "three-nodes.json", FOLDER / "three-nodes-recorded.json"
 """The trace, and what a run with it has shown: the pages have its table and picture."""
@@ -38,8 +36,6 @@ _LOOK_S = 0.05
 
 
 class FaultKind(enum.Enum):
-    """What happens."""
-
     KILL = "kill"
     """SIGKILL for the process of a rank."""
     HANG = "hang"
@@ -106,7 +102,6 @@ def measure(reference: str | None, _runs: int = 1, trace: Path = TRACE) -> dict[
 
 
 def read(path: Path) -> FaultTrace:
-    """Read a trace."""
     document = json.loads(path.read_text())
     faults = [Fault(**{**each, "kind": FaultKind(each["kind"])}) for each in document["faults"]]
     return FaultTrace(nodes=document["nodes"], horizon_s=document["horizon_s"], faults=faults)
@@ -300,7 +295,6 @@ def draw(result: dict[str, Any], trace: FaultTrace, path: str) -> None:
 
 
 def main() -> None:
-    """Run all systems, print the table, and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--reference", default=".venv/nvrx", help="folder with nvidia-resiliency-ext 0.4.1")

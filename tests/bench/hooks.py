@@ -11,8 +11,6 @@ from typing import Any
 from tests.bench.cluster import SCRIPTS, Enclosure
 from tests.bench.figures import shown, table
 
-__all__ = ["measure", "table_of"]
-
 
 def measure(reference: str | None, runs: int) -> dict[str, Any]:
     """Return microseconds by library and figure."""

@@ -19,8 +19,6 @@ from tests.bench.cluster import SCRIPTS, end_on_sigterm, progress
 from tests.bench.figures import shown, table
 from tests.support.campaigns import run_job
 
-__all__ = ["measure", "table_of"]
-
 STATES = {
     "large": "1 GiB in 128 tensors",
     "tiny": "20,000 tensors of 16 numbers",

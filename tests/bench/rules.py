@@ -19,8 +19,6 @@ from megatron_ft.learning.timeouts import LearnedState, floored
 from tests.bench.figures import shown, table
 from tests.bench.traces import TRACES, Floats, Trace, make, recorded, slow_first
 
-__all__ = ["PATTERNS", "OneRule", "Outcome", "Reference", "measure", "play", "survives", "table_of"]
-
 SAVE_EVERY = 250
 FACTOR = 5.0
 FLOOR_S = 60.0

@@ -26,7 +26,6 @@ PARTS: dict[str, Any] = {"hooks": hooks, "goodput": goodput, "memory": memory_ch
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="parts:\n" + "\n".join(f"  {name:8} {part.__doc__.splitlines()[0]}" for name, part in PARTS.items()),

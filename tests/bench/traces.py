@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TRACES", "Floats", "Trace", "make", "recorded", "slow_first"]
-
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Made = tuple[Floats, Flags, Flags]

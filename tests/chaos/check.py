@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.chaos.plan import ITERATIONS, Event, Outcome, Plan, expected_cause
 
-__all__ = ["CHECKS", "Launch", "Seen", "problems"]
-
 Record = Mapping[str, Any]
 _EXIT_CODES = {
     "launcher_killed": (-9,),
@@ -59,7 +57,6 @@ class Seen:
     missed: Set[int] = field(default=frozenset())
 
     def happened(self) -> set[int]:
-        """Numbers of the faults that were come to."""
         return {record["number"] for record in self.trace if record["what"] == "fault"}
 
     def hit(self) -> set[int]:
@@ -73,13 +70,11 @@ class Seen:
         return [e for number, e in events if number in happened and (e.launch, e.cycle) == (launch, cycle)]
 
     def ended(self) -> Iterator[tuple[int, Record]]:
-        """The ends of cycles: number of the job, record."""
         for launch in self.launches:
             yield from ((launch.number, record) for record in launch.records if record["ev"] == "cycle_ended")
 
 
 def problems(seen: Seen) -> list[str]:
-    """All that isn't as it has to be."""
     return [problem for check in CHECKS for problem in check(seen)]
 
 

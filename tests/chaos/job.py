@@ -29,8 +29,6 @@ LAUNCH = "FT_CHAOS_LAUNCH"
 
 
 class Rank:
-    """This one."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._rank, self._cycle = int(os.environ["RANK"]), int(os.environ["FT_CYCLE"])
@@ -57,7 +55,6 @@ class Rank:
         self.reach("exit")
 
     def step(self, iteration: int) -> None:
-        """A training step begins."""
         self.iteration = iteration
         if not self._began:
             self._began = True

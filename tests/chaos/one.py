@@ -29,8 +29,6 @@ from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS,
 from tests.support.campaigns import launcher_records, read_records
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
-__all__ = ["Run"]
-
 MEGATRON = "tests.support.megatron_on_cpu"
 """A module that imports Megatron."""
 LAUNCH_S = 150.0
@@ -116,11 +114,9 @@ class Run:
         )
 
     def output(self) -> str:
-        """Of all launchers."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("launch-*.err")))
 
     def remove(self) -> None:
-        """Its directory."""
         shutil.rmtree(self.directory)
 
     # the launch

@@ -7,21 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = [
-    "ALL_FAULTS",
-    "FAULTS",
-    "ITERATIONS",
-    "LAYOUTS",
-    "MEMORY_FAULTS",
-    "RANKS",
-    "Event",
-    "Outcome",
-    "Plan",
-    "draw",
-    "expected_cause",
-    "outcome_of",
-]
-
 RANKS = 2
 ITERATIONS = 10
 SAVE_INTERVAL = 3
@@ -112,7 +97,6 @@ class Event:
 
     @property
     def outcome(self) -> str:
-        """What it has to come to."""
         return outcome_of(self.fault, self.phase)
 
     @property
@@ -121,7 +105,6 @@ class Event:
         return self.phase in _AT_END
 
     def describe(self) -> str:
-        """One line."""
         at = f"{self.phase}, iteration {self.iteration}" if self.iteration >= 0 else self.phase
         return f"{self.fault} of rank {self.rank} at {at}, in cycle {self.cycle} of launch {self.launch}"
 
@@ -154,13 +137,11 @@ class Plan:
         return any(event.fault == "clock_stepped" for event in self.events)
 
     def describe(self) -> str:
-        """One line."""
         more = f", --ft-preload {self.preload}" + (", learns" if self.learns else "") + (", memory" * self.memory)
         return f"seed {self.seed} ({self.layout}{more}): " + "; ".join(event.describe() for event in self.events)
 
 
 def outcome_of(fault: str, phase: str) -> str:
-    """What a fault has to come to at that phase."""
     if phase == "exit" and fault in HANGS:
         return Outcome.MAY_END
     return ALL_FAULTS[fault][0]

@@ -28,8 +28,6 @@ from megatron_ft.monitor.watched_rank import WatchedRank
 from megatron_ft.rank.client.recorder import Recorder
 from tests.support.status_facts import job_facts, rank_facts
 
-__all__ = ["fuzz_boards"]
-
 _SECTIONS = ("step", "outer", "save")
 _TIMEOUT_S = 600.0
 _JUDGED = layout.slot(len(_SECTIONS))
@@ -188,7 +186,6 @@ class _Healthy:
         return outcome
 
     def close(self) -> None:
-        """Give everything back."""
         watched_rank.TORN_S = self._torn_s
         self._watched.close()
 

@@ -7,8 +7,6 @@ import random
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.monitor.rules.hang_detector import HangDetector
 
-__all__ = ["BOARD", "SimulatedNode", "live"]
-
 _S = 1_000_000_000
 _START = 1000 * _S
 BOARD = BoardSnapshot(
@@ -29,7 +27,6 @@ class SimulatedNode:
         self._begin_phase()
 
     def run(self, until: int) -> None:
-        """Let the node and its rank go on."""
         while self.left_ns <= until - self.now:
             self.now += self.left_ns
             self.transition = self.now

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from megatron_ft.link.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 
-__all__ = ["HELLOS", "ORDERS", "REPORTS", "REQUESTS", "Attack", "Hostile", "is_harmless"]
-
 Message = dict[str, Any]
 
 HELLOS: tuple[Message, ...] = (
@@ -132,7 +130,6 @@ class Hostile:
         self._allows = allows
 
     def attack(self) -> Attack:
-        """The next connection."""
         rng = self._rng
         count = rng.choice((1, 1, 1, 2, 3, 8, 30))
         # half of them pass the reader of frames, or nothing behind it would ever be reached
@@ -172,7 +169,6 @@ class Hostile:
         return json.dumps(message, ensure_ascii=self._rng.random() < 0.8).encode(encoding, "surrogatepass")
 
     def message(self) -> Message:
-        """One message that is allowed."""
         while True:
             message = self._mutated()
             if self._allows(message):

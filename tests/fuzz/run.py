@@ -20,7 +20,6 @@ from tests.fuzz.sockets import attack_coordinator, attack_launcher, attack_monit
 
 
 def main() -> None:
-    """Read the command line, and run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000, help="to each socket")
     parser.add_argument("--boards", type=int, default=100_000)

@@ -29,8 +29,6 @@ from tests.support.arrived import arrived
 from tests.support.coordination import connect, sockets, until
 from tests.support.launching import Launched
 
-__all__ = ["attack_coordinator", "attack_launcher", "attack_monitor", "exchange"]
-
 Say = Callable[[str], None]
 _ANSWER_S = 60.0
 """A peer that neither answers nor hangs up for so long hangs itself. It is waited for on loaded machines, too."""

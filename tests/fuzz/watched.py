@@ -20,8 +20,6 @@ from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds, listen
 from megatron_ft.monitor import process as monitor_process
 from tests.support.monitored import PRELUDE
 
-__all__ = ["CYCLE", "Watched", "figures", "memory_kib", "watched"]
-
 CYCLE = 1
 HEALTHY = """
 import threading
@@ -114,7 +112,6 @@ class Watched:
         return verdict
 
     def close(self) -> None:
-        """End both."""
         with contextlib.suppress(ChannelClosedError):
             self.channel.send({"type": "stop"})
         self.rank.kill()

@@ -116,7 +116,6 @@ class Job:
             self.world.after(0.0, self.step)
 
     def launch(self, host: Host) -> Launcher:
-        """Start a launcher."""
         launcher = Launcher(self, host)
         self.launchers.append(launcher)
         return launcher
@@ -137,14 +136,12 @@ class Job:
             self.world.after(_STEP_S, self.step)
 
     def decided(self, record: DecisionRecord) -> None:
-        """Take note of a decision that is durable."""
         by = record.decision.id.rpartition(".")[0]
         if self.plan.in_etcd and not record.decision.number and not any(each.member.decided for each in self.launchers):
             self.made.clear()  # no launcher has heard of the founding before
         self.made.append(Made(self.world.now_s, record.decision, record.instances, by))
 
     def is_over(self) -> bool:
-        """Return True if every launcher has ended."""
         return all(not launcher.is_alive for launcher in self.launchers)
 
 
@@ -386,12 +383,10 @@ class Launcher(Process):
             link.close(self, resets=resets)
 
     def received(self, link: Link, message: Any) -> None:
-        """Hear the leader."""
         if link is self.link:
             self.follow(self.member.heard(message, self.clock()))
 
     def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
-        """The leader has ended, or so it seems."""
         if link is self.link:
             self.link = None
             self.follow(self.member.broken(self.clock()))
@@ -467,7 +462,6 @@ class Launcher(Process):
         return any(each.to_s is not None for each in same)
 
     def runs(self) -> bool:
-        """Return True if its rank runs."""
         return self.ranks is not None and self.ranks.to_s is None
 
     def _exits(self, code: int, *, by_us: bool = False) -> None:
@@ -516,7 +510,6 @@ class Launcher(Process):
     # -- faults -----------------------------------------------------------------------------------------------
 
     def rank_fails(self, fault: Fault) -> None:
-        """Its rank is killed."""
         if self.ranks is not None and self.runs():
             self.hurt(fault, cycle=self.ranks.cycle)
             self._exits(-9)

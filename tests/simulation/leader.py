@@ -190,7 +190,6 @@ class Lock(Process):
         self.die(silently=not self.host.is_on)
 
     def died(self) -> None:
-        """The lock is free."""
         self.owner.lock = None
         if self.job.locks.get(self.address) is self:
             del self.job.locks[self.address]
@@ -254,7 +253,6 @@ class CoordinatorProcess(Process):
         self.numbers[link.number] = link
 
     def received(self, link: Link, message: Any) -> None:
-        """Handle a message of a launcher."""
         if isinstance(message, m.Hello):
             self._instances[link.number] = message.instance
             self.known.pop(message.instance, None)
@@ -264,7 +262,6 @@ class CoordinatorProcess(Process):
         self._settle_after(self.machine.heard(link.number, message, self.host.clock_s()))
 
     def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
-        """A launcher has ended, or so it seems."""
         self.numbers.pop(link.number, None)
         self.world.tell(f"  {self.name}: {link.number} has ended{' silently' * silent}{', was reset' * reset}")
         if reset:
@@ -284,7 +281,6 @@ class CoordinatorProcess(Process):
             self.later(0.0002, self.settle)
 
     def settle(self) -> None:
-        """Draw conclusions."""
         self._settles_soon = False
         now_s = self.host.clock_s()
         self._do(self.machine.settle(now_s))
@@ -372,7 +368,6 @@ class CoordinatorProcess(Process):
                 self.die()
 
     def died(self) -> None:
-        """Its launcher sees it end."""
         self.ended_s = self.world.now_s
         self.world.tell(f"{self.name} is gone")
         if self.lock.is_alive and self.lock.coordinator is self:

@@ -150,7 +150,6 @@ def misplaced(root: Path = _ROOT) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutants whose file or text contains one of them")
     parser.add_argument("--seeds", type=int, default=2000, help="simulated jobs for each, at most")

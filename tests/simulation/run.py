@@ -28,7 +28,6 @@ from tests.simulation.simulate import simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="the first one")

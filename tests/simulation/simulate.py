@@ -25,8 +25,6 @@ _HEAVY_LOSS = 0.3
 
 @dataclass
 class Run:
-    """What came of a plan."""
-
     plan: Plan
     job: Job
     broken: list[str]
@@ -35,7 +33,6 @@ class Run:
 
 
 def simulate(plan: Plan, *, tell: bool = False) -> Run:
-    """Let a plan happen."""
     world = World(random.Random(plan.seed ^ 0x5EED), plan.nodes + plan.spares)
     world.story = [] if tell else None
     world.reports_silence = plan.reports_silence
@@ -106,8 +103,6 @@ _OF_A_LEADER: dict[str, Callable[[CoordinatorProcess, Fault], None]] = {
 
 
 class _Trouble:
-    """What is done to the world."""
-
     def __init__(self, world: World, job: Job) -> None:
         self.world = world
         self.job = job
@@ -120,7 +115,6 @@ class _Trouble:
             self.job.launch(host)
 
     def strikes(self, fault: Fault) -> None:
-        """Let a fault happen now."""
         if self.job.launchers and self.job.is_over():
             return
         self.world.tell(f"FAULT {fault}")

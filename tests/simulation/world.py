@@ -50,17 +50,14 @@ class World:
         self.story: list[str] | None = None
 
     def tell(self, text: str) -> None:
-        """For whoever looks at one run."""
         if self.story is not None:
             self.story.append(f"{self.now_s:9.3f} {text}")
 
     def next_number(self) -> int:
-        """Return a number that isn't used again."""
         self._count += 1
         return self._count
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call so many seconds from now."""
         self.at(self.now_s + delay_s, call)
 
     def at(self, at_s: float, call: Callable[[], None]) -> None:
@@ -131,11 +128,9 @@ class Host:
         """What faults did to it, or to its network."""
 
     def clock_s(self) -> float:
-        """As a process on it reads it."""
         return self._offset_s + self.world.now_s * self._rate
 
     def freeze(self, seconds: float) -> None:
-        """Nothing runs on it for so long."""
         self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
         for process in self.processes:
             process.freeze(seconds)
@@ -149,7 +144,6 @@ class Host:
 
     @property
     def is_frozen(self) -> bool:
-        """It stands still, and its kernel, too."""
         return self.world.now_s < self.frozen_until_s
 
     def power_off(self) -> None:
@@ -178,7 +172,6 @@ class Process:
 
     @property
     def is_frozen(self) -> bool:
-        """It stands still."""
         return self.world.now_s < self.frozen_until_s
 
     def call(self, action: Callable[[], None]) -> None:
@@ -191,7 +184,6 @@ class Process:
             action()
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """So many seconds from now."""
         self.world.after(delay_s, lambda: self.call(action))
 
     def wake_at(self, clock_s: float, action: Callable[[], None]) -> None:
@@ -209,7 +201,6 @@ class Process:
         self.world.after(at_s - self.world.now_s, ring)
 
     def freeze(self, seconds: float) -> None:
-        """It stands still."""
         self.frozen_until_s = max(self.frozen_until_s, self.world.now_s + seconds)
         self.world.after(seconds, self.thaw)
 

@@ -20,8 +20,6 @@ from megatron_ft.link.linux.processes import all_processes
 from tests.support.launching import command_line
 from tests.support.netns import Hosts
 
-__all__ = ["PACKAGES", "Cluster", "missing"]
-
 PACKAGES = "slurm-wlm munge iproute2 util-linux"
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "munged", "ip", "nsenter", "unshare")
 _FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -166,7 +164,6 @@ class Cluster:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """Of ``scontrol show job``."""
         told = self.command("scontrol", "--oneliner", "show", "job", number).splitlines()
         return dict(word.partition("=")[::2] for word in told[0].split() if "=" in word)
 

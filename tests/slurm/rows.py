@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from tests.slurm.run import BIN, HOLD, ROOT, Run
 
-__all__ = ["ROWS"]
-
 Row = Callable[[Run], None]
 LAUNCHER = r"^\S*python\S* -m megatron_ft\.launcher"
 
@@ -22,7 +20,6 @@ def undisturbed(run: Run) -> None:
 
 
 def killed_rank(run: Run) -> None:
-    """SIGKILL."""
     run.submit("--dies-at", 17)
     run.end()
     run.expect("finished", restarts=1, faults=[("node2", "rank")])

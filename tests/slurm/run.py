@@ -13,8 +13,6 @@ from typing import Any, cast
 
 from tests.slurm.cluster import Cluster, wait_for
 
-__all__ = ["BIN", "HOLD", "ROOT", "Run"]
-
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 HOLD = 12
@@ -61,7 +59,6 @@ class Run:
         self.wait_at(HOLD)
 
     def submit_script(self, text: str) -> None:
-        """Any batch script."""
         batch = self.directory / "batch.sh"
         batch.write_text(text)
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
@@ -71,7 +68,6 @@ class Run:
     # -- meanwhile --------------------------------------------------------------------------------------------
 
     def wait_at(self, iteration: int) -> None:
-        """Until the training waits there."""
         self.wait(lambda: (self.save / f"at-{iteration}").exists(), f"iteration {iteration} is reached")
 
     def go(self, iteration: int) -> None:
@@ -79,11 +75,9 @@ class Run:
         (self.save / f"go-{iteration}").touch()
 
     def wait_told(self, pattern: str) -> None:
-        """Until the job's output has it."""
         self.wait(lambda: re.search(pattern, self.output, re.MULTILINE), f"{pattern!r} was told")
 
     def wait_life(self, number: int) -> None:
-        """Until that life trains."""
         self.wait(lambda: len(self.lives) >= number and self.lives[number - 1]["cycles"], f"life {number} trains")
 
     def wait(self, condition: Callable[[], object], what: str, bound_s: float = _STARTED_S) -> None:
@@ -107,7 +101,6 @@ class Run:
         self.expect(*outcomes, **{"restarts": 0, **expected})
 
     def scancel(self, *options: str) -> None:
-        """For this job."""
         self.cluster.command("scancel", *options, self.job)
 
     def end(self, bound_s: float = _ENDED_S) -> None:
@@ -116,14 +109,12 @@ class Run:
         wait_for(lambda: self.cluster.job(self.job).get("JobState") != "COMPLETING", 30, "it isn't completing")
 
     def has_ended(self) -> bool:
-        """For good."""
         return self.cluster.job(self.job).get("JobState") in _ENDED
 
     # -- what has become of it --------------------------------------------------------------------------------
 
     @property
     def output(self) -> str:
-        """Of all lives."""
         path = self.directory / "out.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 

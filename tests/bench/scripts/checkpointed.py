@@ -76,7 +76,6 @@ def restored(path: Path, state: dict[str, Any], *, from_memory: bool) -> int:
 
 
 def main(step_s: float, file_every: int, memory_every: int, directory: Path) -> None:
-    """Until it is ended."""
     signal.signal(signal.SIGUSR1, lambda *_: hangs.append(1))
     rank = int(os.environ["RANK"])
     start_slowly(directory, rank)
