@@ -101,9 +101,6 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes] | None] = [None] * nodes
         self._due_s = [0.0] * nodes
         """When each node without a launcher gets one."""
-        self.requeues = 0
-        self.ended_s: dict[int, float] = {}
-        """By PID of a rank, when it was seen to be gone."""
         self._port = _free_port()
 
     def __enter__(self) -> Cluster:
@@ -134,20 +131,15 @@ class Cluster:
         return "\n".join(parts)
 
     def look(self) -> None:
-        """Do what the scheduler does, and note which ranks are gone."""
-        now_s = time.monotonic()
-        for pid in {stamp.pid for stamp in self.stamps()} - self.ended_s.keys():
-            if not carries(pid, b"FT_BENCH_STAMPS="):
-                self.ended_s[pid] = now_s
+        """Do what the scheduler does."""
         codes = [node.poll() for node in self._nodes if node is not None]
         if failed := [code for code in codes if code is not None]:
             progress(f"a launcher has ended with {failed[0]}: the job is requeued")
-            self.requeues += 1
             self._port = _free_port()
             for at in range(len(self._nodes)):
                 self._end(at)
         for at, node in enumerate(self._nodes):
-            if node is None and now_s >= self._due_s[at]:
+            if node is None and time.monotonic() >= self._due_s[at]:
                 self._start(at)
 
     def _start(self, at: int) -> None:
@@ -186,12 +178,9 @@ class Cluster:
     def signal(self, rank: int, number: signal.Signals) -> bool:
         """Signal the latest process of a rank. Return False if there is none."""
         pid = {stamp.rank: stamp.pid for stamp in self.stamps() if stamp.event == "user"}.get(rank)
-        if pid is None or pid in self.ended_s:
+        if pid is None or not carries(pid, self._enclosure.mark.encode()):
             return False
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return False
+        os.kill(pid, number)
         return True
 
 

@@ -133,8 +133,7 @@ def run(system: System, trace: FaultTrace, reference: str | None) -> dict[str, A
                 time.sleep(min(_LOOK_S, left_s))
             if fault is not None and inject(cluster, fault):
                 met.append((fault.kind, time.monotonic()))
-        found = account(cluster.stamps(), met, cluster.ended_s, ranks=trace.nodes, began_s=began_s, until_s=due_s)
-        return {**found, "requeues": cluster.requeues, "load": os.getloadavg()[0]}
+        return account(cluster.stamps(), met, ranks=trace.nodes, began_s=began_s, until_s=due_s)
 
 
 def _begin(cluster: Cluster, ranks: int) -> float:
@@ -166,20 +165,13 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
 
 
 def account(
-    stamps: Sequence[Stamp],
-    met: Sequence[tuple[FaultKind, float]],
-    ended_s: Mapping[int, float],
-    *,
-    ranks: int,
-    began_s: float,
-    until_s: float,
+    stamps: Sequence[Stamp], met: Sequence[tuple[FaultKind, float]], *, ranks: int, began_s: float, until_s: float
 ) -> dict[str, Any]:
-    """Return iterations that count, their times, and of each fault the detection, the downtime and what was redone.
+    """Return iterations that count, their times, and of each fault the downtime and what was redone.
 
     Args:
         stamps: in the order of time.
         met: faults that have hit something, and when.
-        ended_s: by PID, when a rank was seen to be gone.
         began_s, until_s: first step of all ranks, and the horizon.
     """
     stamps = [stamp for stamp in stamps if stamp.at <= until_s]
@@ -189,7 +181,7 @@ def account(
         "iterations": sum(at > began_s for at in done_s),
         "curve": [round(at - began_s, 2) for at in done_s],
         "faults": [
-            {"kind": kind.value, **_of_fault(at_s, until, stamps, ended_s, ranks)}
+            {"kind": kind.value, **_of_fault(at_s, until, stamps, ranks)}
             for (kind, at_s), until in zip(met, next_s, strict=False)
         ],
     }
@@ -207,29 +199,20 @@ def completed(stamps: Iterable[Stamp], ranks: int) -> list[float]:
     return found
 
 
-def _of_fault(
-    at_s: float, next_s: float, stamps: Sequence[Stamp], ended_s: Mapping[int, float], ranks: int
-) -> dict[str, float | None]:
+def _of_fault(at_s: float, next_s: float, stamps: Sequence[Stamp], ranks: int) -> dict[str, float | None]:
     """Return what one fault cost; None for what the next fault, or the horizon, has cut off."""
-    before = {stamp.rank: stamp.pid for stamp in stamps if stamp.event == "user" and stamp.at <= at_s}
     after = {stamp.pid for stamp in stamps if stamp.event == "user" and stamp.at > at_s}
-    gone_s = max((ended_s.get(pid, next_s) for pid in before.values()), default=next_s)
+    steps = [stamp for stamp in stamps if stamp.event == "step"]
     again: dict[int, Stamp] = {}
-    for stamp in stamps:
-        if stamp.event == "step" and stamp.pid in after:
+    for stamp in steps:
+        if stamp.pid in after:
             again.setdefault(stamp.rank, stamp)
-    up_s = max((stamp.at for stamp in again.values()), default=next_s) if len(again) == ranks else next_s
-    reached = max(
-        (stamp.number for stamp in stamps if stamp.event == "step" and stamp.at <= up_s and stamp.pid not in after),
-        default=0,
-    )
-    is_up = up_s < next_s
-    first = min(stamp.number for stamp in again.values()) if is_up else 0
-    return {
-        "detection_s": gone_s - at_s if gone_s < next_s else None,
-        "downtime_s": up_s - at_s if is_up else None,
-        "redone": max(0, reached - first + 1) if is_up else None,
-    }
+    up_s = max((stamp.at for stamp in again.values()), default=next_s)
+    if len(again) < ranks or up_s >= next_s:
+        return {"downtime_s": None, "redone": None}
+    reached = max((stamp.number for stamp in steps if stamp.at <= up_s and stamp.pid not in after), default=0)
+    first = min(stamp.number for stamp in again.values())
+    return {"downtime_s": up_s - at_s, "redone": max(0, reached - first + 1)}
 
 
 # -- what is shown ------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,12 +26,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron_ft.link.linux.processes import carries, kill_matching
-from tests.support.campaigns import launcher_records
+from tests.support.campaigns import launcher_records, run_job
 
 ON_CPU = Path(__file__).with_name("on_cpu.py")
-LAUNCHER = (
-    *(sys.executable, "-m", "megatron_ft", "launch", "--nproc-per-node=2", "--max-restarts=3"),
-    *("--ft-rank_section_timeouts=setup:120,step:6,checkpointing:60", "--ft-rank_out_of_section_timeout=60"),
+OPTIONS = (
+    *("--max-restarts=3", "--ft-rank_section_timeouts=setup:120,step:6,checkpointing:60"),
+    "--ft-rank_out_of_section_timeout=60",
 )
 MODEL = (
     *("--num-layers=2", "--hidden-size=32", "--num-attention-heads=2", "--seq-length=32"),
@@ -86,14 +85,26 @@ LOCAL = ("--non-persistent-ckpt-type=local", "--non-persistent-save-interval=1",
 ATOMIC, PARALLEL = ((*LOCAL, f"--non-persistent-local-ckpt-algo={algo}") for algo in ("atomic", "fully_parallel"))
 IN_MEMORY = ("FT: local checkpoints are kept in the nodes' memory, not in files",)
 ON_THREE = (*ATOMIC, "--global-batch-size=6")
-INJECTED = ("--error-injection-rate=1",)
-ASKS = "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)"
 CONCLUDES = (
-    ASKS,
+    "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)",
     "ranks are rotated by one within each node",
     "on another GPU (Megatron exit code 17)",
     "not restarting",
 )
+
+
+def local(name: str, rank: int, flags: tuple[str, ...]) -> Case:
+    """A rank is killed whose checkpoints are in memory."""
+    restores = (18, 19, 20, 21, 22)
+    return Case(name, (rank, "signal"), (21, 22), fault(f"SIGKILL;{rank};21"), flags, says=IN_MEMORY, restores=restores)
+
+
+def injected(name: str, kind: str, said: str) -> Case:
+    """Megatron-LM's rerun state machine asks for another GPU, and concludes."""
+    flags = ("--error-injection-rate=1", f"--error-injection-type={kind}")
+    return Case(name, flags=flags, code=93, says=(*CONCLUDES, said))
+
+
 CASES = (
     Case("undisturbed"),
     Case("SIGKILL", (1, "signal"), (18, 19), fault("SIGKILL;1;18")),
@@ -111,33 +122,9 @@ CASES = (
     Case("SIGKILL in a save", (1, "signal"), env=fault("SIGKILL;1;16;save")),
     Case("asynchronous saves", flags=ASYNC),
     Case("SIGKILL in an asynchronous save", (0, "signal"), env=fault("SIGKILL;0;16;save"), flags=ASYNC),
-    Case(
-        "SIGKILL with local checkpoints",
-        (1, "signal"),
-        (21, 22),
-        fault("SIGKILL;1;21"),
-        ATOMIC,
-        says=IN_MEMORY,
-        restores=(18, 19, 20, 21, 22),
-    ),
-    Case(
-        "SIGKILL with parallel local checkpoints",
-        (0, "signal"),
-        (21, 22),
-        fault("SIGKILL;0;21"),
-        PARALLEL,
-        says=IN_MEMORY,
-        restores=(18, 19, 20, 21, 22),
-    ),
-    Case(
-        "SIGKILL with asynchronous local checkpoints",
-        (1, "signal"),
-        (21, 22),
-        fault("SIGKILL;1;21"),
-        (*ATOMIC, *ASYNC),
-        says=IN_MEMORY,
-        restores=(18, 19, 20, 21, 22),
-    ),
+    local("SIGKILL with local checkpoints", 1, ATOMIC),
+    local("SIGKILL with parallel local checkpoints", 0, PARALLEL),
+    local("SIGKILL with asynchronous local checkpoints", 1, (*ATOMIC, *ASYNC)),
     Case("undisturbed on three nodes", flags=ON_THREE, nodes=3),
     Case(
         "lost node with local checkpoints",
@@ -154,18 +141,8 @@ CASES = (
         says=("restores nothing from memory",),
         restores=(20,),
     ),
-    Case(
-        "a persistent error",
-        flags=(*INJECTED, "--error-injection-type=persistent_error"),
-        code=93,
-        says=(*CONCLUDES, "Possible persistent error!"),
-    ),
-    Case(
-        "a result that is correct",
-        flags=(*INJECTED, "--error-injection-type=correct_result"),
-        code=93,
-        says=(*CONCLUDES, "Correct result"),
-    ),
+    injected("a persistent error", "persistent_error", "Possible persistent error!"),
+    injected("a result that is correct", "correct_result", "Correct result"),
 )
 
 
@@ -218,41 +195,31 @@ def unlearned(save: Path) -> Iterator[str]:
 
 def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[list[str], list[str]]:
     """What is wrong with one run, and the weights it ended with."""
-    save, log = directory / "checkpoints", directory / "out.txt"
+    save, logs, files = (directory / name for name in ("checkpoints", "logs", "files"))
     env = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONDONTWRITEBYTECODE": "1", **dict(case.env)}
     env["PYTHONPATH"] = os.pathsep.join([str(checkout.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
     flags = [*case.flags, *(["--async-strategy=mcore"] if case.flags and has_strategies(checkout) else [])]
-    files = directory / "files"
     if "--non-persistent-ckpt-type=local" in flags:
         flags.append(f"--non-persistent-local-ckpt-dir={files}")
     script = [str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py"), *MODEL, *flags]
     script += [f"--save={save}", f"--load={save}"]
-    launch = [*LAUNCHER, f"--ft-log-dir={directory / 'logs'}"]
     if case.nodes > 1:
-        code, text = on_nodes(case, launch, script, env, directory, longest_s)
-        log.write_text(text)
+        code, text = on_nodes(case, [*OPTIONS, f"--ft-log-dir={logs}"], script, env, directory, longest_s)
     else:
-        with log.open("w") as out:
-            command = [*launch, *script]
-            try:
-                code = subprocess.run(
-                    command, env=env, stdout=out, stderr=out, timeout=longest_s, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = -1
-        text = log.read_text()
+        try:
+            code, text = run_job(["--nproc-per-node=2", *OPTIONS, *script], logs, longest_s, env)
+        except subprocess.TimeoutExpired as error:
+            code, text = -1, str(error.output)
     found = []
     if code != case.code:
         kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
-        shutil.copy(log, kept)
+        kept.write_text(text)
         found.append(f"ended with {code}, see {kept}")
     found += [f"doesn't say {words!r}" for words in case.says if words not in text]
     if "imports of nvidia_resiliency_ext.fault_tolerance get megatron_ft" not in text:
         found.append("its client isn't ours")
     if case.ends is not None:
-        found += wrong_end(
-            case, next((each for each in launcher_records(directory / "logs") if each["ev"] == "cycle_ended"), {})
-        )
+        found += wrong_end(case, next((each for each in launcher_records(logs) if each["ev"] == "cycle_ended"), {}))
     if case.code == 0:
         found += unlearned(save)
     restored = {int(number) for number in re.findall(r"restored iteration (\d+) from memory", text)}
@@ -264,7 +231,7 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
 
 
 def on_nodes(
-    case: Case, launch: list[str], script: list[str], env: dict[str, str], directory: Path, longest_s: float
+    case: Case, options: list[str], script: list[str], env: dict[str, str], directory: Path, longest_s: float
 ) -> tuple[int, str]:
     """Run one job on several launchers and a spare one; return the worst exit code of those left, and all output."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -276,7 +243,7 @@ def on_nodes(
     for at, log in enumerate(logs):
         own = {"FT_SECRET": "the secret of a campaign", "FT_MEGATRON_NODE": f"{directory.name}-{at}"}
         with log.open("wb") as out:
-            command = [*launch, *place, f"--node-rank={at}", *script]
+            command = [sys.executable, "-m", "megatron_ft.launcher", *options, *place, f"--node-rank={at}", *script]
             nodes.append(subprocess.Popen(command, env={**env, **own}, stdout=out, stderr=out))
         while at == case.nodes - 1 and time.monotonic() < until_s and not says(logs, "cycle 0 started"):
             time.sleep(0.2)  # the spare one comes when the others have met

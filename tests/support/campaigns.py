@@ -17,7 +17,9 @@ from tests import ROOT
 __all__ = ["launcher_records", "read_records", "run_job", "run_pytest"]
 
 
-def run_job(arguments: Sequence[str], logs: Path, timeout_s: float) -> tuple[int, str]:
+def run_job(
+    arguments: Sequence[str], logs: Path, timeout_s: float, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Run a launcher of one node; return its exit code and all that it and its ranks have written.
 
     Raises:
@@ -27,6 +29,7 @@ def run_job(arguments: Sequence[str], logs: Path, timeout_s: float) -> tuple[int
     ended = subprocess.run(
         command,
         cwd=ROOT,
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
