@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from megatron_ft.link.wire import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from tests.support.agents import HANG
+from tests.support.arrived import arrived
 
 Message = dict[str, Any]
 
@@ -65,21 +67,7 @@ _NOTE: Message = {
         {"group": "0", "seq": 4, "op": "recv 0<-1", "p2p": True, "backend": "gloo"},
     ],
 }
-_VERDICT: Message = {
-    "type": "verdict",
-    "rank": 1,
-    "cycle": 0,
-    "pid": 77,
-    "kind": "section",
-    "section": "step",
-    "since_ns": 10**12,
-    "elapsed_s": 5.1,
-    "timeout_s": 5.0,
-    "iteration": 4,
-    "open_sections": ["step"],
-    "state": "S",
-    "at_ns": 10**12,
-}
+_VERDICT: Message = json.loads(arrived(HANG).body)
 REPORTS: tuple[Message, ...] = (
     {"type": "attached", "rank": 1, "cycle": 0, "pid": 77, "user_code_ns": 10**12},
     {"type": "first_step", "rank": 1, "cycle": 0, "at_ns": 10**12, "began_ns": 10**12},
