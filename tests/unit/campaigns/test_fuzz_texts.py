@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatron_ft.cli import main
@@ -152,7 +152,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.glob("*.jsonl"))}
 
 
-@settings(max_examples=FEW)
+@settings(max_examples=FEW, suppress_health_check=[HealthCheck.too_slow])  # it draws whole logs
 @given(st.data(), st.booleans())
 def test_report_of_any_directory_ends_with_a_code_and_at_most_one_line(
     logs: dict[str, bytes], data: st.DataObject, as_json: bool
