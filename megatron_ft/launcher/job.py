@@ -69,8 +69,7 @@ def run(
         ConfigError: a user error found only now; no rank was started.
     """
     say = launcher_lines.make_printer(has_others=line.max_nodes > 1)
-    announce = sayer_for_all(line, place, say)
-    say_start(line, place, log_dir, say=say, announce=announce)
+    announce = say_start(line, place, log_dir, say)
     log.write(as_record(line.options, command))
     lives = read_lives(log_dir)
     before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
@@ -102,17 +101,13 @@ def run(
     return end
 
 
-def sayer_for_all(line: CommandLine, place: MeetingPlace, say: _Say) -> _Say:
-    """Return the printer of lines common to all launchers: ``say``, or nothing if the first node's prints them."""
-    return say if line.says_all or place.is_first else lambda _text: None
+def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, say: _Say) -> _Say:
+    """Print the lines before the nodes meet. A ``log_dir`` of None: no logs.
 
-
-def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, say: _Say, announce: _Say) -> None:
-    """Print the lines before the nodes meet; common ones go through ``announce``.
-
-    ``announce``: made by ``sayer_for_all``. A ``log_dir`` of None: no logs.
+    Return the printer of lines common to all launchers: ``say``, or nothing if the first node's prints them.
     """
     options = line.options
+    announce: _Say = say if line.says_all or place.is_first else lambda _text: None
     for warning in options.warnings:
         say(f"warning: {warning}")
     announce(summary(options))
@@ -130,6 +125,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, *, sa
         announce(place.note)
     if options.observe_only:
         announce(launcher_lines.OBSERVING_ONLY)
+    return announce
 
 
 @dataclass

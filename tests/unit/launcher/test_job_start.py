@@ -30,8 +30,7 @@ def said(*options: str, here: bool = False) -> list[str]:
     line = parse([*options, __file__])
     with mock.patch.multiple(meeting_places, is_this_machine=Mock(return_value=here), check_name=Mock()):
         place = meeting_places.meeting_place(line, {})
-    announce = job.sayer_for_all(line, place, told.append)
-    job.say_start(line, place, "/nowhere", say=told.append, announce=announce)
+    announce = job.say_start(line, place, "/nowhere", told.append)
     nothing: Any = None
     spawner = ForkingSpawner(
         server=None,
