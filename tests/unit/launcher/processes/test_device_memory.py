@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,49 +35,32 @@ class Waiting:
         self.loads += 1
         return self._query
 
-    def wait(self, *ended: int, check: Callable[[], None] = lambda: None) -> None:
+    def wait(self, *ended: int) -> None:
         self.memory.begin(ended)
-        self.memory.wait(check)
+        self.memory.wait(lambda: None)
 
 
-Make = Callable[[Callable[[], "list[Holding] | None"] | None], Waiting]
-
-
-@pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    made: list[Waiting] = []
-
-    def make(query: Callable[[], list[Holding] | None] | None) -> Waiting:
-        made.append(Waiting(query, monkeypatch))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.reactor.close()
-
-
-def test_memory_that_stays_held_is_told_of_and_left(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_stays_held_is_told_of_and_left_unless_the_node_has_stood_by_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(device_memory_wait, "TELL_AFTER_S", 0.05)
-    one = waiting(lambda: [HELD])
+    one = Waiting(lambda: [HELD, Holding(1, 8)], monkeypatch)
+    one.wait(7, 8)
+    held = "process 7 on GPU 0 (3.0 GiB), process 8 on GPU 1"
+    assert one.said == [
+        f"waiting for device memory of the last cycle, at most 0.2 s: {held}",
+        f"after 0.2 s device memory of the last cycle is still held: {held}; "
+        "starting the ranks without waiting any longer",
+    ]
+    monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(device_memory_wait, "_RECENT_S", -1.0)
     one.wait(7)
     assert len(one.said) == 2
-    assert one.said[0].startswith("waiting for device memory of the last cycle")
-    held = "process 7 on GPU 0 (3.0 GiB)"
-    assert one.said[1].endswith(f"is still held: {held}; starting the ranks without waiting any longer")
+    one.reactor.close()
 
 
-def test_node_that_has_stood_by_since_says_nothing_of_what_was_held(
-    waiting: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(device_memory_wait, "_RECENT_S", -1.0)
-    one = waiting(lambda: [HELD])
-    one.wait(7)
-    assert one.said == []
-
-
-def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory_wait, "LONGEST_WAIT_S", 0.05)
     monkeypatch.setattr(device_memory_wait, "DRIVER_S", 0.05)
     answer = threading.Event()
@@ -85,10 +68,11 @@ def test_a_driver_that_does_not_answer_is_asked_once(waiting: Make, monkeypatch:
     def silent() -> None:
         answer.wait(30)
 
-    one = waiting(silent)
+    one = Waiting(silent, monkeypatch)
     one.wait(7)
     one.wait(8)
     answer.set()
+    one.reactor.close()
     assert one.loads == 1
     assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
 
@@ -114,8 +98,3 @@ def test_queries_are_soon_at_first_then_seldom_and_end_with_the_wait(
     look.run()
     assert (len(asked_s), look.saw_any) == (looks, freed_s > 0)
     assert look.waited_s <= device_memory_wait.LONGEST_WAIT_S + 0.01
-
-
-def test_held_memory_is_described_in_words() -> None:
-    assert device_memory_wait.describe([HELD, Holding(1, 8)]) == "process 7 on GPU 0 (3.0 GiB), process 8 on GPU 1"
-    assert device_memory_wait.describe([HELD] * 6).endswith("(3.0 GiB) and 2 more")

@@ -31,6 +31,7 @@ STEP = {
     "SLURM_NODEID": "1",
     "SLURMD_NODENAME": "node09",
 }
+TWO_EACH = {**STEP, "SLURM_STEP_NUM_TASKS": "6"}
 PORT = 20000 + 4711 * 16 % 9000
 C10D = "--rdzv-backend=c10d"
 
@@ -51,6 +52,7 @@ def line_in(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: 
 def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_in(monkeypatch, STEP)
     assert (line.min_nodes, line.max_nodes, line.run_id) == (3, 3, "4711.0.0")
+    assert line.where.log_name == "slurm-4711.0"
     place = meeting_place(line, os.environ)
     assert not place.is_alone
     assert place.me.endpoint == f"node08:{PORT}"
@@ -88,22 +90,17 @@ def test_endpoint_of_slurm_is_not_taken_for_that_of_etcd(monkeypatch: pytest.Mon
         line_in(monkeypatch, STEP, "--rdzv-backend=etcd")
 
 
-@pytest.mark.parametrize("options", [["--scheduler=none"], ["--standalone"], ["--nnodes=1"]])
-def test_job_of_one_node_takes_nothing_from_the_scheduler(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    line = line_in(monkeypatch, STEP, *options)
-    assert (line.taken, line.max_nodes, meeting_place(line, os.environ).is_alone) == ("", 1, True)
-
-
-ALONE = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
-
-
-@pytest.mark.parametrize("options", [["--standalone"], ["--nnodes=1"]])
-def test_jobs_of_one_node_in_one_step_have_their_own_log_directories(
-    options: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "log_name"),
+    [(["--scheduler=none"], ""), (["--standalone"], "slurm-4711.0.1"), (["--nnodes=1"], "slurm-4711.0.1")],
+)
+def test_job_of_one_node_takes_only_a_log_directory_of_its_own_from_the_scheduler(
+    options: list[str], log_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for environ in (STEP, TWO_EACH):
-        assert line_in(monkeypatch, environ, *options).where.log_name == "slurm-4711.0.1"
-    assert line_in(monkeypatch, {**STEP, "SLURM_STEP_NUM_TASKS": "3"}, "--nnodes=3").where.log_name == "slurm-4711.0"
+        line = line_in(monkeypatch, environ, *options)
+        assert (line.taken, line.max_nodes, meeting_place(line, os.environ).is_alone) == ("", 1, True)
+        assert line.where.log_name == log_name
 
 
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "1"}])
@@ -136,20 +133,14 @@ def test_job_has_another_identity_at_each_start(monkeypatch: pytest.MonkeyPatch)
     assert len(jobs) == 4
 
 
-TWO_EACH = {**STEP, "SLURM_STEP_NUM_TASKS": "6"}
-
-
 @pytest.mark.parametrize("options", [[], ["--nnodes=3"], ["--nnodes=2:3"]])
 def test_two_launchers_on_a_node_are_refused(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"srun has started 6 launchers on 3 nodes.*--ntasks-per-node=1"):
         line_in(monkeypatch, TWO_EACH, *options)
 
 
-@pytest.mark.parametrize("options", [["--nnodes=6"], ["--standalone"], ["--nnodes=1"], ["--scheduler=none"]])
-def test_two_launchers_on_a_node_are_accepted_as_nodes_or_jobs_of_their_own(
-    options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert line_in(monkeypatch, TWO_EACH, *options).min_nodes == (6 if options == ["--nnodes=6"] else 1)
+def test_two_launchers_on_a_node_are_accepted_as_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_in(monkeypatch, TWO_EACH, "--nnodes=6").min_nodes == 6
 
 
 def test_settings_that_defeat_recovery_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +194,12 @@ def test_an_operators_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (place.me.endpoint, place.me.rank) == ("job-node-0-0.job:29400", 1)
 
 
-def test_other_pods_say_nothing_of_their_job() -> None:
+def test_other_pods_say_nothing_of_their_job_and_have_a_code_of_their_own_when_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     where = detect({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, full_name="bench-7d9f")
-    assert (where.scheduler, where.run_id, where.endpoint) == ("kubernetes", "", "")
-
-
-def test_code_of_a_stopped_pod_is_not_that_of_a_finished_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert line_in(monkeypatch, pod).where.stopped_code == 143
-    assert line_in(monkeypatch, pod, "--scheduler=none").where.stopped_code is None
+    assert (where.scheduler, where.run_id, where.endpoint, where.stopped_code) == ("kubernetes", "", "", 143)
+    assert line_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--scheduler=none").where.stopped_code is None
 
 
 def test_a_pod_has_less_time_than_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
