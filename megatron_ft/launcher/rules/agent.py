@@ -270,7 +270,7 @@ class Agent:
                     part.continued(turn.now_ns)
             case Abandoned(text=text):
                 if not leaving.abandoned:
-                    leaving.asked(event)
+                    leaving.abandoned = text
                     turn.say(f"{text}: terminating the ranks of this node and leaving the job")
                     turn.write(event)
             case NodeHealth():

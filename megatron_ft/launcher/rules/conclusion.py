@@ -19,7 +19,7 @@ from megatron_ft.launcher.rules.events import Exit, LauncherExit, TerminateRanks
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Options, Turn
 from megatron_ft.link.base.escalation import GRACE_S
-from megatron_ft.link.facts.launcher import Abandoned, Cause
+from megatron_ft.link.facts.launcher import Cause
 
 _MONITOR_ENDS_S = GRACE_S + 1.0
 """Time for a monitor to end its rank: a signal at once, SIGKILL after the grace."""
@@ -41,11 +41,8 @@ class LeaveReason:
     stuck: str = ""
     """Processes for which it is left out, in words; empty if a rank asked for it."""
 
-    def asked(self, event: events.StopAsked | Abandoned) -> None:
-        """Note a signal that asks the launcher to stop, or why it can't go on where it is."""
-        if isinstance(event, Abandoned):
-            self.abandoned = event.text
-            return
+    def asked(self, event: events.StopAsked) -> None:
+        """Note a signal that asks the launcher to stop."""
         self.signals.append(event.number)
         self.hurry = self.hurry or (event.number if event.again else None)
 

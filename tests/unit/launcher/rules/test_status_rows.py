@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.cli.status.status_table import most_urgent
 from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
 from megatron_ft.link.messages.control_messages import ANSWERS
@@ -96,17 +95,6 @@ def test_state_of_a_rank_follows_from_board_process_and_verdict(
     assert row.state is state
     if state in (RankState.EXITED, RankState.CLOSING, RankState.DAMAGED, RankState.NOT_ATTACHED):
         assert (row.timeout, row.sections, row.out_of_section_s) == (None, (), None)
-
-
-def test_trouble_and_used_timeouts_are_seen_first_in_the_old_order() -> None:
-    def row(rank: int, used_s: float | None, state: RankState = RankState.RUNNING) -> RankRow:
-        use = None if used_s is None else TimeoutUse("section", "step", used_s, 10.0)
-        return RankRow(rank=rank, local_rank=rank, pid=1, state=state, timeout=use)
-
-    rows = [row(0, 1), row(1, 5), row(2, None, RankState.DAMAGED), row(3, None), row(4, 9)]
-    assert [r.rank for r in most_urgent(rows, 3)] == [1, 2, 4]
-    assert [r.rank for r in most_urgent(rows, 1)] == [2]
-    assert most_urgent(rows, 5) == rows
 
 
 def test_facts_travel_as_json() -> None:
