@@ -37,10 +37,7 @@ def track(items: Iterable[T], what: str, total: int) -> Iterable[T]:
 
 
 def follow(
-    frame: Callable[[], tuple[ConsoleRenderable | str, bool]],
-    least_s: float,
-    pause: Callable[[float], None] = time.sleep,
-    console: Console | None = None,
+    frame: Callable[[], tuple[ConsoleRenderable | str, bool]], least_s: float, console: Console | None = None
 ) -> None:
     """Redraw what ``frame`` returns until it says that nothing follows, or until Ctrl-C.
 
@@ -57,7 +54,7 @@ def follow(
                 drawn, goes_on = frame()
                 live.update(Text(drawn) if isinstance(drawn, str) else drawn, refresh=True)
                 if goes_on:
-                    pause(max(least_s, 4 * (time.monotonic() - began_s)))
+                    time.sleep(max(least_s, 4 * (time.monotonic() - began_s)))
         except KeyboardInterrupt:
             return  # the normal way to leave
 

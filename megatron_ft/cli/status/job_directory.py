@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -78,7 +78,7 @@ class JobView(Fact, frozen=True, kw_only=True):
     last_cause: str = ""
 
 
-def print_job(directory: str, *, as_json: bool, once: bool, pause: Callable[[float], None] = time.sleep) -> bool:
+def print_job(directory: str, *, as_json: bool, once: bool) -> bool:
     """Print the state of the newest run in the directory; in a terminal, redraw it until Ctrl-C or the job's end.
 
     Returns:
@@ -100,7 +100,7 @@ def print_job(directory: str, *, as_json: bool, once: bool, pause: Callable[[flo
     elif once or job.is_over or not sys.stdout.isatty():
         print(text_of(job), flush=True)
     else:
-        follow(frame, _REDRAW_S, pause)
+        follow(frame, _REDRAW_S)
     return True
 
 

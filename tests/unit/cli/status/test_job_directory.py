@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,21 +40,25 @@ def test_status_of_a_job_directory_tells_of_all_nodes(tmp_path: Path, capsys: py
 
 
 def test_json_of_a_job_directory_has_what_the_table_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_job(tmp_path)
-    life = Life(job="job", outcome=Ending.STOPPED, exit_code=0, ended="2999-01-01T00:00:00Z", cause="its time was up")
-    (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
-    assert main(["status", "--json", str(tmp_path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["outcome"], document["cause"], document["cycle"]) == ("stopped", "its time was up", 1)
+    logs = tmp_path / "megatron_ft"  # where --log-dir was given
+    logs.mkdir()
+    write_job(logs)
+
+    def shown(life: Life) -> dict[str, Any]:
+        (logs / "result.json").write_text(Lives(lives=(life,)).to_text())
+        assert main(["status", "--json", str(tmp_path)]) == 0
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return document
+
+    cause = "its time was up"
+    document = shown(Life(job="job", outcome=Ending.STOPPED, exit_code=0, ended="2999-01-01T00:00:00Z", cause=cause))
+    assert (document["outcome"], document["cause"], document["cycle"]) == ("stopped", cause, 1)
     assert [row["state"] for row in document["nodes"]] == ["lost"] * 2
-
-
-def test_the_result_of_an_earlier_life_is_not_this_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_job(tmp_path)
-    life = Life(job="job", outcome=Ending.FAILED, ended="1999-01-01T00:00:00Z")
-    (tmp_path / "result.json").write_text(Lives(lives=(life,)).to_text())
-    assert main(["status", str(tmp_path)]) == 0
-    assert "cycle 1 running" in capsys.readouterr().out
+    assert document["log_dir"] == str(logs)
+    # of an earlier life
+    assert not shown(Life(job="job", outcome=Ending.FAILED, ended="1999-01-01T00:00:00Z"))[
+        "is_over"
+    ]  # of an earlier life
 
 
 def test_status_of_an_empty_or_missing_directory_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +66,3 @@ def test_status_of_an_empty_or_missing_directory_says_so(tmp_path: Path, capsys:
     assert capsys.readouterr().err == f"megatron-ft: no event logs of a launcher in {tmp_path}\n"
     assert main(["status", str(tmp_path / "none")]) == 2
     assert "can't be read: No such file or directory" in capsys.readouterr().err
-
-
-def test_logs_in_a_subdirectory_of_the_given_one_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "megatron_ft").mkdir()
-    write_job(tmp_path / "megatron_ft")
-    assert main(["status", "--json", str(tmp_path)]) == 0
-    assert json.loads(capsys.readouterr().out)["log_dir"] == str(tmp_path / "megatron_ft")
