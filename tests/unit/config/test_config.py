@@ -118,14 +118,6 @@ def test_changes_in_place_are_validated_and_change_nothing_if_refused() -> None:
     assert cfg.rank_section_timeouts == {"step": 1.0, "setup": 5.0, "save": None}
 
 
-def test_from_kwargs_ignores_unknown_names_unless_it_is_told_not_to() -> None:
-    assert FaultToleranceConfig.from_kwargs(nonsense=1, safety_factor=2).safety_factor == 2
-    with pytest.raises(ConfigError, match="nonsense"):
-        FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, nonsense=1)
-    with pytest.raises(ConfigError, match="safety_factor"):
-        FaultToleranceConfig.from_kwargs(safety_factor=-1)
-
-
 def test_options_that_only_the_reference_knows_are_ignored_with_one_warning() -> None:
     given: dict[str, Any] = {"enable_nic_monitor": False, "pci_topo_file": "x", "safety_factor": 2}
     names = r"ignored: enable_nic_monitor, pci_topo_file \(.*links"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -40,20 +39,6 @@ def test_functional_module_writes_the_flag_once_train_iters_are_reached(
     assert flag.exists() is is_finished
     if is_finished:
         assert flag.read_text() == "the training is finished: train_iters=100 is reached\n"
-
-
-def test_configuration_of_megatron_bridge_is_enough_for_the_flag(
-    tmp_path: Path, flag: Path, client: FakeClient
-) -> None:
-    config = SimpleNamespace(
-        checkpoint=SimpleNamespace(save=str(tmp_path / "ckpt"), async_save=False),
-        ft=SimpleNamespace(enable_ft_package=True, calc_ft_timeouts=False),
-        train=SimpleNamespace(train_iters=7),
-    )
-    state = SimpleNamespace(cfg=config, train_state=SimpleNamespace(step=7), fault_tolerance_state=None)
-    ft.setup(config, state)
-    ft.shutdown(state)
-    assert flag.exists()
 
 
 def test_flag_is_not_written_after_a_failure(tmp_path: Path, flag: Path, client: FakeClient) -> None:

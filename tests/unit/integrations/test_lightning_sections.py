@@ -92,18 +92,6 @@ def test_the_other_ranks_wait_for_a_save_inside_checkpointing(fits: FitBench, mo
     assert ("Trainer.save_checkpoint", ["checkpointing"]) in during
 
 
-def test_second_fit_with_the_same_trainer_has_setup_and_steps_again(fits: FitBench) -> None:
-    trainer = fits.fit(fits.sections(), max_steps=5, resume=False)
-    first = fits.transitions()
-    fits.forget()
-    trainer.fit_loop.epoch_loop.max_steps = 10
-    trainer.fit(Model())
-    assert fits.open_sections() == []
-    assert first[:2] == fits.transitions()[:2] == ["+setup", "-setup"]
-    assert fits.arguments_of("set_iteration") == [5, 6, 7, 8, 9]
-    assert fits.flag.read_text() == "the training is finished: max_steps=10 is reached\n"
-
-
 @pytest.mark.parametrize(
     ("configured", "words"),
     [
@@ -204,23 +192,6 @@ def test_asynchronous_saves_are_not_learned(fits: FitBench) -> None:
     # the end of the writer is waited for inside the section, after the last step
     assert fits.transitions()[-2:] == SAVE
     assert replaced_methods(trainer) == []
-
-
-def test_a_state_file_of_the_reference_is_read(fits: FitBench) -> None:
-    fits.save_dir.mkdir()
-    section = {
-        "section": {"setup": 11.0, "step": 12.0, "checkpointing": 13.0},
-        "out_of_section": 14.0,
-        "calculated_sections": ["setup", "step", "checkpointing"],
-        "is_out_of_section_calculated": True,
-    }
-    (fits.save_dir / "_ft_state_.json").write_text(json.dumps({"current_timeouts": {"section": section}}))
-    in_force: list[Any] = []
-    callback = fits.sections()
-    watcher = Do("on_train_start", lambda _: in_force.append(callback.fault_tol_client.section_timeouts))
-    fits.fit(callback, watcher, max_steps=1)
-    assert in_force[0].section == section["section"]
-    assert in_force[0].out_of_section == 14.0
 
 
 def test_sigterm_runs_no_collective(fits: FitBench) -> None:

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning] isn't installed")
 
 from megatron_ft.integrations.lightning_sections import Sections
-from megatron_ft.rank.base import say
 from tests.support.training import FakeClient, clean_environment
 
 __all__ = ["clean_environment"]  # a fixture
@@ -38,18 +37,6 @@ def sections(client: FakeClient) -> Sections:
     return Sections(client)
 
 
-def test_undo_puts_everything_back(sections: Sections) -> None:
-    owner, other = Owner(), Owner()
-    own_method = other.work
-    other.work = own_method  # type: ignore[method-assign]
-    for each in (owner, other, owner):
-        sections.wrap(each, "work", "step")
-    sections.end()
-    assert "work" not in vars(owner)
-    assert other.work is own_method
-    sections.end()
-
-
 def test_method_wrapped_again_by_others_keeps_their_wrapper(client: FakeClient, sections: Sections) -> None:
     owner = Owner()
     sections.wrap(owner, "work", "step")
@@ -58,15 +45,3 @@ def test_method_wrapped_again_by_others_keeps_their_wrapper(client: FakeClient, 
     sections.end()
     assert owner.work(4) == 9
     assert client.calls == []
-
-
-def test_a_client_that_refuses_does_not_end_the_training(
-    client: FakeClient, sections: Sections, capsys: pytest.CaptureFixture[str]
-) -> None:
-    owner = Owner()
-    sections.wrap(owner, "work", "step")
-    say.forget()
-    owner.inside = client.end_all_sections  # the user's own code meddles
-    assert owner.work(4) == 8
-    assert "already closed" in capsys.readouterr().err
-    assert owner.work(5) == 10

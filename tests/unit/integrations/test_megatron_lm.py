@@ -63,18 +63,6 @@ def test_run_reports_iterations_sections_and_updates(tmp_path: Path, client: Fak
     assert (tmp_path / "ckpt" / "ft_state.json").exists()
 
 
-def test_hooks_do_nothing_before_setup_and_after_shutdown(tmp_path: Path, client: FakeClient) -> None:
-    all_hooks()
-    megatron_lm.shutdown()
-    assert megatron_lm.get_rank_monitor_client() is None
-    megatron_lm.setup(arguments(tmp_path))
-    megatron_lm.shutdown()
-    before = list(client.calls)
-    all_hooks()
-    megatron_lm.shutdown()
-    assert client.calls == before
-
-
 def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None:
     megatron_lm.setup(arguments(tmp_path, ft_num_warmup_iters=4))
     assert client.num_warmup_iters == 4

@@ -59,14 +59,6 @@ def test_the_oldest_records_go_first(tmp_path: Path) -> None:
     assert json.loads(headers.pop())["ev"] == "log_opened"
 
 
-def test_log_without_a_bound_keeps_all_records(tmp_path: Path) -> None:
-    log = EventLog.open(str(tmp_path), role="launcher", run_id="x", max_bytes=0)
-    for number in range(3000):
-        log.write(tick(number, 100))
-    log.close()
-    assert numbers(tmp_path) == list(range(3000))
-
-
 def test_a_directory_that_is_gone_costs_records_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

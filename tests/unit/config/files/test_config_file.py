@@ -67,13 +67,6 @@ class TestFindingTheSection:
         text = "a:\n  fault_tolerance: {safety_factor: 2}\nb:\n  fault_tolerance: {safety_factor: 3}\n"
         assert "lines 2 and 4 have different" in complaint(write(tmp_path, text))
 
-    def test_line_of_each_key_is_known(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "x: 1\nfault_tolerance:\n\n  safety_factor: 2\n  log_level: INFO\n")
-        section = read_section(path)
-        assert section is not None
-        assert section.where("safety_factor") == f"{path}:4"
-        assert section.where("log_level") == f"{path}:5"
-
 
 class TestComplaints:
     @pytest.mark.parametrize(
@@ -134,10 +127,6 @@ class TestComplaints:
         with pytest.raises(ConfigError, match="neither"):
             FaultToleranceConfig.from_args(given)
 
-    def test_unknown_scheduler_is_refused_with_its_line(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r":1: scheduler.*slurmm.*did you mean 'slurm'"):
-            FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {scheduler: slurmm}"))
-
 
 class TestWriting:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -148,13 +137,6 @@ class TestWriting:
         again = FaultToleranceConfig.from_yaml_file(tmp_path / "ft.yaml", ignore_not_recognized=False)
         assert again == cfg
         assert again.to_dict() == cfg.to_dict()
-
-    def test_file_holds_only_values_that_were_set(self, tmp_path: Path) -> None:
-        path = tmp_path / "ft.yaml"
-        FaultToleranceConfig(rank_heartbeat_timeout=None, rank_termination_signal=15).to_yaml_file(path)
-        assert path.read_text() == (
-            "fault_tolerance:\n  rank_heartbeat_timeout: null\n  rank_termination_signal: SIGTERM\n"
-        )
 
     def test_symlink_is_followed_and_mode_is_plain(self, tmp_path: Path) -> None:
         target = write(tmp_path, "old", "target")

@@ -13,8 +13,7 @@ import pytest
 from megatron_ft.config.config import FIELDS, OPTIONS
 from megatron_ft.config.files.options import add_ft_options, as_record, read_ft_options, summary, with_hint
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.config.launcher_options import END, OFF, REPORT
-from megatron_ft.config.reference import IGNORED
+from megatron_ft.config.launcher_options import END, OFF
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.codec import encode
 
@@ -84,18 +83,6 @@ def test_field_can_be_set_in_every_spelling(field: str) -> None:
             assert options == expected, given
             assert set(options.to_dict()) == {field}
             assert options.sources[field] == "command line"
-
-
-def test_help_shows_one_spelling_of_each_option_and_its_default() -> None:
-    text = " ".join(parser().format_help().split())
-    for field, option in FIELDS.items():
-        shown, *others = option.names
-        assert text.count(f"--{shown} {option.kind.metavar}") == 2, field  # usage and list
-        assert not any(f"--{other} " in text for other in others), field
-    for name in IGNORED:
-        assert f"-{name} " not in text
-    assert "Default: 3600." in text
-    assert "Default: SIGKILL." in text
 
 
 @pytest.mark.parametrize("word", ["--ft-learn-timeouts=off", "--ft-param-timeout_rule=reference"])
@@ -211,33 +198,17 @@ def test_null_for_an_option_of_the_reference_is_not_given(tmp_path: Path) -> Non
     assert not options.is_set("segment")
 
 
-def test_options_for_timeouts_and_health_checks_have_defaults_and_are_read() -> None:
-    options = read()
-    assert (options.startup_timeout, options.exit_timeout) == (None, None)
-    assert options.max_no_progress_cycles == 3
-    assert options.watch_collectives == (REPORT, None)
+def test_values_of_the_launchers_own_kinds_are_read_and_shown() -> None:
     assert read("--ft-watch-collectives=end:1.5").watch_collectives == (END, 1.5)
     assert read("--ft-watch-collectives=off").watch_collectives == (OFF, None)
-    assert (options.observe_only, options.forward_signals) == (False, ())
-    assert not options.scale_up_at_once
-    assert (options.node_health_command, options.node_health_timeout) == (None, 60.0)
-    checked = read("--ft-node-health-command=test -e /dev/x", "--ft_node_health_timeout=2")
-    assert (checked.node_health_command, checked.node_health_timeout) == ("test -e /dev/x", 2.0)
     assert read("--ft-node-health-timeout=null").node_health_timeout is None
-    assert summary(read("--ft-scale-up-at-once")) == (
-        "configuration: scale_up_at_once=yes (command line); else defaults"
-    )
-    options = read(
-        "--ft-startup-timeout=30", "--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2"
-    )
-    assert (options.startup_timeout, options.exit_timeout) == (30.0, 1.5)
-    assert (options.observe_only, options.forward_signals) == (True, (signal.SIGUSR1, signal.SIGUSR2))
+    options = read("--ft-exit-timeout", "1.5", "--ft-observe-only", "--ft-forward-signals=usr1, SIGUSR2")
+    assert (options.exit_timeout, options.observe_only) == (1.5, True)
+    assert options.forward_signals == (signal.SIGUSR1, signal.SIGUSR2)
     assert summary(options) == (
-        "configuration: startup_timeout=30 (command line), exit_timeout=1.5 (command line), "
-        "observe_only=yes (command line), forward_signals=SIGUSR1,SIGUSR2 (command line); else defaults"
+        "configuration: exit_timeout=1.5 (command line), observe_only=yes (command line), "
+        "forward_signals=SIGUSR1,SIGUSR2 (command line); else defaults"
     )
-    assert as_record(options, []).values["forward_signals"] == "SIGUSR1,SIGUSR2"
-    assert read("--ft-startup-timeout=null", "--ft_exit_timeout=none").exit_timeout is None
 
 
 def test_options_are_read_from_pet_variables_as_torchrun_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +221,3 @@ def test_options_are_read_from_pet_variables_as_torchrun_does(tmp_path: Path, mo
     assert options.is_set("workers_stop_timeout")
     assert options.sources["term_timeout"] == "PET_TERM_TIMEOUT"
     assert read("--term-timeout=1").sources["term_timeout"] == "command line"
-
-
-def test_options_after_the_script_belong_to_the_script() -> None:
-    namespace = parser().parse_args(["train.py", "--ft-safety-factor", "3"])
-    assert namespace.training_script_args == ["--ft-safety-factor", "3"]
-    assert read_ft_options(namespace).to_dict() == {}
