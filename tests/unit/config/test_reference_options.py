@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megatron_ft.config.config import OPTIONS
 from megatron_ft.config.files.options import add_ft_options, read_ft_options
-from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.config.reference import SERVED
 from tests.support.torchrun_parser import torchrun_parser
 
@@ -121,13 +118,3 @@ def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str
     shown = word.replace("_", "-").replace("-param-", "-")
     assert line.startswith(f"ignored: {shown} (")
     assert len(line) > len(f"ignored: {shown} (") + 20
-
-
-def test_configuration_from_arguments_has_options_of_the_launcher_and_ignored_ones(tmp_path: Path) -> None:
-    path = tmp_path / "ft.yaml"
-    path.write_text("fault_tolerance:\n  max_no_progress_cycles: 7\n  min_progress_iterations: 9\n")
-    words = ["--ft-cfg-path", str(path), "--term-timeout=12", "--ft-attribution-export-url", "https://example.test/x"]
-    with pytest.warns(UserWarning, match="min_progress_iterations"):
-        config: Any = FaultToleranceConfig.from_args(parser().parse_args(words))
-    assert (config.max_no_progress_cycles, config.term_timeout) == (7, 12.0)
-    assert (config.min_progress_iterations, config.attribution_export_url) == (9, "https://example.test/x")

@@ -122,11 +122,6 @@ class TestComplaints:
         with pytest.raises(ConfigError, match="safety_factor"):
             FaultToleranceConfig.from_yaml_file(write(tmp_path, "fault_tolerance: {safety_factor: -2}"))
 
-    def test_file_without_the_section_sets_nothing(self, tmp_path: Path) -> None:
-        given = argparse.Namespace(ft_cfg_path=write(tmp_path, "fault_tolerence: {safety_factor: 2}"))
-        with pytest.raises(ConfigError, match="neither"):
-            FaultToleranceConfig.from_args(given)
-
 
 class TestWriting:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -24,7 +24,7 @@ from megatron_ft.link.facts.launcher import (
     SnapshotRestored,
 )
 from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
-from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, Minute, RankGone
+from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.facts.timed import Timed
 from megatron_ft.memory.rules.snapshots import SnapshotKey
@@ -93,16 +93,6 @@ RUN: list[At] = [
     ends(1, 61.0, 30, "succeeded"),
     (62.0, RunEnded(exit_code=0)),
 ]
-
-
-def test_first_step_stands_in_for_a_lost_record_of_the_first_iteration() -> None:
-    def lost(at: float, record: Record) -> At:
-        if not isinstance(record, FirstIteration):
-            return at, record
-        return at, FirstStep(rank=0, cycle=record.cycle, at_ns=record.at_ns + 1, began_ns=record.at_ns)
-
-    told = seconds(goodput(*(lost(*each) for each in RUN)))
-    assert {name: told[name] for name in ("start_up", "restart")} == {"start_up": 6.0, "restart": 8.0}
 
 
 def test_a_crash_costs_its_redone_steps_the_restart_and_the_wait_for_nodes() -> None:
@@ -299,10 +289,3 @@ def test_the_classes_of_any_life_add_up_to_it(parts: list[list[At]], begin: floa
     assert found.total_s == pytest.approx(length, abs=1e-6)
     assert min(found.seconds.values()) >= 0
     assert min(found.iterations, found.redone) >= 0
-
-
-def test_ranks_that_were_seen_before_their_first_iteration_only_are_accounted_for() -> None:
-    """As in a log that has lost lines."""
-    gone = 12.0, RankGone(rank=0, cycle=0, iteration=3)
-    found = goodput(*begins(0, 4.0, 9, training=10.0), gone, crash(0, 30.0), ends(0, 31.0, 3))
-    assert sum(found.seconds.values()) == pytest.approx(found.total_s)

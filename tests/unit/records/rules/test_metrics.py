@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
-
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import (
     Cause,
@@ -81,21 +79,6 @@ def test_downtime_and_redone_iterations_add_up_over_cycles() -> None:
     )
     assert {k: v for k, v in found[DOWNTIME].items() if v} == {("stop",): 3.0, ("rendezvous",): 0.5, ("set up",): 4.0}
     assert found[REDONE] == {(): 7}
-
-
-@pytest.mark.parametrize("first", ["a", "b"])
-def test_cycle_that_two_nodes_record_counts_once_as_place_0_tells_it(first: str) -> None:
-    ends = {
-        "a": CycleEnded(cycle=0, outcome="failed", cause=HANG, action="restart"),
-        "b": CycleEnded(cycle=0, outcome="membership", cause=LOST, action="restart"),
-    }
-    agains = {"a": TrainingAgain(cycle=1, seconds={"stop": 1.0}), "b": TrainingAgain(cycle=1, seconds={"stop": 9.0})}
-    order = [first, "b" if first == "a" else "a"]
-    places = [(host, started(cycle, 0 if host == "a" else 1)) for cycle in (0, 1) for host in order]
-    ended: list[tuple[str, Record]] = [(host, ends[host]) for host in order]
-    found = values(*places, *ended, *((host, agains[host]) for host in order))
-    assert (found[RESTARTS][("hang",)], found[RESTARTS][("membership",)]) == (1, 0)
-    assert {phase: value for phase, value in found[DOWNTIME].items() if value} == {("stop",): 1.0}
 
 
 def test_reported_hang_is_counted_by_what_was_overdue() -> None:
