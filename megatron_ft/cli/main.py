@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         if words and words[0] in REMOVED_COMMANDS:
             raise ConfigError(f"there is no command {words[0]} any more: {REMOVED_COMMANDS[words[0]]}")
+        if words[:1] == ["launch"]:  # in place of this process, so that nothing loaded here is in it
+            os.execv(sys.executable, [sys.executable, "-m", "megatron_ft.launcher", *words[1:]])
         if words[:1] == ["slurm"]:
             slurm.check_separator(words[1:])
         parser, commands = _parser()
@@ -71,17 +73,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     exporter.add_command(commands)
     slurm.add_command(commands)
     node_health.add_command(commands)
-    launch = commands.add_parser(
-        "launch", help="the same as ft_launcher", description="Runs ft_launcher.", add_help=False, prefix_chars="\0"
-    )
-    launch.add_argument("arguments", nargs=argparse.REMAINDER)
-    launch.set_defaults(run=_launch)
+    commands.add_parser("launch", help="the same as ft_launcher")
     return parser, list(commands.choices)
-
-
-def _launch(args: argparse.Namespace) -> int:
-    """Replace this process by the launcher, so that nothing loaded here is in it."""
-    os.execv(sys.executable, [sys.executable, "-m", "megatron_ft.launcher", *args.arguments])
 
 
 if __name__ == "__main__":
