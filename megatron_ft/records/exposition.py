@@ -60,11 +60,7 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
         """
         from prometheus_client import MetricsHandler
 
-        class Handler(MetricsHandler):
-            """Answers one request."""
-
-            timeout = _REQUEST_S
-
+        handler: Any = type("Handler", (MetricsHandler,), {"timeout": _REQUEST_S})
         try:
             self._listener = _listen(host, port)
         except OSError as error:
@@ -72,7 +68,7 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
             why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name server
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else f"port {port}"
             raise ConfigError(f"no metrics can be served at {where}: {why}") from None
-        super().__init__(self._listener.getsockname(), Handler.factory(_registry(collect)))
+        super().__init__(self._listener.getsockname(), handler.factory(_registry(collect)))
         self.port: int = self._listener.getsockname()[1]
         self._room = threading.Semaphore(_MOST_REQUESTS)
         self._is_closed = False
@@ -133,12 +129,9 @@ def _listen(host: str, port: int) -> socket.socket:
 def _registry(collect: Collect) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
-    class Shown:
-        def collect(self) -> Iterator[Family]:
-            return _families(collect())
-
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Shown())
+    collector: Any = type("Shown", (), {"collect": lambda _: _families(collect())})
+    registry.register(collector())
     return registry
 
 
