@@ -117,20 +117,17 @@ class Connection(Generic[_T]):
         self._is_closed = True
         self._reactor.unwatch(self.sock.fileno())
         with self.sock:
+            until_s = time.monotonic() + within_s
             with contextlib.suppress(OSError):
-                self._send_within(within_s)
+                while self._unsent:
+                    wait_ready(self.sock.fileno(), select.POLLOUT, until_s)
+                    del self._unsent[: self.sock.send(self._unsent)]
+                if within_s:
+                    self.sock.shutdown(socket.SHUT_WR)
+                    while self.sock.recv(_CHUNK):
+                        pass  # to close with something unread would drop what the other end hasn't got yet
             if resets:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-    def _send_within(self, within_s: float) -> None:
-        until_s = time.monotonic() + within_s
-        while self._unsent:
-            wait_ready(self.sock.fileno(), select.POLLOUT, until_s)
-            del self._unsent[: self.sock.send(self._unsent)]
-        if within_s:
-            self.sock.shutdown(socket.SHUT_WR)
-            while self.sock.recv(_CHUNK):
-                pass  # to close with something unread would drop what the other end hasn't got yet
 
     def _served(self) -> None:
         """The socket can be read, or has room."""
@@ -142,7 +139,10 @@ class Connection(Generic[_T]):
                 if was_proven:
                     message = self._parse(body)
                 else:
-                    self._prove(body)
+                    if (proof := self._handshake.answer(decode(body))) is not None:
+                        self._unsent += encode(proof)  # without a seal, although this end may have a channel now
+                        self.flush()
+                    self.is_proven = self._handshake.channel is not None
             except ProtocolError as error:
                 self._problem, self._is_over = error, True
                 break
@@ -154,12 +154,6 @@ class Connection(Generic[_T]):
                 return
         if self._is_over:
             self._end()
-
-    def _prove(self, body: bytes) -> None:
-        if (answer := self._handshake.answer(decode(body))) is not None:
-            self._unsent += encode(answer)  # without a seal, although this end may have a channel now
-            self.flush()
-        self.is_proven = self._handshake.channel is not None
 
     def _bodies(self) -> Iterator[bytes]:
         """Yield the bodies of the frames that are complete now. A seal or an end that is wrong is a problem."""

@@ -64,12 +64,22 @@ class EtcdClient:
                 if is_last or not self._token or not any(text in str(answer["message"]) for text in _TOKEN_IS_OLD):
                     break
                 self._token = ""  # it is too old, or users have been changed
-        raise self._error(answer)
+        text, code = _shown(str(answer["message"]).encode()), answer.get("code")
+        if code == _NOT_FOUND:
+            raise LeaseGone(text)
+        is_mistake = code in (_DENIED, _UNAUTHENTICATED, _UNSERVED) or any(each in text for each in _MISTAKES)
+        raise (ConfigError if is_mistake else EtcdAway)(f"{self._where}: {text}")
 
     def _post(self, path: str, body: Body) -> tuple[int, Body]:
         headers = {"Content-Type": "application/json", **({"Authorization": self._token} if self._token else {})}
         try:
-            connection = self._connection = self._connection or self._connect()
+            if self._connection is None:
+                host, port = self._settings.host, self._settings.port
+                if self._tls is None:
+                    self._connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+                else:
+                    self._connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=self._tls)
+            connection = self._connection
             connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
             response = connection.getresponse()
             status, data = response.status, response.read()
@@ -90,19 +100,6 @@ class EtcdClient:
         if isinstance(answer, dict) and not answer.keys().isdisjoint(parts):
             return status, answer
         raise ConfigError(f"{self._where} is no etcd with the JSON gateway of v3: {status} {_shown(data)}")
-
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._settings.host, self._settings.port
-        if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=ANSWER_S)
-        return http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=self._tls)
-
-    def _error(self, answer: Body) -> Exception:
-        text, code = _shown(str(answer["message"]).encode()), answer.get("code")
-        if code == _NOT_FOUND:
-            return LeaseGone(text)
-        is_mistake = code in (_DENIED, _UNAUTHENTICATED, _UNSERVED) or any(each in text for each in _MISTAKES)
-        return (ConfigError if is_mistake else EtcdAway)(f"{self._where}: {text}")
 
     @property
     def _where(self) -> str:

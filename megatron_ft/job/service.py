@@ -142,22 +142,22 @@ class Service:
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
-                if error.errno in _FULL:
-                    self._pause_accepting(self._listener, error)
+                if error.errno in _FULL:  # the listener stays readable, and watching it would busy-loop
+                    self._reactor.unwatch(self._listener.fileno())
+                    self._reactor.call_later(FULL_PAUSE_S, self._watch_listener)
+                    if not self._has_been_full:
+                        self._has_been_full = True
+                        text = (
+                            f"no more launchers can be let in beside {len(self.links)} connections ({error.strerror})"
+                        )
+                        self._say(
+                            f"{text}: trying again every {FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)"
+                        )
                 return  # else the queue is empty
             if self._strangers[address[0]] >= MOST_STRANGERS:
                 sock.close()
             else:
                 self._adopt(sock, address[0], format_address(*address[:2]))
-
-    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
-        """Stop watching the listener for a while: it stays readable, and leaving it registered would busy-loop."""
-        self._reactor.unwatch(listener.fileno())
-        self._reactor.call_later(FULL_PAUSE_S, self._watch_listener)
-        if not self._has_been_full:
-            self._has_been_full = True
-            text = f"no more launchers can be let in beside {len(self.links)} connections ({error.strerror})"
-            self._say(f"{text}: trying again every {FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)")
 
     def _adopt(self, sock: socket.socket, host: str, name: str) -> None:
         number, self._next = self._next, self._next + 1

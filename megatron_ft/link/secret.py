@@ -65,16 +65,12 @@ class Handshake:
         self.channel: SecureChannel | None = None
         """Set once the other end has proved that it knows the secret."""
 
-    @property
-    def is_done(self) -> bool:
-        return self._secret is None or self.channel is not None
-
     def first(self) -> Challenge | None:
         """Return the first message of a new connection."""
         return None if self._secret is None else Challenge(self._nonce.hex())
 
     def answer(self, raw: Raw) -> Proof | None:
-        """Return the answer to a message, while not ``is_done``.
+        """Return the answer to a message, while there is no ``channel``.
 
         Raises:
             SecretError: the other end has another secret, or none.

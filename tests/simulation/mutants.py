@@ -94,7 +94,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("        if awaited:\n            return False\n", ""),
         ("return now_s >= self.alarm_s", "return False"),
         ("return now_s >= self.alarm_s", "return True"),
-        ("now_s >= self.waits_s + rules.join_timeout_s", "False"),
+        ("now_s >= self._completion.waits_s + rules.join_timeout_s", "False"),
         ("- len(gone) - unmet", "- len(gone)"),
         ("return here - leaving + late", "return here + late"),
     ],

