@@ -26,7 +26,7 @@ from megatron_ft.link.wire import Channel, encode
 from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Attack, Hostile, is_harmless
 from tests.fuzz.watched import figures, memory_kib, watched
 from tests.support.arrived import arrived
-from tests.support.coordination import connect, sockets, until
+from tests.support.coordination import sockets, until
 from tests.support.launching import Launched
 
 Say = Callable[[str], None]
@@ -356,7 +356,7 @@ def _launcher(reactor: Reactor, address: str, instance: str) -> Iterator[Callabl
         while ear.told[-1:] != ["opened"]:  # a flood from its own address may displace it: it comes again
             assert time.monotonic() < until_s, "a launcher that knows the secret isn't let in"
             ear.told.clear()
-            connect(transport, ear, address)
+            transport.connect(address)
             until(reactor, lambda: ear.told)
         ask(m.Hello("fuzz", _JOB.rules, instance, f"host of {instance}"))
         yield ask
