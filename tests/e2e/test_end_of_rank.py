@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.link import process_tree
-from megatron_ft.link.base import escalation
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import carries, read_stat
 from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
 from megatron_ft.link.process_tree import end_strays, tidies_up
 from megatron_ft.monitor import end_of_rank
-from megatron_ft.monitor.end_of_rank import send_due_signals
 from tests.fuzz.watched import watched
 from tests.support.launching import wait_until
 from tests.support.monitored import expect
@@ -66,28 +64,6 @@ def test_orphan_outside_the_process_group_is_found_by_its_environment() -> None:
         for process in (rank, left_it, other):
             process.kill()
             process.wait()
-
-
-def test_a_rank_that_gets_no_cpu_has_more_time_before_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited_ns = 0
-    monkeypatch.setattr(escalation, "GRACE_S", 0.05)
-    monkeypatch.setattr(end_of_rank, "run_delays_ns", lambda pid: {pid: waited_ns})
-    rank = subprocess.Popen(SLEEPS)
-    pidfd = os.pidfd_open(rank.pid)
-    try:
-        end = escalation.Escalation(signal.SIGURG, due_s=0.0)  # which it ignores
-        signalled = time.monotonic()
-        assert send_due_signals(rank.pid, pidfd, end) == [signal.SIGURG, signal.SIGCONT]
-        waited_ns = 400_000_000
-        while not (sent := send_due_signals(rank.pid, pidfd, end)):
-            time.sleep(0.01)
-        assert time.monotonic() - signalled >= 0.45
-        assert sent == [signal.SIGKILL, signal.SIGCONT]
-        assert rank.wait(20) == -signal.SIGKILL
-    finally:
-        os.close(pidfd)
-        rank.kill()
-        rank.wait()
 
 
 def test_cpu_wait_of_a_running_process_is_measured() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -198,26 +197,6 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
     with hosted(reactor, secret=SECRET) as one, sockets(reactor) as (transport, ear):
         connect(transport, ear, one.address)
         until(reactor, lambda: "asks for the job's secret" in str(ear.told))
-
-
-def test_coordinator_without_a_free_descriptor_still_says_which_options_differ(reactor: Reactor) -> None:
-    with hosted(reactor) as one, sockets(reactor) as (transport, ear), sockets(reactor) as (other, its_ear):
-        assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
-        pid = one.pid()
-        connect(other, its_ear, one.address)
-        until(reactor, lambda: its_ear.told == ["opened"])
-        # it is taken in, and the answer shows it
-        connect(transport, ear, one.address)
-        until(reactor, lambda: ear.told[-1] == "opened")
-        transport.transmit(hello())
-        until(reactor, lambda: len(ear.heard_messages) >= 2)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))  # what is open stays open
-        other.transmit(replace(hello(), instance="other", rules=replace(RULES, max_restarts=7)))
-        until(reactor, lambda: its_ear.heard_messages)
-        (refusal,) = its_ear.heard_messages
-        assert isinstance(refusal, m.Dismiss)
-        assert "--max-restarts" in refusal.text
-        assert one.pid() == pid
 
 
 def port_of(sock: socket.socket) -> int:

@@ -164,15 +164,3 @@ def test_name_of_a_job_that_has_ended_or_lost_all_nodes_is_used_again(launcher: 
     third.start(2)
     third.all_train(0)
     assert ended(third) == [0, 0]
-
-
-def test_launcher_of_the_leader_is_stopped_and_the_others_go_on(launcher: Launcher, etcd: EtcdServer) -> None:
-    job = Job(launcher, etcd, "--nnodes=2:3")
-    job.start(3)
-    job.all_train(0)
-    stopped = job.leader()
-    stopped.signal(signal.SIGTERM)
-    left = [node for node in job.nodes if node is not stopped]
-    job.all_train(1, nodes=left)
-    assert ended(job, left) == [0, 0]
-    stopped.assert_nothing_left()

@@ -14,23 +14,19 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import is_peer_loss, last_words
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
 from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.files.evidence_files import write_evidence
 from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
 from megatron_ft.monitor.process import AttachedRank
 from tests.support.agents import hung
-from tests.support.evidence import exit_evidence
 from tests.support.launching import ROOT, wait_until
 
 BOUND_S = 2.0
@@ -416,15 +412,6 @@ sleeping()
     _, document = subjects.start(body).collect()
     assert document["stacks_by"] == "faulthandler"
     assert "sleeping" in functions(document)
-
-
-def test_the_files_are_the_owner_s(tmp_path: Path) -> None:
-    evidence = exit_evidence()
-    path = write_evidence(str(tmp_path), evidence).file
-    assert json.loads((tmp_path / path).with_suffix(".json").read_text()) == json.loads(json.dumps(evidence.packed()))
-    assert (tmp_path / path).read_text() == evidence_text(evidence)
-    assert (tmp_path / path).stat().st_mode & 0o777 == 0o600
-    assert len(os.listdir((tmp_path / path).parent)) == 2
 
 
 LOSES = """

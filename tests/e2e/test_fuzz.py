@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.config.files.yaml_file import FaultToleranceConfig
-from megatron_ft.link.wire import Channel, connect, encode
-from megatron_ft.monitor import process as monitor_process
-from megatron_ft.monitor.process import AttachedRank
+from megatron_ft.link.wire import encode
 from tests.fuzz.boards import fuzz_boards
 from tests.fuzz.sockets import attack_launcher, attack_monitor, exchange
 from tests.fuzz.watched import CYCLE, figures, watched
@@ -41,46 +38,6 @@ def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> Non
 
 def test_board_reader_survives_garbage(said: list[str]) -> None:
     fuzz_boards(SEED, 300, said.append)
-
-
-def test_a_monitor_that_cannot_read_its_launcher_ends_and_its_rank_does_not(tmp_path: Path) -> None:
-    """The next one takes over, and finds the rank when it hangs."""
-    with watched(tmp_path, timeout_s=3.0) as both:
-        raw = socket.socket(fileno=os.dup(both.channel.fileno()))
-        raw.send(b"\xff\xff\xff\xff")
-        raw.close()
-        assert both.monitor.wait(60) == 0
-        time.sleep(0.2)  # it would have been signalled before the end of the monitor
-        assert both.rank.poll() is None
-        both.said("warning")
-        ours, theirs = socket.socketpair()
-        both.channel.close()
-        both.channel = Channel(ours)
-        both.monitor = monitor_process.spawn(
-            listen_fd=both._listener.fileno(),
-            socket_path=both.path,
-            local_rank=0,
-            launcher_fd=theirs.fileno(),
-            options=monitor_process.MonitorOptions(config=FaultToleranceConfig(rank_section_timeouts={"step": 3.0})),
-            attached=AttachedRank(*both.fds, both.rank.pid, 0, CYCLE),
-        )
-        theirs.close()
-        assert both.hang()["section"] == "step"
-
-
-def test_a_rank_that_is_displaced_is_told_of(tmp_path: Path) -> None:
-    """The launcher has started another process since: that one may come, but not in silence."""
-    with watched(tmp_path, timeout_s=3.0) as both:
-        both.channel.send({"type": "guard_group", "pid": os.getpid()})
-        channel = connect(both.path, 30.0)
-        channel.send({"type": "hello", "cycle": CYCLE + 1, "rank": 0, "warmup_iterations": 0})
-        answer = channel.wait_message(30.0)
-        assert answer.message.name == "welcome"
-        for fd in answer.fds:
-            os.close(fd)
-        channel.close()
-        assert "is no longer monitored" in both.wait_for("warning")["text"]
-        assert both.rank.poll() is None
 
 
 def test_strangers_neither_take_the_place_of_the_launchers_rank_nor_keep_the_monitor_from_it(tmp_path: Path) -> None:

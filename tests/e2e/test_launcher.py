@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
 from tests.support.launching import Launcher
 
 TWO = ("--nproc-per-node", "2")
-
-
-def test_ranks_have_the_documented_environment_and_the_launcher_prints_two_lines(
-    fresh_launcher: Launcher,
-) -> None:
-    script = """
-import json, stat
-socket_path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
-run_dir = os.path.dirname(socket_path)
-say(json.dumps({
-    "env": {name: value for name, value in os.environ.items()},
-    "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(), "session": os.getsid(0),
-    "modes": [oct(stat.S_IMODE(os.stat(p).st_mode)) for p in
-              (run_dir, socket_path, os.environ["FT_LAUNCHER_IPC_SOCKET"])],
-    "argv": sys.argv[1:],
-}))
-"""
-    launched = fresh_launcher.start(script, *TWO, script_args=["--x", "1"])
-    finished = launched.wait()
-    launched.assert_nothing_left()
-    assert finished.code == 0
-    assert len(finished.lines) == 2, "a cycle starts, and ends"
-    assert "Traceback" not in finished.err
-    (ended,) = launched.events("cycle_ended")
-    assert (ended["outcome"], ended["action"], ended["cause"]) == ("succeeded", "finish", None)
-    (run_ended,) = launched.events("run_ended")
-    assert run_ended["exit_code"] == 0
-    assert run_ended["t"] - ended["t"] < 2e9  # monitors that don't end by themselves are killed after so long
-    ranks = sorted(map(json.loads, finished.out.splitlines()), key=lambda rank: rank["env"]["RANK"])
-    assert len(ranks) == 2
-    for number, rank in enumerate(ranks):
-        env = rank["env"]
-        assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["FT_CYCLE"]) == (
-            str(number),
-            str(number),
-            "2",
-            "0",
-        )
-        assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"} <= set(env)
-        assert env["FT_RANK_MONITOR_IPC_SOCKET"] != ranks[1 - number]["env"]["FT_RANK_MONITOR_IPC_SOCKET"]
-        assert env["FT_LAUNCHER_IPC_SOCKET"] == ranks[1 - number]["env"]["FT_LAUNCHER_IPC_SOCKET"]
-        assert rank["parent"] == launched.process.pid
-        assert rank["pid"] == rank["group"] == rank["session"]
-        assert rank["modes"] == ["0o700", "0o600", "0o600"]
-        assert rank["argv"] == ["--x", "1"]
 
 
 def test_kill_exit_code_and_exception_restart_one_after_another(torch_launcher: Launcher) -> None:

@@ -28,42 +28,6 @@ def sections(timeout: float) -> list[str]:
     return [option.format(timeout=timeout) for option in SECTIONS]
 
 
-def test_monitor_that_dies_before_its_answer_is_replaced_and_the_hang_found(launcher: Launcher, tmp_path: Path) -> None:
-    """The launcher knows of the rank then, and the next monitor takes it over: its hello is one of its own rank."""
-    script = """
-from megatron_ft import RankMonitorClient
-from megatron_ft.link.wire import ChannelClosedError, close_fds
-from megatron_ft.rank.base import connection
-exchange = connection._exchange
-def lost(*args):
-    connection._exchange = exchange
-    close_fds(exchange(*args).fds)
-    say("lost")
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.01)
-    raise ChannelClosedError("its monitor has died")
-connection._exchange = lost
-client = RankMonitorClient()
-client.init_workload_monitoring()
-client.set_iteration(1)
-client.start_section("step")
-say("there")
-forever()
-"""
-    flag = tmp_path / "flag"
-    launched = launcher.start(script, *sections(1.0), script_args=[str(flag)])
-    launched.wait_for("^lost$")
-    os.kill(launched.monitor_pids()[0], signal.SIGKILL)
-    launched.wait_for(r"the monitor of rank 0 exited \(SIGKILL\); replacing it")
-    flag.touch()
-    finished = launched.wait()
-    assert "there" in finished.out, finished.err
-    assert [end[:2] for end in launched.ends()] == [(0, "hang")]
-    (verdict,) = launched.events("verdict", "monitor")
-    assert (verdict["section"], verdict["timeout_s"]) == ("step", 1.0)
-    launched.assert_nothing_left()
-
-
 def test_rank_that_asks_and_is_killed_at_once_is_heard(launcher: Launcher) -> None:
     script = """
 from megatron_ft.link.wire import connect
