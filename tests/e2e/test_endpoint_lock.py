@@ -29,7 +29,7 @@ from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.link import tcp
 from megatron_ft.link.linux.processes import read_stat, wait_gone
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, connect, sockets, until
+from tests.support.coordination import BOUND_S, Ear, sockets, until
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
@@ -70,7 +70,7 @@ def hosted(reactor: Reactor, **more: Any) -> Iterator[Hosted]:
 def ask(reactor: Reactor, ear: Ear, transport: Any, address: str, message: m.Hello) -> m.ToMember:
     """What a coordinator says first."""
     count = len(ear.heard_messages)
-    connect(transport, ear, address)
+    transport.connect(address)
     until(reactor, lambda: ear.told and ear.told[-1] == "opened")
     transport.transmit(message)
     until(reactor, lambda: len(ear.heard_messages) > count)
@@ -195,7 +195,7 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
         assert "numpy" not in maps
         assert "torch" not in maps
     with hosted(reactor, secret=SECRET) as one, sockets(reactor) as (transport, ear):
-        connect(transport, ear, one.address)
+        transport.connect(one.address)
         until(reactor, lambda: "asks for the job's secret" in str(ear.told))
 
 
