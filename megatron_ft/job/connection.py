@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import Vocabulary, name_of
-from megatron_ft.link.linux.polling import wait_ready
+from megatron_ft.link.linux.processes import wait_ready
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import HANDSHAKE_BYTES, Challenge, Handshake, SecretError
 from megatron_ft.link.secure_channel import SEAL_BYTES, FrameError, Role

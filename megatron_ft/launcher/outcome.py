@@ -239,7 +239,7 @@ def rewrite(path: str, change: Callable[[Lives], Lives]) -> None:
     if changed is lives:
         return
     try:
-        replace_own(path, changed.to_text().encode(), fsync=True)
+        replace_own(path, changed.to_text().encode())
     except ForeignFileError:
         pass  # it was said where it was read
     except OSError as error:

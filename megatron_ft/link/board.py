@@ -117,10 +117,6 @@ class Board:
         words = self.words[layout.PLACE : layout.PLACE + layout.PLACE_WORDS]
         return words.tobytes().rstrip(b"\0").decode(errors="replace")
 
-    def count_up(self, word: int) -> None:
-        """Increment a word, whatever it holds."""
-        self.words[word] = (self.words[word] + 1) & layout.WORD_MASK
-
     def snapshot(self) -> BoardSnapshot:
         """Read everything but the ring.
 

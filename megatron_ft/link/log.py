@@ -58,26 +58,23 @@ class Log:
         self._get().log(level, "%s", text)
 
     def _get(self) -> logging.Logger:
-        if self._logger is None:
-            self._logger = _with_handler(self._name, self._write)
-        return self._logger
+        if self._logger is not None:
+            return self._logger
+        import logging
 
+        write, logger, package = self._write, logging.getLogger(self._name), logging.getLogger(_PACKAGE)
 
-def _with_handler(name: str, write: Callable[[int, str], None]) -> logging.Logger:
-    import logging
+        class Default(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                write(record.levelno, record.getMessage())
 
-    logger, package = logging.getLogger(name), logging.getLogger(_PACKAGE)
-
-    class Default(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            write(record.levelno, record.getMessage())
-
-    if not (logger.handlers or package.handlers):
-        logger.addHandler(Default())
-        logger.propagate = False  # a handler of the root logger would print each line a second time
-    if logger.level == package.level == logging.NOTSET:
-        logger.setLevel(INFO)
-    return logger
+        if not (logger.handlers or package.handlers):
+            logger.addHandler(Default())
+            logger.propagate = False  # a handler of the root logger would print each line a second time
+        if logger.level == package.level == logging.NOTSET:
+            logger.setLevel(INFO)
+        self._logger = logger
+        return logger
 
 
 def _to_standard_error(_level: int, text: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from megatron_ft.errors import FaultToleranceError, ProtocolError
 from megatron_ft.link.base import codec
 from megatron_ft.link.base.codec import Count, Fact, Message, Raw, encode_as, name_of
-from megatron_ft.link.linux.polling import wait_ready
+from megatron_ft.link.linux.processes import wait_ready
 
 PROTOCOL_VERSION = 10
 MAX_MESSAGE_BYTES = 1 << 20

@@ -28,7 +28,9 @@ def main() -> None:
     parent_pidfd = _parent_pidfd(settings.parent)
     signal_fd = _route_signals()
     set_name(f"ft_monitor_{settings.local_rank}".encode())
-    reports = Reports(functools.partial(_open_log, settings), _channel(settings), local_rank=settings.local_rank)
+    fd = settings.launcher_fd
+    launcher = None if fd is None else Channel(socket.socket(fileno=fd), takes_fds=False)
+    reports = Reports(functools.partial(_open_log, settings), launcher, local_rank=settings.local_rank)
     MonitorService(settings, reports, signal_fd, parent_pidfd).run()
 
 
@@ -66,12 +68,6 @@ def _open_log(settings: MonitorSettings) -> EventLog:
         max_bytes=settings.log_max_bytes,
         local_rank=settings.local_rank,
     )
-
-
-def _channel(settings: MonitorSettings) -> Channel | None:
-    if settings.launcher_fd is None:
-        return None
-    return Channel(socket.socket(fileno=settings.launcher_fd), takes_fds=False)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from megatron_ft.link.board import Board
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.files.evidence_files import LIBRARIES
 from megatron_ft.link.linux import proc
-from megatron_ft.link.linux.processes import ProcessStat, is_gone, read_stat, send_signal, signal_main_thread
+from megatron_ft.link.linux.processes import is_gone, read_stat, send_signal, signal_main_thread
 from megatron_ft.link.messages.rank_messages import Answer, Question
 from megatron_ft.monitor.process import AttachedRank
 
@@ -81,7 +81,10 @@ def collect(
     # collectives first: the signal for the stacks may wake the rank, which then enters the next collective
     answer = probe.ask(facts.state, missing)
     collectives = answer.collectives
-    state, is_busy = _settled(facts.state, read_stat(attached.pid))
+    # a process is in uninterruptible sleep for moments, in a page fault or a write: a single "D" proves nothing
+    first, later = facts.state, read_stat(attached.pid)
+    second = first if later is None else later.state
+    state, is_busy = second if first == "D" else first, first == second == "R"
     stacks, source, frames = probe.all_stacks(state, missing, answer.stack, passive=passive)
     told, inner = user_frame(frames, library=LIBRARIES), frames[0] if frames else None
     text = os.pread(attached.stack_fd, _MAX_DUMP_BYTES, 0).decode(errors="replace")
@@ -137,17 +140,7 @@ def _last_words(text: str, snapshot: BoardSnapshot | None) -> CrashOutput:
     return words if words.error and words.raised_at_ns >= moved_ns else CrashOutput()
 
 
-def _settled(first: str, later: ProcessStat | None) -> tuple[str, bool]:
-    """Return the state of a process from two samples, and whether it was running in both.
-
-    Every process is in uninterruptible sleep for moments: a page fault, a write. A single "D" proves nothing.
-    """
-    second = first if later is None else later.state
-    return (second if first == "D" else first), first == second == "R"
-
-
-_NO_GROUP = "there is no process group"
-_HARMLESS = (_NO_GROUP, "torch.distributed isn't imported")
+_HARMLESS = ("there is no process group", "torch.distributed isn't imported")
 """Reasons for missing collectives that are no sign of trouble."""
 
 

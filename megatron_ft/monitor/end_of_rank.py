@@ -11,7 +11,6 @@ import time
 from megatron_ft.link.base.escalation import Escalation
 from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
-from megatron_ft.monitor.process import AttachedRank
 
 SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
@@ -29,22 +28,13 @@ def send_due_signals(pid: int, pidfd: int, escalation: Escalation) -> list[signa
     return [number, signal.SIGCONT]
 
 
-def group_of(attached: AttachedRank) -> int | None:
-    """Return the rank's process group; None if the launcher shares it, as with a rank started by hand."""
-    try:
-        group = os.getpgid(attached.pid)
-        shared = {os.getpgid(os.getppid()), os.getpgrp()}
-    except ProcessLookupError:
-        return None
-    return None if group in shared else group
-
-
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:
     """End every process that the rank of this monitor started, after its launcher died. Return the survivors.
 
     The rank itself dies of its parent-death signal; its data-loader workers and checkpoint writers don't. Those are
-    found by process group or session (``group`` is the number of both). Programs that left both are found by the
-    monitor's socket in their initial environment: its path is unpredictable, so no other job has it.
+    found by process group or session (``group`` is the number of both; None if no rank was started). Programs that left
+    both are found by the monitor's socket in their initial environment: its path is unpredictable, so no other job has
+    it.
     """
     marker = f"FT_RANK_MONITOR_IPC_SOCKET={socket_path}".encode()
     own = os.getpid()

@@ -11,7 +11,7 @@ from megatron_ft.link.base.intervals import IntervalKey
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.link.linux.proc import main_thread_ns, transferred_bytes, waiting_channels
+from megatron_ft.link.linux.proc import scheduled_ns, transferred_bytes, waiting_channels
 from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.messages.monitor_messages import ExtendTimeout, Suspect
 from megatron_ft.monitor.collect_evidence import Probe
@@ -75,7 +75,7 @@ def take_sample(attached: AttachedRank, snapshot: BoardSnapshot | None) -> Progr
     stat = read_stat(attached.pid)
     probe = Probe(attached, snapshot, at_ns + round(_ASK_S * 1e9), freeze=False)
     answer = probe.ask("" if stat is None else stat.state, [], samples=_SAMPLES)
-    ran_ns, starved_ns = main_thread_ns(attached.pid)
+    ran_ns, starved_ns = scheduled_ns(attached.pid, attached.pid)
     told = answer.collectives
     entered, completed = (None, None) if told.error else (told.enqueued, told.completed)
     stacks = [each for each in answer.places if each]

@@ -73,13 +73,13 @@ def spawn(
     fds = [listen_fd]
     argv = isolated_command("megatron_ft.monitor")
     argv += ["--listen-fd", str(listen_fd), "--socket", socket_path, "--local-rank", str(local_rank)]
-    given = {**vars(options), "config": options.config.for_ranks()}
+    taken_over = None if attached is None else attached._asdict()
+    given = {**vars(options), "config": options.config.for_ranks(), "attached": taken_over}
     argv += ["--run-id", given.pop("run_id"), "--parent", str(os.getpid()), "--options", json.dumps(given)]
     if launcher_fd is not None:
         argv += ["--launcher-fd", str(launcher_fd)]
         fds.append(launcher_fd)
     if attached is not None:
-        argv += ["--attached", json.dumps(attached._asdict())]
         fds += attached.fds
     process = subprocess.Popen(
         argv,
@@ -109,10 +109,10 @@ def parse(argv: Sequence[str]) -> MonitorSettings:
     """Read the ``--name value`` pairs of ``spawn``. argparse would cost every monitor another half megabyte."""
     assert len(argv) % 2 == 0, argv
     given = dict(zip(argv[::2], argv[1::2], strict=True))
-    attached = given.pop("--attached", None)
     launcher_fd = given.pop("--launcher-fd", None)
     options = json.loads(given.pop("--options"))
     options["config"] = ConfigValues.from_dict(options["config"])
+    attached = options.pop("attached")
     settings = MonitorSettings(
         **options,
         listen_fd=int(given.pop("--listen-fd")),
@@ -121,7 +121,7 @@ def parse(argv: Sequence[str]) -> MonitorSettings:
         launcher_fd=None if launcher_fd is None else int(launcher_fd),
         run_id=given.pop("--run-id"),
         parent=int(given.pop("--parent")),
-        attached=None if attached is None else AttachedRank(**json.loads(attached)),
+        attached=None if attached is None else AttachedRank(**attached),
     )
     assert not given, given
     return settings

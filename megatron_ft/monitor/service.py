@@ -8,10 +8,11 @@ import signal
 import socket
 import time
 from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.evidence import evidence_text
+from megatron_ft.diagnosis.evidence import RankEvidence, evidence_text
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.errors import ProtocolError
 from megatron_ft.learning.messages import Arm
@@ -35,20 +36,39 @@ from megatron_ft.link.messages.monitor_messages import (
     Resume,
     Stop,
 )
-from megatron_ft.link.messages.rank_messages import RankHello, RankRefused, RankShown, RankWelcome, ShowRank, ToRank
+from megatron_ft.link.messages.rank_messages import (
+    FROM_RANK,
+    RankHello,
+    RankRefused,
+    RankShown,
+    RankWelcome,
+    ShowRank,
+    ToRank,
+)
 from megatron_ft.link.reactor import Priority, Reactor
-from megatron_ft.link.wire import ChannelClosedError
-from megatron_ft.monitor import hello
+from megatron_ft.link.wire import Channel, ChannelClosedError, accept_peer
 from megatron_ft.monitor.collect_evidence import collect
-from megatron_ft.monitor.end_of_rank import end_orphans, group_of, remove_run_directory, send_due_signals
-from megatron_ft.monitor.hello import Caller, Callers
+from megatron_ft.monitor.end_of_rank import end_orphans, remove_run_directory, send_due_signals
 from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.process import MonitorSettings
 from megatron_ft.monitor.reports import Reports
 from megatron_ft.monitor.watched_rank import WatchedRank
 
+_MOST_CALLERS = 16
+_PATIENCE_S = 5.0
+"""Seconds a connection may stay silent before it is closed."""
 _LAUNCHER_ENDS_S = 3.0
 """Seconds from the end of a launcher's sockets to the end of its process."""
+
+
+class Caller(NamedTuple):
+    """A connection that hasn't said yet what it wants. ``pid`` comes from the kernel, never from the peer."""
+
+    fd: int
+    channel: Channel
+    pid: int
+    pidfd: int
+    give_up_s: float
 
 
 class MonitorService:
@@ -62,7 +82,7 @@ class MonitorService:
         self._parent_pidfd = parent_pidfd
         self._listener = socket.socket(fileno=settings.listen_fd)
         self._reactor = Reactor()
-        self._callers = Callers(self._reactor, self._read_hello)
+        self._callers: list[Caller] = []
         self._watched: WatchedRank | None = None
         self._termination: Escalation | None = None
         self._has_launcher = settings.launcher_fd is not None
@@ -70,7 +90,6 @@ class MonitorService:
         self._first: tuple[Collect, ProgressSample] | None = None
         """A rank that is being examined: the order, and what the rank did then."""
         self._next_look_ns: int | None = None
-        self._group: int | None = None
         self._running = True
         self._paused_at_ns: int | None = None
         self._started: int | None = None
@@ -81,7 +100,7 @@ class MonitorService:
     def run(self) -> None:
         self._reactor.watch(self._signal_fd, self._take_signals, Priority.SIGNAL)
         self._reactor.watch(self._parent_pidfd, self._parent_is_gone, Priority.DEATH)
-        self._reactor.watch(self._listener.fileno(), lambda: self._callers.accept(self._listener))
+        self._reactor.watch(self._listener.fileno(), self._accept)
         if self._settings.launcher_fd is not None:
             self._reactor.watch(self._settings.launcher_fd, self._hear_launcher)
         if self._settings.attached is not None:
@@ -90,12 +109,13 @@ class MonitorService:
             self._reactor.run_once(self._timeout_s())
             if self._reports.launcher_is_gone:
                 self._launcher_is_gone()
-            self._callers.forget_silent()
+            for caller in [each for each in self._callers if time.monotonic() >= each.give_up_s]:
+                self._dismiss(caller)
             self._act_if_due()
         self._stop()
 
     def _timeout_s(self) -> float | None:
-        times = [caller.give_up_at for caller in self._callers.values()]
+        times = [caller.give_up_s for caller in self._callers]
         if self._termination is not None and self._termination.due_s is not None:
             times.append(self._termination.due_s)
         if self._first is not None:
@@ -133,9 +153,8 @@ class MonitorService:
         match order:
             case Stop():
                 self._running = False
-            case GuardGroup(pid, rank):
-                self._group = self._started = pid  # the rank leads its own group and session
-                self._rank = rank
+            case GuardGroup():
+                self._started, self._rank = order.pid, order.rank  # the rank leads its own group and session
             case Pause(since_ns) if self._paused_at_ns is None:
                 # a replacement monitor is told since when its predecessor was paused
                 now_ns = time.monotonic_ns()
@@ -174,28 +193,43 @@ class MonitorService:
             elif number in (signal.SIGTERM, signal.SIGINT) and self._settings.launcher_fd is None:
                 self._running = False
 
+    def _accept(self) -> None:
+        """Accept one connection of the same user. At the limit, the oldest one that hasn't spoken is closed."""
+        if len(self._callers) >= _MOST_CALLERS:
+            self._dismiss(self._callers[0])
+        accepted = accept_peer(self._listener)
+        if accepted is not None:
+            caller = Caller(accepted[0].fileno(), *accepted, time.monotonic() + _PATIENCE_S)
+            self._callers.append(caller)
+            self._reactor.watch(caller.fd, partial(self._read_hello, caller))
+
+    def _dismiss(self, caller: Caller) -> None:
+        self._callers.remove(caller)
+        self._reactor.unwatch(caller.fd)
+        caller.channel.close()
+        os.close(caller.pidfd)
+
     def _read_hello(self, caller: Caller) -> None:
         try:
             received = caller.channel.receive(everything=False)  # a peer that never pauses must not block us
             if not received:
                 return
-            greeting = hello.parse(received[0].message)
-        except (ChannelClosedError, ProtocolError) as error:
-            if isinstance(error, ProtocolError):
-                text = f"{self._name} refused a connection from process {caller.pid}: {error}"
-                self._reports.complain("refused", text)
-            self._callers.dismiss(caller)
-            return
-        if isinstance(greeting, ShowRank):
-            self._answer(caller, self._shown())
-            self._callers.dismiss(caller)
-            return
-        reason = self._refusal(greeting, caller)
-        if reason is not None:
-            self._answer(caller, RankRefused(reason))
-            self._callers.dismiss(caller)
-            return
-        self._welcome(caller, greeting)
+            greeting = FROM_RANK.parse(received[0].message)
+            if isinstance(greeting, RankHello) and greeting.user_code_ns > time.monotonic_ns():
+                raise ProtocolError(f"hello has user_code_ns = {greeting.user_code_ns}, which is still to come")
+        except ProtocolError as error:
+            text = f"{self._name} refused a connection from process {caller.pid}: {error}"
+            self._reports.complain("refused", text)
+        except ChannelClosedError:
+            pass
+        else:
+            if isinstance(greeting, ShowRank):
+                self._answer(caller, self._shown())
+            elif (reason := self._refusal(greeting, caller)) is not None:
+                self._answer(caller, RankRefused(reason))
+            else:
+                self._welcome(caller, greeting)
+        self._dismiss(caller)
 
     def _shown(self) -> RankShown | RankRefused:
         """Return what the rank does now, for a person: nothing is concluded or written, and the rank gets no signal."""
@@ -203,35 +237,48 @@ class MonitorService:
         if watched is None or watched.has_ended:
             return RankRefused("its script has called no hook and has no process group")
         deadline_ns = time.monotonic_ns() + round(EVIDENCE_S * 1e9)
-        local_rank, board = self._settings.local_rank, watched.final_snapshot()
-        attached = watched.attached
-        shown = collect(
-            attached, watched.board, board, None, local_rank=local_rank, passive=True, deadline_ns=deadline_ns
+        return RankShown(evidence_text(self._collect(watched, None, passive=True, deadline_ns=deadline_ns)))
+
+    def _collect(
+        self, watched: WatchedRank, verdict: RankHung | None, *, passive: bool, deadline_ns: int
+    ) -> RankEvidence:
+        attached, board, snapshot = watched.attached, watched.board, watched.final_snapshot()
+        local_rank = self._settings.local_rank
+        return collect(
+            attached, board, snapshot, verdict, local_rank=local_rank, passive=passive, deadline_ns=deadline_ns
         )
-        return RankShown(evidence_text(shown))
 
     def _refusal(self, greeting: RankHello, caller: Caller) -> str | None:
-        if self._watched is None:
+        """Return why a hello is refused, None if it is accepted.
+
+        A higher cycle wins: the rank of the earlier one is about to end. Within a cycle the first rank wins as long as
+        it lives and is monitored. A rank of the launcher also wins against a stranger of a higher cycle: a process that
+        isn't in the process group the launcher started last.
+        """
+        watched, started = self._watched, self._started
+        if watched is None:
             return None
-        attached = self._watched.attached
-        is_same = attached.pid == caller.pid and greeting.watch_only == self._watched.is_watch_only
-        if greeting.again and is_same and not is_gone(attached.pidfd):
+        pid, cycle, lives = watched.attached.pid, watched.attached.cycle, not is_gone(watched.attached.pidfd)
+        if greeting.again and lives and pid == caller.pid and greeting.watch_only == watched.is_watch_only:
             return None  # reported by the previous monitor, which died before it answered
-        if attached.pid == caller.pid:
-            self._watched.note_new_program()  # the process may have re-executed itself, for example to set a variable
+        if pid == caller.pid:
+            watched.note_new_program()  # the process may have re-executed itself, for example to set a variable
+        if greeting.cycle < cycle:
+            return f"cycle {greeting.cycle} is over, this monitor watches cycle {cycle}"
         # a rank that is watched by its collectives only may call hooks later
-        closing = self._watched.has_ended or (self._watched.is_watch_only and not greeting.watch_only)
-        started = self._started
-        is_stranger = started is not None and is_in(attached.pid, started) and not is_in(caller.pid, started)
-        reason = hello.refusal(greeting, attached, closing=closing, is_stranger=is_stranger)
-        if reason is None and not closing and not is_gone(attached.pidfd):
-            self._reports.complain(
-                "displaced",
-                f"process {caller.pid} connected for cycle {greeting.cycle} and takes the monitor of rank "
-                f"{attached.rank}; process {attached.pid} of cycle {attached.cycle} still runs and is no longer "
-                "monitored",
-            )
-        return reason
+        if not lives or watched.has_ended or (watched.is_watch_only and not greeting.watch_only):
+            return None
+        if greeting.cycle == cycle:
+            return f"process {pid} of cycle {cycle} is connected already"
+        if started is not None and is_in(pid, started) and not is_in(caller.pid, started):
+            ours = f"the launcher's rank of cycle {cycle} (process {pid}) still runs"
+            return f"cycle {greeting.cycle} has not begun, {ours}"
+        self._reports.complain(
+            "displaced",
+            f"process {caller.pid} connected for cycle {greeting.cycle} and takes the monitor of rank "
+            f"{watched.attached.rank}; process {pid} of cycle {cycle} still runs and is no longer monitored",
+        )
+        return None
 
     def _welcome(self, caller: Caller, greeting: RankHello) -> None:
         if self._rank is not None and self._started is not None and is_in(caller.pid, self._started):
@@ -242,7 +289,6 @@ class MonitorService:
             reason = f"no memory for the progress board ({error.strerror})"
             self._reports.complain("no memory", reason)
             self._answer(caller, RankRefused(reason))
-            self._callers.dismiss(caller)
             return
         self._leave_rank()
         self._watch(watched)
@@ -253,7 +299,6 @@ class MonitorService:
         fds = (attached.board_fd, attached.wake_fd, attached.stack_fd, watched.answers_fd)
         was_sent = self._answer(caller, welcome, fds)
         watched.hand_over()
-        self._callers.dismiss(caller)
         if not was_sent and not is_gone(attached.pidfd):
             self._leave_rank()  # it gave up waiting while this process was stopped, and will try again
 
@@ -270,7 +315,6 @@ class MonitorService:
         self._reactor.watch(watched.attached.wake_fd, partial(self._woken, watched))
         self._reactor.watch(watched.attached.pidfd, self._rank_is_gone, Priority.DEATH)
         self._next_look_ns = time.monotonic_ns()
-        self._group = group_of(watched.attached)
 
     def _act_if_due(self) -> None:
         self._reports.report_written()
@@ -353,15 +397,7 @@ class MonitorService:
             self._reports.tell(Observation(watched.attached.cycle, watched.note))
             return
         watched.note_new_program()
-        evidence = collect(
-            watched.attached,
-            watched.board,
-            watched.final_snapshot(),
-            verdict,
-            local_rank=self._settings.local_rank,
-            passive=passive,
-            deadline_ns=deadline_ns,
-        )
+        evidence = self._collect(watched, verdict, passive=passive, deadline_ns=deadline_ns)
         if first is not None:
             progress = progress_between(first, take_sample(watched.attached, watched.final_snapshot()))
             evidence = replace(evidence, note=replace(evidence.note, progress=progress))
@@ -407,7 +443,7 @@ class MonitorService:
             self._reports.warn("lost the connection to the launcher, which starts another monitor: exiting")
             return
         self._reports.record(Warning_(text="the launcher has died: ending what is left of the rank"))
-        left = end_orphans(self._settings.socket_path, self._group)
+        left = end_orphans(self._settings.socket_path, self._started)
         if left:
             pids = sorted({each.pid for each in left})
             who = f"process {pids[0]} is" if len(pids) == 1 else f"processes {', '.join(map(str, pids))} are"
@@ -419,8 +455,8 @@ class MonitorService:
             self._rank_is_gone()  # the end of the rank may be read after the order to stop
         self._reports.finish_writing()
         self._leave_rank()
-        for caller in list(self._callers.values()):
-            self._callers.dismiss(caller)
+        while self._callers:
+            self._dismiss(self._callers[0])
         self._listener.close()
         if self._settings.launcher_fd is None:
             with contextlib.suppress(OSError):  # another process removed it first

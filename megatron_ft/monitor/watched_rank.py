@@ -20,9 +20,8 @@ from megatron_ft.link.facts import monitor as records
 from megatron_ft.link.facts.minutes import MINUTE_NS
 from megatron_ft.link.facts.monitor import Minute
 from megatron_ft.link.file_queue import FileQueue
-from megatron_ft.link.linux.polling import has_hung_up
 from megatron_ft.link.linux.proc import has_mapped
-from megatron_ft.link.linux.processes import is_gone
+from megatron_ft.link.linux.processes import has_hung_up, is_gone
 from megatron_ft.link.messages.rank_messages import RankHello
 from megatron_ft.link.wire import close_fds
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY
@@ -134,7 +133,11 @@ class WatchedRank:
                 self.is_damaged, self.board.words[layout.W_MAGIC] = True, layout.DAMAGED
                 self.rest()
                 raise
-        self.detector.check_interval_ns = min(self._check_interval_ns, _first_step_interval_ns(snapshot, now))
+        self.detector.check_interval_ns = self._check_interval_ns
+        if not (snapshot.first_step_at_ns or snapshot.watch_only):
+            # a hook must not wake the monitor, so it looks for the first step: often at first, then ever less often
+            first_step_ns = max(_FIRST_STEP_LOOK_NS, (now - snapshot.start_ns) // _FIRST_STEP_SHARE)
+            self.detector.check_interval_ns = min(self._check_interval_ns, first_step_ns)
         outcome = self.detector.check(snapshot, now, was_stopped=self.was_stopped)
         self.was_stopped = False
         self.last_good = snapshot
@@ -268,13 +271,3 @@ class WatchedRank:
 
 def seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
-
-
-def _first_step_interval_ns(snapshot: BoardSnapshot, now_ns: int) -> int:
-    """Return the interval in nanoseconds until the next look for the first step.
-
-    A hook must not wake the monitor, so the board is polled: often at first, then ever less often.
-    """
-    if snapshot.first_step_at_ns or snapshot.watch_only:
-        return layout.NO_TIMEOUT
-    return max(_FIRST_STEP_LOOK_NS, (now_ns - snapshot.start_ns) // _FIRST_STEP_SHARE)

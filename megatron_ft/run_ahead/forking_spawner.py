@@ -95,13 +95,9 @@ class ServerProcess:
                     raise ProtocolError(f"process {pid}, its rank, is no child of the launcher") from None
             return answer
         except (ChannelClosedError, ProtocolError, TimeoutError) as error:
-            self.kill()
+            send_signal(self.pidfd, signal.SIGKILL)
             self.last = messages.Failed(str(error))
             return self.last
-
-    def kill(self) -> None:
-        """Kill the server, stopped or not; it needs no cleanup."""
-        send_signal(self.pidfd, signal.SIGKILL)
 
     def end(self, known_children: Callable[[], Collection[int]]) -> int:
         """Kill the server and its leftovers, reap it, and return its exit code as in ``subprocess``.
@@ -109,7 +105,7 @@ class ServerProcess:
         Leftovers are children of imported modules, and ranks just forked and not reported: children of the launcher
         that aren't in ``known_children``. A server that is stuck in the kernel is left behind, and counts as killed.
         """
-        self.kill()
+        send_signal(self.pidfd, signal.SIGKILL)  # stopped or not: it needs no cleanup
         wait_gone(self.pidfd, _LONGEST_END_S)
         process_tree.end_strays(self.pid, messages.FORK_SERVER_NAME, known_children)
         if self._process.poll() is None:  # otherwise Popen would wait for it

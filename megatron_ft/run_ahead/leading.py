@@ -139,8 +139,10 @@ class LeadingStatements:
                 else:
                     self._take_all(node.orelse)
                 self._take_all(node.finalbody)
-            case ast.If() if not self._reads(node):
-                self._if(node)
+            case ast.If() if not self._reads(node):  # the branch that the script will take, the same in all ranks
+                if not self._reads(node.test):
+                    raise EndError
+                self._take_all(node.body if self._evaluate(node.test) else node.orelse)
             case _ if self._changes_something(node):
                 with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
                     self._changes.apply(lambda: self._evaluate(node))
@@ -152,12 +154,6 @@ class LeadingStatements:
     def _take_all(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
             self._take(node)
-
-    def _if(self, node: ast.If) -> None:
-        """Follow the branch that the script will take, if that is the same in all ranks."""
-        if not self._reads(node.test):
-            raise EndError
-        self._take_all(node.body if self._evaluate(node.test) else node.orelse)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:

@@ -33,6 +33,7 @@ from megatron_ft.link.messages import fork_server_messages as messages
 from megatron_ft.link.resolver import ask_again_soon
 from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds
 from megatron_ft.rank.base import loaded_modules, user_code
+from megatron_ft.rank.base.loaded_modules import LoadedModules
 from megatron_ft.rank.collectives import init_hook
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
 from megatron_ft.run_ahead.acts import CUDA, Watch, is_installed
@@ -74,7 +75,7 @@ class ForkServer:
         self._channel = Channel(socket.socket(fileno=orders["fd"]))
         self.signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._changes = Changes()
-        self._loaded = loaded_modules.share(mmap.mmap(-1, loaded_modules.SIZE))
+        self._loaded = loaded_modules.current = LoadedModules(mmap.mmap(-1, loaded_modules.SIZE))
         self._current: Any = None
         """Text and line of the import that is being done; None while a statement is evaluated."""
         self._is_vouched = False
@@ -314,5 +315,5 @@ def _forget_hidden(known: set[str], directory: str) -> None:
 
 def _write_error() -> None:
     """Write the exception that ends a rank, also without torch's ``@record``."""
-    if os.getpid() == os.getsid(0) and isinstance(getattr(sys, "last_value", None), Exception):
-        write_error_file(sys.last_type, sys.last_value, sys.last_traceback)  # type: ignore[arg-type]
+    if os.getpid() == os.getsid(0):
+        write_error_file(getattr(sys, "last_value", None))

@@ -10,7 +10,7 @@ from tests.support.launching import ROOT, Launcher
 # loaded by Python itself, before the launcher looks for a driver
 DRIVER = """
 import os
-from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.process_facts import Holding
 from megatron_ft.link.linux import nvml
 def holdings(library):
     with open(library) as file:

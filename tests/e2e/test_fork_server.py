@@ -328,7 +328,7 @@ go_read, go_write = os.pipe()
 os.kill(pid, signal.SIGINT)
 os.write(go_write, b"g")
 print("ended with", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-server.kill()
+server.end(tuple)
 """
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ft.link.facts.all_kinds import Record
-from megatron_ft.link.facts.timed import Timed
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.records.rules.accounting import Accounting, Ledger
 
 

@@ -165,7 +165,7 @@ class Bench:
         monkeypatch.setattr(client_module, "say_hello", self._welcome)
         monkeypatch.setattr("megatron_ft.rank.hooks.hook_order.order", HookOrder())  # as in a new process
 
-    def _welcome(self, path: str, info: Any, warmup_iterations: int, **hello: Any) -> MonitorWelcome:
+    def _welcome(self, info: Any, warmup_iterations: int, **hello: Any) -> MonitorWelcome:
         fd = create_memory()
         board = Board(fd)
         self.boards.append(Board(fd))

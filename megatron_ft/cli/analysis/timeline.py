@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from megatron_ft.cli.logs.runs import Run
 from megatron_ft.link.facts import shared
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.link.facts.launcher import CycleStarted, Finding, RankExited
 from megatron_ft.link.facts.minutes import HEARTBEAT, MOST_SPANS, OUT_OF_SECTION, RankMinute
 from megatron_ft.link.facts.monitor import Attached, Minute, RankGone
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.facts.timed import Timed
 
 Int64s = npt.NDArray[np.int64]
 FROM, TO, FIRST, FIRST_NS, LAST, LAST_NS, SUMMED, SUMMED_NS, LOST = range(9)

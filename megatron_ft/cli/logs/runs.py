@@ -14,9 +14,8 @@ from megatron_ft.errors import ConfigError, ProtocolError
 from megatron_ft.job.rules.lives import LIVES_FILE, Life, Lives
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.base.hosts import natural
-from megatron_ft.link.facts.all_kinds import RECORDS, Record
+from megatron_ft.link.facts.all_kinds import RECORDS, Record, Timed
 from megatron_ft.link.facts.launcher import Abandoned, CycleStarted, Meeting, RunEnded, StopRequested
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.files.own_files import read_own
 from megatron_ft.records.rules.accounting import Accounting, CycleSummary, Ledger
 

@@ -26,8 +26,8 @@ from megatron_ft.cli.analysis.timeline import Int64s, Timeline
 from megatron_ft.cli.base.terminal import took
 from megatron_ft.cli.render import report_tables as tables
 from megatron_ft.link.base.codec import to_builtins
+from megatron_ft.link.facts.all_kinds import Timed
 from megatron_ft.link.facts.shared import Evidence
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.files.atomic_write import write_whole
 from megatron_ft.records.rules.accounting import TimeClass
 

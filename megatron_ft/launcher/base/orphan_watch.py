@@ -12,8 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Collection
 
-from megatron_ft.link.linux.polling import has_hung_up
-from megatron_ft.link.linux.processes import read_stat
+from megatron_ft.link.linux.processes import has_hung_up, read_stat
 from megatron_ft.link.reactor import Priority, Reactor
 
 STEP_DAEMON = "slurmstepd"

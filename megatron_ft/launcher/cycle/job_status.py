@@ -17,10 +17,9 @@ from megatron_ft.launcher.rules.status_rows import RankReading, make_rows
 from megatron_ft.launcher.rules.turn import Options
 from megatron_ft.learning.timeouts import OUT_OF_SECTION
 from megatron_ft.link.base.layout import BoardSnapshot
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.link.facts.monitor import RankGone
 from megatron_ft.link.facts.reported_hang import MOST_HANGS
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.linux.processes import process_began_ns, read_stat
 from megatron_ft.link.messages.job_facts import (
     JobFacts,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.process_facts import Holding
 from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.linux import nvml

@@ -160,8 +160,15 @@ def decode(kind: Callable[..., _T], raw: bytes | str, *, as_text: bool = False) 
         return _decoder(kind).decode(raw)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
-    except _UNREADABLE:
-        return convert(kind, _loads(raw, as_text=as_text))
+    except (UnicodeError, msgspec.DecodeError, RecursionError):
+        pass
+    try:  # by the standard library, which knows lone surrogates and NaN
+        document = json.loads(raw.decode(errors="replace") if as_text and isinstance(raw, bytes) else raw)
+        if as_text:
+            document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    return convert(kind, document)
 
 
 def convert(kind: Callable[..., _T], document: Any) -> _T:
@@ -174,7 +181,6 @@ def convert(kind: Callable[..., _T], document: Any) -> _T:
         raise ProtocolError(f"{name_of(kind)}: {error}") from None
 
 
-_UNREADABLE = (UnicodeError, msgspec.DecodeError, RecursionError)
 _read_hooked = lambda kind, value: kind.from_json(value)  # noqa: E731
 _convert: Any = functools.partial(msgspec.convert, dec_hook=_read_hooked, str_keys=True)
 _decoder: Any = functools.cache(functools.partial(msgspec.json.Decoder, dec_hook=_read_hooked))
@@ -191,14 +197,3 @@ def _write_hooked(value: Any) -> Any:
 _ENCODER = msgspec.json.Encoder(enc_hook=_write_hooked)
 to_builtins: Callable[[Any], Any] = functools.partial(msgspec.to_builtins, enc_hook=_write_hooked)
 """Return a message or record as an object of JSON; the reverse of ``convert``."""
-
-
-def _loads(text: bytes | str, *, as_text: bool = False) -> Any:
-    """Read JSON by the standard library, which knows lone surrogates and NaN."""
-    try:
-        if as_text and isinstance(text, bytes):
-            document = json.loads(text.decode(errors="replace"))
-            text = json.dumps(document, ensure_ascii=False).encode(errors="replace")
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {error}") from None

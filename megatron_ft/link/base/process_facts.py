@@ -1,4 +1,4 @@
-"""Kernel's facts of a process that hangs or can't be killed. Pure."""
+"""Facts of the kernel, and of a device's driver, about a process that hangs or can't be killed. Pure."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ class ProcessFacts(Fact, frozen=True, kw_only=True):
     comm: str = ""
     wchan: str = ""
     threads: tuple[ThreadFacts, ...] = ()
+
+
+class Holding(Fact, frozen=True):
+    """Memory of one process on one device; ``used_bytes`` is None where the driver doesn't say."""
+
+    device: Int
+    pid: Int
+    used_bytes: Int | None = None

@@ -55,7 +55,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else " " if each.isspace() else _escaped(each) for each in text)
+    return "".join(
+        each if each.isprintable() else " " if each.isspace() else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def shown(value: object) -> str:
@@ -66,7 +69,3 @@ def shown(value: object) -> str:
         text = ascii(value)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return f"a {type(value).__name__}"  # may be nested too deep to be written
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()

@@ -22,8 +22,7 @@ from megatron_ft.link.base.codec import (
     WorldSize,
 )
 from megatron_ft.link.base.control import WorkloadControl
-from megatron_ft.link.base.device_memory import Holding
-from megatron_ft.link.base.process_facts import ProcessFacts
+from megatron_ft.link.base.process_facts import Holding, ProcessFacts
 from megatron_ft.link.base.rerun import Rerun, RerunState, rerun_meaning
 from megatron_ft.link.base.wording import when
 from megatron_ft.memory.rules.snapshots import SnapshotKey

@@ -72,8 +72,8 @@ def read_own(path: str, *, of_any_user: bool = False) -> bytes:
     return data
 
 
-def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = False) -> None:
-    """Write a file atomically, replacing one of this user's, if there is one.
+def replace_own(path: str, data: bytes) -> None:
+    """Write a file of mode 0600 atomically and to the disk, replacing one of this user's, if there is one.
 
     Raises:
         ForeignFileError: something else is in its place, and stays.
@@ -81,7 +81,7 @@ def replace_own(path: str, data: bytes, *, mode: int = 0o600, fsync: bool = Fals
     """
     name = os.path.basename(path)
     with opened_folder(os.path.dirname(path)) as folder:
-        replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=mode, fsync=fsync)
+        replace(folder, name, data, lambda own: _check_replaceable(folder, name, own), mode=0o600, fsync=True)
 
 
 def open_own_folder(path: str, *, make: bool = True) -> int:

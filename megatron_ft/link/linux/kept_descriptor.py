@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-_ANONYMOUS = "anon_inode:"
 _open = os.open
 """Original ``os.open``, for files in /proc/self only, which no file system can delay; replacements aren't called."""
-_EVENTFD_ID = "eventfd-id:"
 
 
 class KeptDescriptor:
@@ -34,20 +32,19 @@ class KeptDescriptor:
         self.number = -1
 
 
-def _identity(number: int) -> tuple[int, int, str] | None:
-    """Return device, inode, and an eventfd's id, since all eventfds share one inode; None if it is closed."""
+def _identity(number: int) -> tuple[int, int, bytes] | None:
+    """Return device, inode, and what tells eventfds, which share one inode, apart; None if the number is closed."""
     try:
         facts = os.fstat(number)
-        link = os.readlink(f"/proc/self/fd/{number}")
-        return facts.st_dev, facts.st_ino, _eventfd_id(number) if link.startswith(_ANONYMOUS) else ""
+        eventfd_id = b""
+        if os.readlink(f"/proc/self/fd/{number}").startswith("anon_inode:"):
+            fd = _open(f"/proc/self/fdinfo/{number}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                eventfd_id = next(
+                    (line for line in os.read(fd, 4096).splitlines() if line.startswith(b"eventfd-id:")), b""
+                )
+            finally:
+                os.close(fd)
+        return facts.st_dev, facts.st_ino, eventfd_id
     except OSError:
         return None
-
-
-def _eventfd_id(number: int) -> str:
-    fd = _open(f"/proc/self/fdinfo/{number}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        lines = os.read(fd, 4096).decode().splitlines()
-    finally:
-        os.close(fd)
-    return next((line for line in lines if line.startswith(_EVENTFD_ID)), "")

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.process_facts import Holding
 
 T = TypeVar("T")
 

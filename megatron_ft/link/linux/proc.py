@@ -78,17 +78,12 @@ def run_delays_ns(pid: int) -> dict[int, int]:
 
     A wait that isn't over yet isn't included. All are 0 where the kernel doesn't count.
     """
-    found = {}
-    for tid in _tids(pid)[:_MAX_THREADS]:
-        fields = _read(f"/proc/{pid}/task/{tid}/schedstat").split()
-        if len(fields) > 1:
-            found[tid] = int(fields[1])
-    return found
+    return {tid: scheduled_ns(pid, tid)[1] for tid in _tids(pid)[:_MAX_THREADS]}
 
 
-def main_thread_ns(pid: int) -> tuple[int, int]:
-    """Return nanoseconds the main thread has run, and has been runnable without a CPU; zeros if unknown."""
-    fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+def scheduled_ns(pid: int, tid: int) -> tuple[int, int]:
+    """Return nanoseconds a thread has run, and has been runnable without a CPU; zeros if unknown."""
+    fields = _read(f"/proc/{pid}/task/{tid}/schedstat").split()
     return (int(fields[0]), int(fields[1])) if len(fields) > 1 else (0, 0)
 
 

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from megatron_ft.link.linux.polling import wait_ready
-
 _EXIT_STATUS, _START_TIME = 49, 19
 """Positions in a stat file, counted from the state."""
 OWN_THREADS = "/proc/self/task"
@@ -99,6 +97,23 @@ def all_processes() -> Iterator[ProcessStat]:
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := read_stat(int(name))) is not None:
             yield stat
+
+
+def wait_ready(fd: int, event: int, deadline_s: float) -> bool:
+    """Wait for ``event``, an error, a hang-up, or the deadline (time.monotonic). Return False at the deadline."""
+    poller = select.poll()
+    poller.register(fd, event)
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if poller.poll(max(0.0, left_s) * 1e3):
+            return True
+        if left_s <= 0:
+            return False
+
+
+def has_hung_up(fd: int) -> bool:
+    """Return True if the other end of a pipe or a socket is closed."""
+    return wait_ready(fd, 0, 0.0)  # errors and hang-ups are always reported
 
 
 def is_gone(pidfd: int) -> bool:

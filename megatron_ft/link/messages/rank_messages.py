@@ -17,15 +17,10 @@ from megatron_ft.link.facts.monitor import StatePath
 
 
 class RankHello(Message, frozen=True, kw_only=True):
-    """A rank connects, and identifies itself.
+    """A rank connects, and identifies itself, with what its monitor reports as `Attached`.
 
     Args:
-        user_code_ns: start of its script; 0 if unknown.
-        has_group: its process group is set up.
         again: repeated, because no answer came.
-        watch_only: its script calls no hooks (so far): only its collectives are watched, by the launcher.
-        state_path: file of learned timeouts; "" for none.
-        learns: the script asks for learned timeouts (calc_ft_timeouts).
     """
 
     cycle: Cycle

@@ -117,7 +117,6 @@ class HangDetector:
     def dismiss(self, verdict: RankHung) -> None:
         """Don't report this hang again: its rank isn't terminated."""
         self.dismissed.add(verdict.key)
-        self.suspect = None
 
     def extend_timeout(self, verdict: RankHung, timeout_ns: int) -> None:
         """Let the interval of a verdict last ``timeout_ns`` in all before it is overdue again."""

@@ -64,7 +64,6 @@ class MonitorWelcome(NamedTuple):
 
 
 def say_hello(
-    path: str,
     info: RankInfo,
     warmup_iterations: int,
     *,
@@ -79,6 +78,7 @@ def say_hello(
     Raises:
         RankMonitorClientError: no monitor listens, it refuses, or it doesn't answer within 30 s.
     """
+    path = os.environ[MONITOR_SOCKET]
     hello = RankHello(
         cycle=info.cycle,
         rank=info.global_rank,

@@ -62,17 +62,5 @@ class LoadedModules:
         return [name for name in new if all(part.isidentifier() for part in name.split("."))]
 
 
-_current: LoadedModules | None = None
-
-
-def share(memory: mmap) -> LoadedModules:
-    """Return the names in this memory; forks of this process write there."""
-    global _current
-    _current = LoadedModules(memory)
-    return _current
-
-
-def note() -> None:
-    """Note what this rank has loaded, if it was forked."""
-    if _current is not None:
-        _current.note()
+current: LoadedModules | None = None
+"""Names of the server, and of the ranks that it forks; None in a fresh interpreter."""

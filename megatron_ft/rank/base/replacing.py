@@ -22,6 +22,13 @@ def left_out_of_stacks(function: _Function) -> _Function:
     return function
 
 
+def found_by_others(finder: Any, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Return what the finders after this one find; those before it have been asked already."""
+    others = sys.meta_path[sys.meta_path.index(finder) + 1 :]
+    found = (other.find_spec(name, path, target) for other in others)
+    return next((spec for spec in found if spec is not None), None)
+
+
 class ImportHook:
     """One of Python's finders, which finds what the others find, and calls a function once a module is imported."""
 
@@ -47,10 +54,7 @@ class ImportHook:
         """Find a module for Python's import. The function is called once its loader has executed it."""
         if name != self._name:
             return None
-        # finders before this one have been asked already, other instances of this class among them
-        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        spec = found_by_others(self, name, path, target)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module

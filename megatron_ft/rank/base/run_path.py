@@ -13,47 +13,27 @@ _PAUSE_S = 0.1
 Threads of process groups release their last tensors meanwhile; doing so during the exit aborts the process."""
 
 
-class _Others:
-    """The other ranks of this node; each holds an end of a pipe while its script runs."""
+def _main() -> None:
+    told = os.environ.pop("MEGATRON_FT_RUN_PATH", "")  # nothing if it was started by hand
+    # the ends of a pipe, which each rank of this node holds while its script runs
+    ends = [int(end) for end in told.split(",") if end]
+    pipes = [os.fstat(end) for end in ends]
 
-    def __init__(self) -> None:
-        self._ends: list[int] = []
-        self._pipe = None
-        told = os.environ.pop("MEGATRON_FT_RUN_PATH", "")
-        if not told:
-            return  # started by hand
-        self._ends = [int(end) for end in told.split(",")]
-        for end in self._ends:
-            os.set_inheritable(end, False)
-        self._pipe = os.fstat(self._ends[0])
-        os.register_at_fork(after_in_child=self._leave)  # a child may outlive its rank
-
-    def wait_for_other_ranks(self) -> None:
-        """Return when the scripts, or the processes, of all ranks have ended."""
-        if not all(map(self._is_ours, self._ends)) or not self._ends:
-            return  # closed by the script: the numbers may belong to other files now
-        read, write = self._ends
-        os.close(write)
-        self._ends = [read]
-        os.read(read, 1)
-        os.close(read)
-        self._ends = []
-        time.sleep(_PAUSE_S)
-
-    def _leave(self) -> None:
-        for end in filter(self._is_ours, self._ends):
-            os.close(end)
-        self._ends = []
-
-    def _is_ours(self, end: int) -> bool:
+    def is_ours(end: int) -> bool:
+        """Return False if the script has closed it: the number may belong to another file then."""
         try:
-            return self._pipe is not None and os.path.samestat(os.fstat(end), self._pipe)
+            return os.path.samestat(os.fstat(end), pipes[0])
         except OSError:
             return False
 
+    def leave() -> None:
+        for end in filter(is_ours, ends):
+            os.close(end)
+        ends.clear()
 
-def _main() -> None:
-    others = _Others()
+    for end in ends:
+        os.set_inheritable(end, False)
+    os.register_at_fork(after_in_child=leave)  # a child may outlive its rank
 
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.run import run_script_path
@@ -64,7 +44,11 @@ def _main() -> None:
         if end.code:
             raise
     _end_monitoring()
-    others.wait_for_other_ranks()
+    if ends and all(map(is_ours, ends)):
+        os.close(ends.pop())
+        os.read(ends[0], 1)  # returns when the scripts, or the processes, of all ranks have ended
+        leave()
+        time.sleep(_PAUSE_S)
 
 
 def _end_monitoring() -> None:

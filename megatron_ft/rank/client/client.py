@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +30,6 @@ from megatron_ft.link.log import RANK
 from megatron_ft.rank.base.agreement import RankInfo
 from megatron_ft.rank.base.connection import (
     LAUNCHER_SOCKET,
-    MONITOR_SOCKET,
-    MonitorWelcome,
     ask_launcher,
     has_launcher,
     say_hello,
@@ -124,17 +121,9 @@ class RankMonitorClient:
         if not has_launcher():
             self.is_initialized = self._is_off = True
             return
-        info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+        info = RankInfo.from_environment()
         watch.hooks_begin()
-        welcome = say_hello(
-            os.environ[MONITOR_SOCKET], info, num_warmup_iters or 0, state_path=state_path, learns=learns
-        )
-        self._begin(info, welcome)
-        say_whose(info.cycle)
-        if self._loaded is not None:
-            self._apply(self._loaded)
-
-    def _begin(self, info: RankInfo, welcome: MonitorWelcome) -> None:
+        welcome = say_hello(info, num_warmup_iters or 0, state_path=state_path, learns=learns)
         cfg = welcome.config
         self.rank_info, self.cfg = info, cfg
         if cfg.is_set("log_level"):
@@ -151,6 +140,9 @@ class RankMonitorClient:
         self._crash_reporter.begin(self._board, welcome.stack_fd, welcome.ask_fd)
         watch.hooks_connected(self._board)
         self.is_initialized = True
+        say_whose(info.cycle)
+        if self._loaded is not None:
+            self._apply(self._loaded)
 
     def send_heartbeat(self) -> None:
         """Tell the monitor that this rank is alive.
@@ -325,8 +317,7 @@ class RankMonitorClient:
             raise NotUnderLauncherError(
                 f"no launcher: {LAUNCHER_SOCKET} is not set; start this script with ft_launcher"
             )
-        rank = RankInfo.from_environment(os.environ, "", os.getpid()).global_rank
-        ask_launcher(path, req, rank)
+        ask_launcher(path, req, RankInfo.from_environment().global_rank)
 
     def shutdown_workload_monitoring(self) -> None:
         """End the monitoring of this rank at once, without waiting for the monitor. Idempotent."""

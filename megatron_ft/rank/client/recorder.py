@@ -82,7 +82,8 @@ class Recorder:
         opened = self._opened
         slot = self._slots.get(section)
         if slot is None:
-            self._skip(section)
+            names = ", ".join(repr(name) for name in self._slots) or "none"
+            warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")
             return
         if section in opened:
             raise RankMonitorClientError(f"section {section!r} is already open")
@@ -245,7 +246,8 @@ class Recorder:
         """Write the timeouts in force to the board."""
         words = self._words
         # count before and after: timeouts that change without their version look like damage
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        version = words[layout.W_TIMEOUTS_VERSION]
+        words[layout.W_TIMEOUTS_VERSION] = (version + 1) & WORD_MASK
         for name, timeout in timeouts.section.items():
             slot = self._slots[name]
             words[slot + layout.S_TIMEOUT] = layout.timeout_word(timeout)
@@ -255,7 +257,7 @@ class Recorder:
         words[layout.W_INITIAL_HEARTBEAT_TIMEOUT] = layout.timeout_word(heartbeats.initial)
         words[layout.W_HEARTBEAT_TIMEOUT] = layout.timeout_word(heartbeats.subsequent)
         words[layout.W_HEARTBEAT_FLAGS] = layout.FLAG_ARE_LEARNED if heartbeats.were_calculated else 0
-        self._board.count_up(layout.W_TIMEOUTS_VERSION)
+        words[layout.W_TIMEOUTS_VERSION] = (version + 2) & WORD_MASK
 
     def _register(self, name: str, index: int) -> None:
         self._slots[name] = layout.slot(index)
@@ -283,7 +285,3 @@ class Recorder:
         slot = self._slots.get(section)
         if slot is not None:
             self._words[slot + S_OPENED_AT] = 0
-
-    def _skip(self, section: str) -> None:
-        names = ", ".join(repr(name) for name in self._slots) or "none"
-        warn(f"section {section!r} is not configured, and is skipped; configured sections: {names}")

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import random
-import socket
 import sys
 import threading
 import time
@@ -127,9 +126,9 @@ class CollectiveWatch:
 
     def run(self) -> None:
         if not calls_hooks:
-            info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
+            info = RankInfo.from_environment()
             try:
-                self._take(say_hello(os.environ[MONITOR_SOCKET], info, 0, watch_only=True))
+                self._take(say_hello(info, 0, watch_only=True))
             except RankMonitorClientError:
                 pass  # the script has called hooks in the meantime; or there is no monitor, which the launcher reports
         chance = random.Random()  # an own generator: the module's one belongs to the program
@@ -155,11 +154,16 @@ class CollectiveWatch:
     def look(self, *, is_late: bool) -> None:
         """Read the counts, in some hundredths of a millisecond; once a second also the main thread's place."""
         found, now_ns = counts(), time.monotonic_ns()
-        loaded_modules.note()
+        if loaded_modules.current is not None:
+            loaded_modules.current.note()
         if (found, len(sys.modules)) != (self._known, self._modules):  # a rank that still imports isn't silent
             self._known, self._modules, self._moved_ns = found, len(sys.modules), now_ns
         if found is not None:
-            self._count(not is_late and any(each.is_in_one for each in found.values()))
+            is_waiting = not is_late and any(each.is_in_one for each in found.values())
+            self._looks += 1
+            self._waiting += is_waiting
+            self._waits += is_waiting and not self._was_waiting
+            self._was_waiting = is_waiting
         if now_ns / 1e9 >= self._next_place_s:
             self._next_place_s = now_ns / 1e9 + _PLACE_EVERY_S
             frame = user_frame(main_stack(), library=LIBRARIES)
@@ -169,12 +173,6 @@ class CollectiveWatch:
             board = _hooks_board if calls_hooks else self.own_board
             if board is not None and not self.is_over.is_set():
                 self._write(board, now_ns)
-
-    def _count(self, is_waiting: bool) -> None:
-        self._looks += 1
-        self._waiting += is_waiting
-        self._waits += is_waiting and not self._was_waiting
-        self._was_waiting = is_waiting
 
     def _write(self, board: Board, now_ns: int) -> None:
         words: Any = board.words

@@ -7,7 +7,7 @@
 * An uncaught exception is written to the same memory, and so are the stacks at a signal that ends the process,
   unless the script has enabled `faulthandler` itself.
 * The state of Megatron's rerun state machine is written there when the monitoring or the interpreter ends, if the rank
-  is about to exit by it (`core.rerun`).
+  is about to exit by it (`link.base.rerun`).
 
 No hook of a train loop runs any of this, and none of it can make a rank fail.
 """
@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,17 +46,15 @@ from megatron_ft.diagnosis.stacks import REPORTER_THREAD, STAND_IN, Frame, short
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.codec import decode, encode
-from megatron_ft.link.base.rerun import rerun_entry
+from megatron_ft.link.base.rerun import EXIT_STATES, MODULE, RerunState, rerun_entry
 from megatron_ft.link.board import Board
 from megatron_ft.link.files.evidence_files import LIBRARIES
 from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
-from megatron_ft.link.linux.polling import has_hung_up
-from megatron_ft.link.linux.processes import would_end_by
+from megatron_ft.link.linux.processes import has_hung_up, would_end_by
 from megatron_ft.link.messages.rank_messages import Answer, Question
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.crash_reporter.error_file import type_and_message
 from megatron_ft.rank.crash_reporter.flight_recorder import collectives
-from megatron_ft.rank.crash_reporter.rerun_machine import current_rerun_state
 
 _FIRST_SIGNAL = signal.SIGRTMIN + 5
 _MAX_QUESTION_BYTES = 256
@@ -70,6 +68,13 @@ _CONTROL_FLOW = (StopIteration, StopAsyncIteration, queue.Empty, queue.Full, Blo
 """Exceptions with which programs tell themselves something, not failures."""
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Name of the outermost function while the main thread runs a script, or a module by ``-m``."""
+_OWN = {
+    "WILL_RERUN_FROM_CHECKPOINT": "checkpoint_requested",
+    "RERUNNING_AGAIN_FROM_CHECKPOINT": "restart_again_requested",
+    "RERUNNING_IN_PLACE": "rerun_requested",
+    "RERUNNING_FROM_CHECKPOINT": "suspicious_node",
+}
+"""Attribute of the machine that is set only on a rank whose result was rejected, by the state."""
 
 _current: CrashReporter | None = None
 """Last reporter that began in this process."""
@@ -112,7 +117,7 @@ class CrashReporter:
     def leave(self, error: BaseException) -> None:
         """Report the exception because of which the script ends its monitoring; other ranks may wait for this one."""
         if isinstance(error, Exception):
-            _write(self.stack, LEAVING_MARK, error, type(error), error.__traceback__)
+            _write(self.stack, LEAVING_MARK, error)
 
     def note_rerun(self) -> None:
         """Report the state of Megatron's rerun state machine, if that is about to end this rank."""
@@ -176,12 +181,10 @@ class _Hook:
             self._module.excepthook = self._previous
 
 
-def _note_end(
-    stack: KeptDescriptor, kind: type[BaseException], error: BaseException, where: TracebackType | None
-) -> None:
+def _note_end(stack: KeptDescriptor, _kind: object, error: BaseException, _where: object) -> None:
     """Write the exception that ends the main thread. Other code may call the hook to log one that ends nothing."""
     if ends_main_thread():
-        _write(stack, EXCEPTION_MARK, error, kind, where)
+        _write(stack, EXCEPTION_MARK, error)
 
 
 def _note_thread(stack: KeptDescriptor, args: threading.ExceptHookArgs) -> None:
@@ -192,11 +195,9 @@ def _note_thread(stack: KeptDescriptor, args: threading.ExceptHookArgs) -> None:
         _put(stack, exception_entry(THREAD_MARK, time.monotonic_ns(), line, ""))
 
 
-def _write(
-    stack: KeptDescriptor, mark: str, error: BaseException, kind: type[BaseException], where: TracebackType | None
-) -> None:
-    line = " ".join((type_and_message(kind, error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
-    text = "".join(traceback.format_exception(kind, error, where))
+def _write(stack: KeptDescriptor, mark: str, error: BaseException) -> None:
+    line = " ".join((type_and_message(error)[: _MAX_LINE // 2] + _from_lost_peer(error)).split())
+    text = "".join(traceback.format_exception(error))
     _put(stack, exception_entry(mark, time.monotonic_ns(), line[:_MAX_LINE], text[-_MAX_TRACEBACK:]))
 
 
@@ -213,7 +214,7 @@ def _from_lost_peer(error: BaseException) -> str:
     while each is not None and not any(each is known for known in chain):
         chain.append(each)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    texts = [type_and_message(type(each), each) for each in chain]
+    texts = [*map(type_and_message, chain)]
     lost = next((text for text in texts if is_peer_loss(text)), texts[0])
     return "" if lost == texts[0] else f" (from {lost})"
 
@@ -243,6 +244,24 @@ def _exits(mark: str) -> None:
 atexit.register(_exits, EXITED_MARK)
 # the handler added last runs first, when all threads have ended: to add one then, a private function is needed
 getattr(threading, "_register_atexit", lambda *_: None)(atexit.register, _exits, EXITING_MARK)
+
+
+def current_rerun_state() -> RerunState | None:
+    """Return the state with which Megatron is about to exit; None if it trains, or this process doesn't use it."""
+    try:
+        machine: Any = getattr(sys.modules.get(MODULE), "_GLOBAL_RERUN_STATE_MACHINE", None)
+        state = getattr(getattr(machine, "state", None), "name", None)
+        if state not in EXIT_STATES or getattr(getattr(machine, "mode", None), "name", None) != "VALIDATE_RESULTS":
+            return None
+        node, device = getattr(machine, "suspicious_node", None), getattr(machine, "suspicious_device", None)
+        return RerunState(
+            state=state,
+            own=bool(getattr(machine, _OWN[state], False)),
+            node=node if isinstance(node, str) else "",
+            device=device if type(device) is int and device >= 0 else None,
+        )
+    except Exception:  # noqa: BLE001 - whatever stands under that name: no rank may fail because of it
+        return None
 
 
 def restore_signals() -> None:
@@ -343,7 +362,7 @@ def _in_one_line(error: BaseException) -> str:
     walked = traceback.walk_tb(error.__traceback__)
     calls = [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
     place = user_frame(calls[::-1], library=LIBRARIES)
-    line = " ".join(type_and_message(type(error), error).split())[: _MAX_LINE // 2]
+    line = " ".join(type_and_message(error).split())[: _MAX_LINE // 2]
     return line if place is None else f"{line}, in {place}"
 
 

@@ -60,19 +60,15 @@ def start_described(*, client: Callable[[], Any]) -> bool:
     description = os.environ.get(_VARIABLE, "").strip()
     if description and description != _taken:
         with no_restart_for_mistakes():
-            start(_described(description), client=client)
+            try:
+                fault_type, rank, delay = (part.strip() for part in description.split(";"))
+                params = SimulatedFaultParams(fault_type, float(delay), None, int(rank) if rank else None)
+            except ValueError:
+                like = "type;rank;delay, like rank_killed;1;60 or rank_hung;;60"
+                raise ConfigError(f"{_VARIABLE} must be {like}, not {show(description)}") from None
+            start(params, client=client)
         _taken = description
     return bool(description)
-
-
-def _described(description: str) -> SimulatedFaultParams:
-    try:
-        fault_type, rank, delay = (part.strip() for part in description.split(";"))
-        return SimulatedFaultParams(fault_type, float(delay), None, int(rank) if rank else None)
-    except ValueError:
-        raise ConfigError(
-            f"{_VARIABLE} must be type;rank;delay, like rank_killed;1;60 or rank_hung;;60, not {show(description)}"
-        ) from None
 
 
 def plan(params: SimulatedFaultParams, *, world_size: int, seed: Callable[[], int]) -> SimulatedFaultParams:

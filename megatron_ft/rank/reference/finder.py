@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import megatron_ft
-from megatron_ft.rank.base.replacing import ImportHook
+from megatron_ft.rank.base.replacing import ImportHook, found_by_others
 from megatron_ft.rank.reference.served import PACKAGES, REFERENCE, SERVED, needs_memory, version_shown, why_absent
 
 
@@ -57,23 +57,16 @@ class _Finder:
         is_served = name in SERVED and (not needs_memory(name) or importlib.util.find_spec("xxhash") is not None)
         if is_served and SERVED[name]:
             return _served(name, [os.path.join(parent, name.rpartition(".")[2]) for parent in path or ()])
-        # finders before this one have been asked already
-        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        real = next((spec for spec in found if spec is not None), None)
+        real = found_by_others(self, name, path, target)
         if is_served and (real is None or real.loader is None):
             # only modules below this package are served; it isn't installed, or is just a folder
             return _served(name, None if real is None else real.submodule_search_locations)
-        if real is None and _is_import():
+        # a check whether a module exists (importlib.util.find_spec) gets None; the frame of an import is below that of
+        # importlib's search for finders
+        if real is None and sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
             is_installed = bool(getattr(sys.modules.get(REFERENCE), "__path__", ()))
             raise ModuleNotFoundError(why_absent(name, is_installed=is_installed), name=name)
         return real
-
-
-def _is_import() -> bool:
-    """Return True during an import; a check whether a module exists (importlib.util.find_spec) gets None."""
-    # frames: this function, find_spec, importlib's search for finders, its caller
-    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 
 def _served(name: str, folders: Sequence[str] | None) -> ModuleSpec:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from megatron_ft.link.base.intervals import CHECKPOINTING
 from megatron_ft.link.base.times import earliest
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
@@ -48,7 +48,6 @@ from megatron_ft.link.facts.monitor import Attached, FirstIteration, FirstStep, 
 from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.link.facts.reported_hang import ReportedHang
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.facts.timed import Timed
 
 Span = tuple[int, int]
 """Beginning and end, ns."""

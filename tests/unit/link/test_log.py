@@ -39,13 +39,6 @@ def test_debug_level_writes_messages_in_one_bounded_line(mine: log.Log, written:
     assert len(written[1][1]) < 1100
 
 
-def test_level_leaves_out_what_is_below(mine: log.Log, written: list[tuple[int, str]]) -> None:
-    mine.set_level(log.ERROR)
-    mine.say(log.WARNING, "no")
-    mine.say(log.ERROR, "yes")
-    assert written == [(40, "[test] yes")]
-
-
 @pytest.mark.parametrize("name", ["megatron_ft", "megatron_ft.test"])
 def test_handler_of_an_application_takes_the_lines(name: str, mine: log.Log, written: list[tuple[int, str]]) -> None:
     taken: list[str] = []

@@ -59,12 +59,8 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "imports_ready", "took_s": 0.1},
-        {"type": "imports_ready", "where": "train.py:7", "took_s": "long"},
         {"type": "import_acts", "statement": "import x", "where": "", "what": ""},
-        {"type": "failed"},
         {"type": "spawn", "env": {}},
-        {"type": "forked", "pids": [0]},
         {"type": "no such"},
     ],
 )
@@ -102,7 +98,6 @@ def test_a_server_that_says_anything_else_is_replaced(
 @pytest.mark.parametrize(
     "answers",
     [
-        [{"type": "files_changed", "path": 5}],
         [{"type": "forked", "pids": [7, 8]}],
         [{"type": "failed", "reason": "no more processes"}],
         [READY],

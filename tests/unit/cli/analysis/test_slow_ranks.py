@@ -7,8 +7,8 @@ from typing import Any
 
 from megatron_ft.cli.analysis.slow_rank_summary import slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline
+from megatron_ft.link.facts.all_kinds import Timed
 from megatron_ft.link.facts.launcher import CycleEnded, SlowRank
-from megatron_ft.link.facts.timed import Timed
 
 S = 1_000_000_000
 

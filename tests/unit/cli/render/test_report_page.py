@@ -14,8 +14,8 @@ import pytest
 
 from megatron_ft.cli.render import html_page
 from megatron_ft.cli.render.html_page import read_evidence, write_page
+from megatron_ft.link.facts.all_kinds import Timed
 from megatron_ft.link.facts.shared import Evidence
-from megatron_ft.link.facts.timed import Timed
 from tests.support.generated_logs import Fault, GeneratedJob, write_job
 from tests.unit.cli.analysis.test_report_timeline import only
 

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ft.launcher.processes import device_memory_wait
 from megatron_ft.launcher.processes.device_memory_wait import DeviceMemoryWait
-from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.process_facts import Holding
 from megatron_ft.link.linux import nvml
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.event_log import NullEventLog

@@ -86,12 +86,6 @@ def test_value_of_another_type_or_beyond_its_bounds_is_refused(field: str) -> No
             decode(Held, body)
 
 
-def test_extreme_values_travel_as_they_are() -> None:
-    held = Held(count=2**62, number=-(2**63), length_s=2.0**62, ratio=-1.7976931348623157e308, path="é\n\0")
-    assert decode(Held, encode(held)) == held
-    assert decode(Held, b'{"length_s":3,"ratio":18446744073709551616}') == Held(length_s=3.0, ratio=2.0**64)
-
-
 @pytest.mark.parametrize("name", ["/tmp/\udcff", "\ud800", "a\udcfe\udcff"])
 def test_path_that_is_no_text_travels_as_it_is_and_is_shown_with_question_marks(name: str) -> None:
     held = Held(count=3, path=name, names={name: name})
@@ -109,13 +103,6 @@ def test_number_that_is_not_finite_becomes_no_other_number(number: float) -> Non
     assert decode(Held, encode(Held(ratio=number))).ratio is None
     with pytest.raises(ProtocolError):
         convert(Held, {"ratio": number})
-
-
-def test_text_that_is_no_utf_8_breaks_the_protocol_and_spoils_no_record() -> None:
-    body = b'{"count":3,"path":"a\xff"}'
-    with pytest.raises(ProtocolError):
-        decode(Held, body)
-    assert Vocabulary[Held](Held).read(Raw("held", body)) == Held(count=3, path="a\ufffd")
 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 40_000, b'{"names":' * 40_000, b"{}{}", b"\xff", b"[]", b"7"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.link.base.wording import begins, listed, printable, when
+from megatron_ft.link.base.wording import listed, printable
 
 
 def test_list_of_many_names_the_first_ones() -> None:
@@ -12,14 +12,6 @@ def test_list_of_many_names_the_first_ones() -> None:
     assert listed("abcd", most=3) == "a, b, c and 1 more"
     assert listed("abcde", most=3, joint="; ") == "a; b; c; and 2 more"
     assert listed([]) == ""
-
-
-@pytest.mark.parametrize(
-    ("iteration", "ended", "begun"),
-    [(99, "after iteration 99", "iteration 100 begins"), (0, "in the first iteration", "iteration 1 begins")],
-)
-def test_iteration_has_the_number_of_megatrons_log(iteration: int, ended: str, begun: str) -> None:
-    assert (when(iteration), begins(iteration)) == (ended, begun)
 
 
 @pytest.mark.parametrize(

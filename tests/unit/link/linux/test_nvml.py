@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from megatron_ft.link.base.device_memory import Holding
+from megatron_ft.link.base.process_facts import Holding
 from megatron_ft.link.linux import nvml
 
 DEVICES = {
@@ -78,16 +76,3 @@ def test_a_driver_with_an_error_tells_nothing(broken: str, gpus: Any) -> None:
     assert not nvml.holdings(driver)
     assert gpus is ... or nvml.memory_problems(driver) == gpus
     assert driver.open == 0  # what didn't open isn't closed
-
-
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_pynvml_is_imported_only_where_the_driver_is_installed(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(name: str) -> None:
-        if not is_installed:
-            raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    monkeypatch.delitem(sys.modules, "pynvml")
-    assert (nvml.load() is not None) is ("pynvml" in sys.modules) is is_installed

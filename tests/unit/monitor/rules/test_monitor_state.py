@@ -216,19 +216,6 @@ def test_wake_ups_that_are_a_little_late_hide_no_hang(timeout: float, every: int
     assert timeout < found < timeout * (2.5 if timeout < 10 else 1.3) + 1
 
 
-def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
-    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
-    began = START + 200_000 * S
-    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
-    watching = state()
-    now = START
-    while now < began:
-        now = (watching.check(before, now).next_look_ns or 0) + 150_000_000
-    assert len(watching.gaps) <= 64
-    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
-    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
-
-
 def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
     snapshot = board(sections=(section(opened_at=START, timeout=1000.0),))
     watching = state(check_interval=1.0)
@@ -247,7 +234,7 @@ def test_many_stand_stills_are_all_taken_off_and_nothing_between_them() -> None:
 @pytest.mark.parametrize("says_sigcont", [True, False])
 def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> None:
     """With stops of the whole node at random moments."""
-    live(60_000, says_sigcont=says_sigcont)
+    live(20_000, says_sigcont=says_sigcont)
 
 
 def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
@@ -341,28 +328,6 @@ def test_armed_timeout_applies_instead_of_the_own_one_and_is_in_the_verdict() ->
     assert not is_late(watching, shown, START + 10 * S - 1)
     verdict = judged(watching, shown, START + 10 * S)
     assert (verdict.timeout_s, verdict.enforced, verdict.learned) == (10.0, False, True)
-
-
-def test_an_armed_step_in_the_warm_up_has_at_least_the_timeout_of_the_start() -> None:
-    shown = board(
-        warmup_iterations=3,
-        iterations_seen=1,
-        own_initial_heartbeat_timeout_ns=60 * S,
-        sections=(armed(count=0),),
-    )
-    assert not is_late(state(), shown, START + 60 * S - 1)
-    verdict = judged(state(at=START + 59 * S), shown, START + 60 * S)
-    assert verdict.timeout_s == 60.0
-
-
-def test_an_extension_survives_rearming_and_a_longer_timeout_exceeds_it() -> None:
-    watching = state(check_interval=100.0)
-    verdict = judged(watching, board(sections=(armed(),)), START + 10 * S)
-    watching.extend_timeout(verdict, 15 * S)
-    for timeout_s, at_s, is_over in ((5, 14.9, False), (18, 16.9, False), (5, 17.0, True)):
-        watching.asked_ns = None  # no look is late
-        shown = board(sections=(armed(timeout_ns=timeout_s * S),))
-        assert is_late(watching, shown, START + round(at_s * S)) is is_over
 
 
 def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 from megatron_ft.diagnosis.exceptions import CrashOutput, innermost_error, words_of_error_file
 from megatron_ft.rank.crash_reporter.error_file import write_error_file
-
-
-def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    try:
-        raise error
-    except BaseException:  # noqa: BLE001 - any
-        kind, value, where = sys.exc_info()
-        assert kind is not None
-        assert value is not None
-        return kind, value, where
 
 
 @pytest.fixture
@@ -34,12 +22,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_error_file_has_the_same_fields_as_that_of_torch(path: Path) -> None:
     error = ValueError("the batch\nis empty")
     written = []
-    for write in (lambda: write_error_file(*raised(error)), lambda: ErrorHandler().record_exception(error)):
+    for write in (write_error_file, ErrorHandler().record_exception):
         path.unlink(missing_ok=True)
         try:
             raise error
         except ValueError:
-            write()
+            write(error)
         written.append(json.loads(path.read_text())["message"])
     assert written[0]["message"] == written[1]["message"] == "ValueError: the batch\nis empty"
     assert written[0]["extraInfo"].keys() == written[1]["extraInfo"].keys()
@@ -47,15 +35,15 @@ def test_error_file_has_the_same_fields_as_that_of_torch(path: Path) -> None:
 
 def test_existing_error_file_is_not_overwritten(path: Path) -> None:
     path.write_text("torch's")
-    write_error_file(*raised(KeyError("later")))
+    write_error_file(KeyError("later"))
     assert path.read_text() == "torch's"
 
 
 def test_error_file_that_cannot_be_written_is_skipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path / "not" / "there"))
-    write_error_file(*raised(KeyError("x")))
+    write_error_file(KeyError("x"))
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    write_error_file(*raised(KeyError("x")))
+    write_error_file(KeyError("x"))
     assert not path.exists()
 
 
@@ -115,13 +103,13 @@ lines: of text
 def test_exception_that_hands_on_a_traceback_is_told_by_the_last_one_in_it(told: str, found: str, path: Path) -> None:
     assert innermost_error(told) == found
     kind, _, message = told.partition(": ")
-    write_error_file(*raised(type(kind, (Exception,), {})(message)))
+    write_error_file(type(kind, (Exception,), {})(message))
     assert words_of_error_file(path.read_text()).error == found
     path.write_text(json.dumps({"message": {"message": told, "extraInfo": {"timestamp": "1"}}}))
     assert words_of_error_file(path.read_text()).error == found, "as torch's own handler writes it"
 
 
 def test_group_of_exceptions_tells_its_first_one(path: Path) -> None:
-    write_error_file(*raised(Group("unhandled errors in a TaskGroup (2 sub-exceptions)")))
+    write_error_file(Group("unhandled errors in a TaskGroup (2 sub-exceptions)"))
     words = words_of_error_file(path.read_text())
     assert words.error == "Group: unhandled errors in a TaskGroup (2 sub-exceptions): LookupError: in a task"

@@ -11,8 +11,7 @@ import pytest
 
 from megatron_ft.link.base.rerun import MODULE, RerunState, rerun_state
 from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
-from megatron_ft.rank.crash_reporter.reporter import CrashReporter
-from megatron_ft.rank.crash_reporter.rerun_machine import current_rerun_state
+from megatron_ft.rank.crash_reporter.reporter import CrashReporter, current_rerun_state
 
 
 def machine(state: str, mode: str = "VALIDATE_RESULTS", **more: Any) -> SimpleNamespace:

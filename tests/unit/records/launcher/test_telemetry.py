@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from megatron_ft.config.launcher_options import LauncherOptions
+from megatron_ft.link.facts.all_kinds import Timed
 from megatron_ft.link.facts.launcher import Cause, CycleEnded, CycleStarted
 from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.link.facts.monitor import Minute
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.records.launcher.telemetry import Telemetry
 from megatron_ft.records.rules.metrics import GaugeValues, NodeActivity

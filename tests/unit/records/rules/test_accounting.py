@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
@@ -26,7 +26,6 @@ from megatron_ft.link.facts.launcher import (
 from megatron_ft.link.facts.minutes import RankMinute, SectionMinute
 from megatron_ft.link.facts.monitor import Attached, FirstIteration, Minute, RankGone
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 from megatron_ft.records.rules.accounting import Accounting, Goodput, Ledger, TimeClass
 from tests.support.accounts import account

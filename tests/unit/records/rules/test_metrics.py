@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.all_kinds import Record, Timed
 from megatron_ft.link.facts.launcher import (
     Cause,
     CauseKind,
@@ -16,7 +16,6 @@ from megatron_ft.link.facts.launcher import (
     TrainingAgain,
 )
 from megatron_ft.link.facts.monitor import FirstIteration
-from megatron_ft.link.facts.timed import Timed
 from megatron_ft.records.rules.metrics import (
     DOWNTIME,
     HANGS,
