@@ -50,7 +50,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
         return None
     text = environ.get(RESTORE_VARIABLE, "")
     key = SnapshotKey(*map(int, text.split(":"))) if text else None
-    return Place(path, key, RankInfo.from_environment(environ), digests.installed())
+    return Place(path, key, RankInfo.from_environment(environ, "", os.getpid()), digests.installed())
 
 
 def usable_place() -> Place | None:

@@ -39,11 +39,11 @@ class RankInfo:
         """
         if "RANK" not in os.environ and not has_process_group():
             raise RuntimeError("this process has no rank: RANK isn't set, and there is no process group")
-        found = RankInfo.from_environment()
+        found = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
         return replace(found, global_rank=rank())
 
     @staticmethod
-    def from_environment(environ: Mapping[str, str] = os.environ) -> RankInfo:
+    def from_environment(environ: Mapping[str, str], host: str, pid: int) -> RankInfo:
         """Read RANK, LOCAL_RANK, WORLD_SIZE and FT_CYCLE; missing ones default to a job of one rank.
 
         Raises:
@@ -61,8 +61,8 @@ class RankInfo:
         return RankInfo(
             global_rank=global_rank,
             local_rank=number("LOCAL_RANK", global_rank),
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=host,
+            pid=pid,
             world_size=number("WORLD_SIZE", 1),
             cycle=number("FT_CYCLE", 0),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +122,7 @@ class RankMonitorClient:
         if not has_launcher():
             self.is_initialized = self._is_off = True
             return
-        info = RankInfo.from_environment()
+        info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
         watch.hooks_begin()
         welcome = say_hello(info, num_warmup_iters or 0, state_path=state_path, learns=learns)
         cfg = welcome.config
@@ -317,7 +318,7 @@ class RankMonitorClient:
             raise NotUnderLauncherError(
                 f"no launcher: {LAUNCHER_SOCKET} is not set; start this script with ft_launcher"
             )
-        ask_launcher(path, req, RankInfo.from_environment().global_rank)
+        ask_launcher(path, req, RankInfo.from_environment(os.environ, "", os.getpid()).global_rank)
 
     def shutdown_workload_monitoring(self) -> None:
         """End the monitoring of this rank at once, without waiting for the monitor. Idempotent."""

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -126,7 +127,7 @@ class CollectiveWatch:
 
     def run(self) -> None:
         if not calls_hooks:
-            info = RankInfo.from_environment()
+            info = RankInfo.from_environment(os.environ, socket.gethostname(), os.getpid())
             try:
                 self._take(say_hello(info, 0, watch_only=True))
             except RankMonitorClientError:
