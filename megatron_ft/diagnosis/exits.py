@@ -56,29 +56,25 @@ def describe_exit(rank_exit: RankExited) -> str:
 
     A rank that raised may crash while its interpreter ends: the exception is named first.
     """
-    return _describe_exit(rank_exit) + (" after its run had ended" if rank_exit.after_run else "")
-
-
-def _describe_exit(rank_exit: RankExited) -> str:
-    who = f"rank {rank_exit.rank}"
-    code = rank_exit.exitcode
+    who, code = f"rank {rank_exit.rank}", rank_exit.exitcode
+    name = signal_name(-code) if code < 0 else ""
+    is_crash_of_its_own = name in _OWN_FAULTS and not rank_exit.by_us
     if rank_exit.rerun is not None and rank_exit.rerun_state is not None:
-        return describe_rerun(who, rank_exit.rerun, rank_exit.rerun_state)
-    if rank_exit.error is not None and code > 0:
-        return f"{who} raised {one_line(rank_exit.error)}"
-    if code == 0:
-        return f"{who} finished"
-    if code > 0:
+        text = describe_rerun(who, rank_exit.rerun, rank_exit.rerun_state)
+    elif rank_exit.error is not None and (code > 0 or is_crash_of_its_own):
+        text = f"{who} raised {one_line(rank_exit.error)}" + (f" (then crashed with {name})" if name else "")
+    elif code == 0:
+        text = f"{who} finished"
+    elif code > 0:
         # a shell reports the signal that ended its command as 128 + number
-        inner = signal_name(code - 128) if code > 128 else ""
-        told = f" (128 + {inner})" if inner.startswith("SIG") else ""
-        return f"{who} exited with code {code}{told}" + (", its error file can't be read" if rank_exit.unread else "")
-    name = signal_name(-code)
-    if name in _OWN_FAULTS and not rank_exit.by_us:
-        if rank_exit.error is not None:
-            return f"{who} raised {one_line(rank_exit.error)} (then crashed with {name})"
-        return f"{who} crashed with {name}"
-    return f"{who} killed by {name}" + ("" if rank_exit.by_us else " (not sent by ft_launcher)")
+        inner = signal_name(code - _SHELL_SIGNALS) if code > _SHELL_SIGNALS else ""
+        text = f"{who} exited with code {code}" + (f" (128 + {inner})" if inner.startswith("SIG") else "")
+        text += ", its error file can't be read" if rank_exit.unread else ""
+    elif is_crash_of_its_own:
+        text = f"{who} crashed with {name}"
+    else:
+        text = f"{who} killed by {name}" + ("" if rank_exit.by_us else " (not sent by ft_launcher)")
+    return text + (" after its run had ended" if rank_exit.after_run else "")
 
 
 def was_ending(rank_exit: RankExited, *, has_raised: bool = False) -> bool:

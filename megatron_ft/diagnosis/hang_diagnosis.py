@@ -57,32 +57,12 @@ def _lost_peer(notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool,
         if timeout_s == 0.0 and are_all:
             return _lost_connection(victims, notes, first)
         return undetermined_hang(first, detail=finding.text) if finding.candidates or not are_all else None
-    if note.raised and not is_peer_loss(note.raised):
-        return _of_one(finding, note, first, several=several)
     # late for that long, or never seen to start; it may have come to its place a moment after the others began to wait
     is_late = note.quiet_s >= timeout_s - min(_SLACK_S, _SLACK * timeout_s) or not (note.state or note.has_stack)
-    if not note.gone and not (timeout_s > 0.0 and is_late):
+    has_followed = is_peer_loss(note.raised)
+    if not (note.gone or (note.raised and not has_followed) or (timeout_s > 0.0 and is_late)):
         return _lost_connection(victims, notes, first)
-    if is_peer_loss(note.raised):
-        return None
-    detail = "; ".join(filter(None, (finding.text, f"rank {first.rank} {describe_overdue(first)}")))
-    where = f" ({note.host})" if several and note.host else ""
-    if note.exitcode == 0:
-        return exited_early(note, detail, where=where)
-    did = "keeps the others waiting"
-    if note.section is not None:
-        did += f" in '{note.section}' for {note.open_s:.1f} s"
-    if note.is_stopped:
-        did += " (process stopped)"
-    return Cause(
-        kind=CauseKind.HANG,
-        text=f"rank {note.rank}{where} {did}",
-        rank=note.rank,
-        iteration=note.iteration,
-        detail=detail,
-        host=note.host,
-        section=note.section or first.timed,
-    )
+    return None if has_followed else _of_one(finding, note, first, several=several)
 
 
 def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapshot], first: RankHung) -> Cause:
@@ -108,20 +88,29 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
 
 
 def _of_one(finding: RootCause, note: RankSnapshot, first: RankHung, *, several: bool) -> Cause:
-    verdict = as_verdict(note, first)
+    """Return the cause that accuses this rank: it hangs, has ended, or ends of its own exception."""
+    verdict, detail, kind = as_verdict(note, first), finding.text, CauseKind.HANG
     where = f" ({note.host})" if several and note.host else ""
+    is_waited_for = first.kind == LOST_PEER and not note.raised
+    if is_waited_for:
+        detail = "; ".join(filter(None, (detail, f"rank {first.rank} {describe_overdue(first)}")))
     if note.gone and note.exitcode == 0:
-        return exited_early(note, finding.text, where=where)
-    did = "keeps the others waiting" if note.gone else describe_overdue(verdict)
-    kind = CauseKind.HANG
+        return exited_early(note, detail, where=where)
     if note.raised:  # it would be a crash, if only it ended
         did, kind = f"raised {note.raised}", CauseKind.CRASH
+    elif is_waited_for or note.gone:
+        did = "keeps the others waiting"
+        if is_waited_for:
+            did += "" if note.section is None else f" in '{note.section}' for {note.open_s:.1f} s"
+            did += " (process stopped)" if note.is_stopped else ""
+    else:
+        did = describe_overdue(verdict)
     return Cause(
         kind=kind,
         text=f"rank {note.rank}{where} {did}",
         rank=note.rank,
         iteration=verdict.iteration,
-        detail=finding.text,
+        detail=detail,
         host=note.host,
         section=verdict.timed if kind is CauseKind.HANG else "",
     )

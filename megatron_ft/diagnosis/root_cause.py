@@ -8,7 +8,6 @@ candidates, and none as the cause.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -61,10 +60,19 @@ def find(notes: Sequence[RankSnapshot], *, elapsed_s: float, are_all: bool = Tru
         suspects, is_certain = (raising, True) if len(raising) == 1 else (suspects, is_certain)
     if len(suspects) == 1 and is_certain:
         (rank,) = suspects
-        waiting = sorted(each for each, others in waits.items() if others and each != rank)
-        return RootCause(rank, "; ".join(filter(None, (place(by_rank[rank]), _others(waiting, by_rank)))))
+        waiting = [by_rank[each] for each in sorted(waits) if waits[each] and each != rank]
+        text = place(by_rank[rank])
+        if waiting:  # "7 others wait in all_reduce"
+            ops = Counter(note.in_flight[0].name if note.in_flight else note.waits_in or note.inner for note in waiting)
+            who = f"rank {waiting[0].rank} waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
+            more = " and other collectives" if len(ops) > 1 else ""
+            text = "; ".join(filter(None, (text, f"{who} in {ops.most_common(1)[0][0]}{more}")))
+        return RootCause(rank, text)
     named = sorted(suspects or {note.rank for note in notes if _is_stuck(note, elapsed_s)})
-    return RootCause(None, _undecided(named, by_rank) + _raised(notes, named), tuple(named))
+    # exceptions of ranks whose places aren't told, without those that only say that a peer was lost
+    raised = ((note.rank, note.raised or note.handling) for note in notes if note.rank not in named[:_SHOWN])
+    own = [f"; rank {rank} raised {error}" for rank, error in raised if error and not is_peer_loss(error)]
+    return RootCause(None, _undecided(named, by_rank) + "".join(own[:_SHOWN]), tuple(named))
 
 
 def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot]:
@@ -93,70 +101,43 @@ def waits_for(notes: Iterable[RankSnapshot]) -> dict[int, frozenset[int]]:
     Ranks without a snapshot may be among them, if no other rank is missing.
     """
     by_rank = {note.rank: note for note in notes}
-    absent = _Absent(by_rank)
+    mute = frozenset(rank for rank, note in by_rank.items() if _is_mute(note))
+    unseen = frozenset(rank for rank, note in by_rank.items() if _is_unseen(note))
+    unseen = unseen or (mute if len(mute) == 1 else _NONE)  # several may wait for each other
+    outside = frozenset(
+        rank for rank, note in by_rank.items() if not (note.in_flight or note.seems_to_wait or _may_wait(note))
+    )
+    found: dict[tuple[str, int, str, Sequence[int]], frozenset[int]] = {}
+
+    def missing_from(collective: Collective, rank: int) -> frozenset[int]:
+        """Return the members missing from this collective of a rank; if none, those of unknown state."""
+        if collective.p2p:
+            peer = collective.peer
+            theirs = by_rank[peer].in_flight if peer in by_rank else ()
+            is_met = any(each.p2p and each.peer == rank for each in theirs)
+            return _NONE if peer is None or is_met else frozenset((peer,))
+        key = (collective.key, collective.seq, collective.op, collective.ranks)
+        missing = found.get(key)
+        if missing is None:
+            members = frozenset(collective.ranks or by_rank)
+            known = members & by_rank.keys()
+            missing = frozenset(each for each in known if _is_missing(by_rank[each], collective))
+            missing = found[key] = missing or members - known or members & unseen
+        return missing
+
     unions: dict[tuple[frozenset[int], ...], frozenset[int]] = {}
     waits = {}
-    for note in by_rank.values():
+    for rank, note in by_rank.items():
         if note.gone or note.is_stopped or note.raised:
             missing = _NONE
         elif note.in_flight:
-            sets = tuple(_missing(note, each, absent) for each in note.in_flight)
+            sets = tuple(missing_from(each, rank) for each in note.in_flight)
             missing = unions.get(sets) or unions.setdefault(sets, frozenset().union(*sets))
         else:
-            missing = absent.from_any if note.seems_to_wait else _NONE
+            missing = (outside or unseen) if note.seems_to_wait else _NONE
         # thousands of ranks that wait for the same ranks share one set
-        waits[note.rank] = missing - {note.rank} if note.rank in missing else missing
+        waits[rank] = missing - {rank} if rank in missing else missing
     return waits
-
-
-class _Absent:
-    """Ranks missing from a collective: computed once for each, however many ranks are in it."""
-
-    def __init__(self, by_rank: Mapping[int, RankSnapshot]) -> None:
-        self.by_rank = by_rank
-        self._found: dict[tuple[str, int, str, int], frozenset[int]] = {}
-        self._groups: dict[Sequence[int], int] = {}
-        self._known: dict[int, int] = {}
-
-    @functools.cached_property
-    def from_any(self) -> frozenset[int]:
-        """Ranks that are in no collective, as far as their stacks show."""
-        outside = (note for note in self.by_rank.values() if not (note.in_flight or note.seems_to_wait))
-        return frozenset(note.rank for note in outside if not _may_wait(note)) or self._unseen
-
-    @functools.cached_property
-    def _unseen(self) -> frozenset[int]:
-        mute = frozenset(note.rank for note in self.by_rank.values() if _is_mute(note))
-        unseen = frozenset(note.rank for note in self.by_rank.values() if _is_unseen(note))
-        return unseen or (mute if len(mute) == 1 else _NONE)  # several may wait for each other
-
-    def from_one(self, collective: Collective) -> frozenset[int]:
-        """Return the group members missing from the collective; if none, those of unknown state."""
-        key = (collective.key, collective.seq, collective.op, self._group(collective.ranks))
-        if key not in self._found:
-            members = frozenset(collective.ranks or self.by_rank)
-            known = members & self.by_rank.keys()
-            missing = frozenset(rank for rank in known if _is_missing(self.by_rank[rank], collective))
-            self._found[key] = missing or members - known or members & self._unseen
-        return self._found[key]
-
-    def _group(self, ranks: Sequence[int]) -> int:
-        """Return a number for each group; comparing thousands of long lists would dominate the run time."""
-        number = self._known.get(id(ranks))
-        if number is None:
-            number = self._known[id(ranks)] = self._groups.setdefault(ranks, len(self._groups))
-        return number
-
-
-def _missing(note: RankSnapshot, collective: Collective, absent: _Absent) -> frozenset[int]:
-    """Return the group members missing from this collective, or in another one under the same number."""
-    if not collective.p2p:
-        return absent.from_one(collective)
-    peer, by_rank = collective.peer, absent.by_rank
-    if peer is None:
-        return _NONE
-    theirs = by_rank[peer].in_flight if peer in by_rank else ()
-    return _NONE if any(each.p2p and each.peer == note.rank for each in theirs) else frozenset((peer,))
 
 
 def _is_missing(other: RankSnapshot, collective: Collective) -> bool:
@@ -201,65 +182,46 @@ def _suspects(notes: Sequence[RankSnapshot], waits: Waits, elapsed_s: float, *, 
         return bereft, True
     waited_for = frozenset().union(*{id(others): others for others in waits.values()}.values())
     victims = {note.rank for note in notes if note.raised}
-    if victims:
-        missing = _missing_from_victims(notes, victims, waits)
-        known = missing & waited_for or missing
-        if known:
-            return known, are_all
+    if victims:  # which ranks neither failed because they had lost a peer, nor wait? One that has left is missing, too
+        others = [note for note in notes if note.rank not in victims and not waits.get(note.rank)]
+        missing = [note for note in others if note.gone or note.is_stopped or not _is_waiting(note)]
+        idle = [note for note in missing if note.exitcode == 0 or note.is_stopped or not note.is_busy]
+        away = {note.rank for note in idle or missing}
+        if away:
+            return away & waited_for or away, are_all
     if not waited_for:
         return _overdue(notes, elapsed_s), True
     roots = {rank for rank in waited_for if not waits.get(rank)}
-    unknown = roots - waits.keys()
-    by_rank = {note.rank: note for note in notes}
-    if unknown:
+    if not roots:
+        return _explanations(waits), True
+    known = [note for note in notes if note.rank in roots]
+    if roots - waits.keys():
         return roots, False
-    if roots and all(by_rank[rank].raised for rank in roots):
+    if all(note.raised for note in known):
         return set(), False  # a rank that raised because it lost a peer isn't the cause
-    if any(_is_mute(by_rank[rank]) for rank in roots):
-        return roots, False
-    if roots:
-        return _narrowed([note for note in notes if note.rank in roots], elapsed_s)
-    return _explanations(waits), True
-
-
-def _missing_from_victims(notes: Sequence[RankSnapshot], victims: set[int], waits: Waits) -> set[int]:
-    """Return ranks that neither failed because they had lost a peer (``victims``), nor wait for another rank.
-
-    A rank that has left is missing, too, whether it exited with 0 or goes on without monitoring.
-    """
-    others = [note for note in notes if note.rank not in victims and not waits.get(note.rank)]
-    missing = [note for note in others if note.gone or note.is_stopped or not _is_waiting(note)]
-    busy = [note for note in missing if note.exitcode == 0 or note.is_stopped or not note.is_busy]
-    return {note.rank for note in busy or missing}
+    return (roots, False) if any(_is_mute(note) for note in known) else _narrowed(known, elapsed_s)
 
 
 def _explanations(waits: Waits) -> set[int]:
-    """Return, if all wait for each other, the ranks without whose wait that of every other rank would be explained."""
+    """Return, if all wait for each other, the ranks without whose wait that of every other rank would be explained:
+    all ranks wait for them in the end, and no circle is left."""
     waiting = [rank for rank, others in waits.items() if others]
     # the first rank whose wait is explained by one rank waits for that one alone
     candidates = {next(iter(waits[rank])) for rank in waiting if len(waits[rank]) == 1} if len(waiting) > 1 else waiting
     if len(candidates) > _MOST_CANDIDATES:
         return set(candidates)  # a circle that large has no single cause
-    alike: dict[frozenset[int], set[int]] = {}
+    alike: dict[frozenset[int], set[int]] = {}  # few sets even for thousands of ranks
     for rank in waiting:
         alike.setdefault(waits[rank], set()).add(rank)
-    return {rank for rank in candidates if waits.get(rank) and _explains(rank, alike)}
-
-
-def _explains(rank: int, alike: Mapping[frozenset[int], set[int]]) -> bool:
-    """Return True if all ranks wait for this one in the end, and for no circle, if this rank itself doesn't wait.
-
-    ``alike``: set of awaited ranks -> ranks that wait for it; few sets even for thousands of ranks.
-    """
-    left = {others: ranks for others, ranks in alike.items() if ranks != {rank}}
-    done = {rank}
-    while left:
-        freed = [others for others in left if others <= done]
-        if not freed:
-            return False
-        for others in freed:
-            done |= left.pop(others)
-    return True
+    found = set()
+    for rank in candidates:
+        left = {others: ranks for others, ranks in alike.items() if ranks != {rank}}
+        done = {rank}
+        while freed := [others for others in left if others <= done]:
+            done.update(*map(left.pop, freed))
+        if waits.get(rank) and not left:
+            found.add(rank)
+    return found
 
 
 def _narrowed(roots: Sequence[RankSnapshot], elapsed_s: float) -> tuple[set[int], bool]:
@@ -319,17 +281,6 @@ def _is_stuck(note: RankSnapshot, elapsed_s: float) -> bool:
     return is_due and _is_still(note, elapsed_s) and not (note.closing or note.gone)
 
 
-def _others(waiting: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
-    """Return what the waiting ranks do: "7 others wait in all_reduce"."""
-    notes = [by_rank[rank] for rank in waiting]
-    ops = Counter(note.in_flight[0].name if note.in_flight else note.waits_in or note.inner for note in notes)
-    if not ops:
-        return ""
-    (op, _), *more = ops.most_common()
-    who = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
-    return f"{who} in {op}" + (" and other collectives" if more else "")
-
-
 def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str:
     """Return the candidates and their places, if there are any."""
     if not ranks:
@@ -340,13 +291,6 @@ def _undecided(ranks: Sequence[int], by_rank: Mapping[int, RankSnapshot]) -> str
     rest = f", and more ({len(ranks)} in all)" if len(joined) > _MOST_SPANS else ""
     more = f"; all candidates: ranks {', '.join(joined[:_MOST_SPANS])}{rest}" if len(ranks) > _SHOWN else ""
     return f"root cause undetermined; candidates: {candidates}{more}"
-
-
-def _raised(notes: Sequence[RankSnapshot], named: Sequence[int]) -> str:
-    """Return the exceptions of ranks whose places aren't told, without those that only say that a peer was lost."""
-    raised = ((note.rank, note.raised or note.handling) for note in notes if note.rank not in named[:_SHOWN])
-    own = [f"; rank {rank} raised {error}" for rank, error in raised if error and not is_peer_loss(error)]
-    return "".join(own[:_SHOWN])
 
 
 def spans(ranks: Sequence[int]) -> list[str]:

@@ -55,8 +55,7 @@ class SlowRanksAtLeader(LeaderPart):
         self._last: dict[int, RankWaits] = {}
         self._nodes: dict[int, str] = {}
         self._runs: dict[int, _Run] = {}
-        self._lags: Mapping[int, float] = {}
-        """Lags in the last window."""
+        """Those that lasted until the end of the last window."""
         self._slow: set[int] = set()
         self._began_s = 0.0
         self._due_s: float | None = None
@@ -115,10 +114,10 @@ class SlowRanksAtLeader(LeaderPart):
                 is_certain = part * part * run.waits >= _CERTAIN
                 if run.windows >= _WINDOWS and run.lag / run.windows >= LEAST_LAG and is_certain:
                     self._slow.add(rank)
-            elif self._lags.get(rank, 0.0) < LEAST_LAG / 2:
+            elif rank not in self._runs:
                 self._slow.discard(rank)
         self._slow &= lags.keys()
-        self._runs, self._lags = runs, lags
+        self._runs = runs
 
 
 def lags_of(seen: Mapping[int, RankWaits]) -> dict[int, float]:

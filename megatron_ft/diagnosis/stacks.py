@@ -62,10 +62,7 @@ def parse_faulthandler(text: str) -> list[ThreadStack]:
 
 def main_stack(stacks: Sequence[ThreadStack], main_ident: int) -> tuple[Frame, ...]:
     """Return the calls of the thread with this number, innermost first; empty if it is missing."""
-    for stack in stacks:
-        if stack.ident == main_ident:
-            return stack.frames
-    return ()
+    return next((stack.frames for stack in stacks if stack.ident == main_ident), ())
 
 
 def user_frame(frames: Sequence[Frame], *, library: Iterable[str] = ()) -> Frame | None:

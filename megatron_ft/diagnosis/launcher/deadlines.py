@@ -74,7 +74,7 @@ class Deadlines(LauncherPart):
         timeout_s = self._options.given.startup_timeout
         if timeout_s is None and any(self._configured.values()):
             self._hooks_due_ns = turn.now_ns + round((self._configured.get(SETUP) or _NO_HOOKS_S) * 1e9)
-        for local_rank in self._cycle.started.keys() - self._cycle.hooked if timeout_s is not None else ():
+        for local_rank in self._cycle.started.keys() - self._cycle.hooked:
             self._wait("startup", local_rank, self._cycle.started[local_rank].at_ns, timeout_s, turn)
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
@@ -121,24 +121,28 @@ class Deadlines(LauncherPart):
     def _say_unwatched(self, turn: Turn) -> None:
         """Say which configured timeouts protect nothing, because no hook tells that they run."""
         cycle = self._cycle
-        if idle := sorted(cycle.ranks[local_rank] for local_rank in cycle.running - cycle.hooked):
-            who = f"rank {idle[0]} has" if len(idle) == 1 else f"ranks {', '.join(spans(idle))} have"
+        if idle := cycle.running - cycle.hooked:
+            has = "has" if len(idle) == 1 else "have"
             turn.say_for_all(
-                f"timeouts are configured, but {who} not called setup or init_workload_monitoring: "
+                f"timeouts are configured, but {self._named(idle)} {has} not called setup or init_workload_monitoring: "
                 "hangs there are not detected"
             )
         boards = {local_rank: turn.seen.boards[local_rank] for local_rank in cycle.running & cycle.hooked}
-        silent = sorted(
-            cycle.ranks[local_rank]
+        silent = [
+            local_rank
             for local_rank, board in boards.items()
             if board is not None and not board.heartbeats and any(section.open_count for section in board.sections)
-        )
+        ]
         if silent and any(self._configured.get(name) for name in HEARTBEATS):
-            who, s = (f"rank {silent[0]}", "s") if len(silent) == 1 else (f"ranks {', '.join(spans(silent))}", "")
+            s = "s" if len(silent) == 1 else ""
             turn.say_for_all(
-                f"heartbeat timeouts are configured, but {who} open{s} sections and send{s} no heartbeat: "
-                "they do not apply"
+                f"heartbeat timeouts are configured, but {self._named(silent)} open{s} sections and send{s} no "
+                "heartbeat: they do not apply"
             )
+
+    def _named(self, local_ranks: Collection[int]) -> str:
+        ranks = spans(sorted(self._cycle.ranks[each] for each in local_ranks))
+        return f"rank{'s' if len(local_ranks) > 1 else ''} {', '.join(ranks)}"
 
     # -- ranks that are late --------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.waits import Lags, RankLag, RankWaits, Waits, window_s
@@ -47,13 +47,14 @@ class SlowRanksOnNode(LauncherPart):
         if self._due_ns is None or turn.now_ns < self._due_ns:
             return
         self._due_ns = turn.now_ns + self._every_ns
-        boards = {local_rank: turn.seen.boards[local_rank] for local_rank in sorted(self._cycle.observed)}
-        # nothing is read any more of a rank that has ended its monitoring
-        monitored = [local_rank for local_rank, board in boards.items() if board is None or not board.closing]
-        counts = ((self._cycle.ranks[local_rank], turn.seen.collectives[local_rank]) for local_rank in monitored)
-        told = (RankWaits(rank, each.looks, each.waiting, each.waits) for rank, each in counts if each is not None)
-        if ranks := tuple(told):
-            turn.do(Waits(self._cycle.cycle, ranks))
+        told = []
+        for local_rank in sorted(self._cycle.observed):
+            board, counts = turn.board(local_rank), turn.seen.collectives[local_rank]
+            # nothing is read any more of a rank that has ended its monitoring
+            if counts is not None and not (board is not None and board.closing):
+                told.append(RankWaits(self._cycle.ranks[local_rank], counts.looks, counts.waiting, counts.waits))
+        if told:
+            turn.do(Waits(self._cycle.cycle, tuple(told)))
 
     def hear(self, event: Lags, turn: Turn) -> None:
         """Take the result for all ranks, and tell the user which ones hold the others back, or don't any more."""
@@ -61,17 +62,12 @@ class SlowRanksOnNode(LauncherPart):
             return
         self.lags = event
         lagging = {each.rank: each for each in event.named}
-        news = [each for rank, each in lagging.items() if rank not in self._slow]
-        over = [each for rank, each in self._slow.items() if rank not in lagging]
-        for each in news:
-            turn.say_for_all(f"{each.text} (reported only)")
-            turn.do(Write(_fact(each, event)))
-        for each in over:
-            turn.say_for_all(f"rank {each.rank} no longer holds the others back")
-            turn.do(Write(replace(_fact(each, event), is_over=True)))
+        for rank, each in {**lagging, **self._slow}.items():
+            is_over = rank not in lagging
+            if is_over or rank not in self._slow:
+                if is_over:
+                    turn.say_for_all(f"rank {rank} no longer holds the others back")
+                else:
+                    turn.say_for_all(f"{each.text} (reported only)")
+                turn.do(Write(SlowRank(cycle=event.cycle, over_s=event.over_s, is_over=is_over, **asdict(each))))
         self._slow = lagging
-
-
-def _fact(lag: RankLag, lags: Lags) -> SlowRank:
-    facts = {name: getattr(lag, name) for name in ("rank", "node", "lag", "waits")}
-    return SlowRank(cycle=lags.cycle, over_s=lags.over_s, **facts)
