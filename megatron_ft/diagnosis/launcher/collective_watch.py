@@ -25,7 +25,7 @@ from megatron_ft.link.facts.shared import RankHung
 
 _SHARE_OF_GROUP = 0.5
 """Share of a group's own timeout, which ends the job: the report comes before that."""
-_UNKNOWN_NS = 300_000_000_000
+_UNKNOWN_S = 300.0
 """Default if the timeout of the process group isn't known: half of NCCL's 600 s."""
 _LOOKS_PER_TIMEOUT = 8
 _OFTEST_NS, _SELDOMEST_NS = 250_000_000, 10_000_000_000
@@ -55,8 +55,7 @@ class CollectiveWatch(LauncherPart):
         self._begin_anew(turn.now_ns)
 
     def started(self, turn: Turn) -> None:
-        timeout_s = self._options.given.watch_collectives.timeout_s
-        self._set_timeout(None if timeout_s is None else round(timeout_s * 1e9))
+        self._set_timeout(self._options.given.watch_collectives.timeout_s)
         self._begin_anew(turn.now_ns)
         self._looked_ns = turn.now_ns
         self._due_ns = turn.now_ns + self._every_ns if self._options.given.watch_collectives.how != OFF else None
@@ -116,8 +115,8 @@ class CollectiveWatch(LauncherPart):
         if self._pauses.since_ns is None:
             self._judge(turn)
 
-    def _set_timeout(self, timeout_ns: int | None) -> None:
-        self._timeout_ns = _UNKNOWN_NS if timeout_ns is None else timeout_ns
+    def _set_timeout(self, timeout_s: float | None) -> None:
+        self._timeout_ns = round((_UNKNOWN_S if timeout_s is None else timeout_s) * 1e9)
         self._every_ns = min(max(self._timeout_ns // _LOOKS_PER_TIMEOUT, _OFTEST_NS), _SELDOMEST_NS)
 
     def _begin_anew(self, now_ns: int) -> None:
@@ -131,19 +130,19 @@ class CollectiveWatch(LauncherPart):
         """Earliest time of the next question, if the last one isn't answered."""
 
     def _judge(self, turn: Turn) -> None:
-        counts = {local_rank: turn.seen.collectives[local_rank] for local_rank in sorted(self._cycle.observed)}
-        known = {local_rank: found for local_rank, found in counts.items() if found is not None}
-        is_leaving = any(found is None and local_rank in self._grouped for local_rank, found in counts.items())
+        observed = sorted(self._cycle.observed)
+        known = {lr: found for lr in observed if (found := turn.seen.collectives[lr]) is not None}
+        has_left = not self._grouped.intersection(observed) <= known.keys()
         self._grouped |= known.keys()
         # a rank that has ended its monitoring may go on, but its board keeps the counts of that moment
-        closing = {lr for lr in known if (board := turn.seen.boards[lr]) is not None and board.closing}
-        judged = {lr: found for lr, found in known.items() if lr not in closing}
-        if not judged or is_leaving:  # no monitored rank has a process group, or one has destroyed its group
+        boards = {lr: turn.board(lr) for lr in known}
+        judged = {lr: known[lr] for lr, board in boards.items() if board is None or not board.closing}
+        if not judged or has_left:  # no monitored rank has a process group, or one has destroyed its group
             self._begin_anew(turn.now_ns)
             return
         if self._options.given.watch_collectives.timeout_s is None:
             groups_ns = [found.group_timeout_ns for found in judged.values() if found.group_timeout_ns is not None]
-            self._set_timeout(round(_SHARE_OF_GROUP * min(groups_ns)) if groups_ns else None)
+            self._set_timeout(_SHARE_OF_GROUP * min(groups_ns) / 1e9 if groups_ns else None)
         newest_ns = max(found.moved_ns for found in judged.values())
         if newest_ns > self._moved_ns:
             if self._is_told:
@@ -156,9 +155,9 @@ class CollectiveWatch(LauncherPart):
         if left_ns > 0:
             self._due_ns = turn.now_ns + min(self._every_ns, left_ns)
         elif not self._is_told and turn.now_ns >= self._ask_again_ns:
-            boards = (turn.seen.boards[local_rank] for local_rank in judged)
             # an enforced timeout that applies to each of these ranks now does the rest
-            if all(board and any(each.enforced for each in running_intervals(board)) for board in boards):
+            watched = (boards[lr] for lr in judged)
+            if all(board and any(each.enforced for each in running_intervals(board)) for board in watched):
                 return
             # without an answer ranks of other nodes go on, or another coordinator has taken over
             self._ask_again_ns = turn.now_ns + _ANSWER_NS + self._timeout_ns
