@@ -84,9 +84,9 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
     "diagnosis/leader_parts.py": [
         ("if self._is_open(diagnosis, now_s):", "if False:"),
         ("if is_refused or", "if True or"),
-        ("if diagnosis.is_of_lost_peer and (explained := cycle.explained) is not None:", "if False:"),
-        ("if diagnosis.is_of_lost_peer and found is None:", "if diagnosis.is_of_lost_peer:"),
-        ("{at for at in range(len(cycle.seats)) if at not in cycle.gone}", "{place}"),
+        ("if is_of_lost_peer and (explained := cycle.explained) is not None:", "if False:"),
+        ("if is_of_lost_peer and found is None:", "if is_of_lost_peer:"),
+        ("unheard=set(range(len(cycle.seats)))", "unheard={place}"),
     ],
     "job/rules/next_cycle.py": [
         ("ready, rules.max_nodes, rules.segment, bad", "ready, rules.max_nodes + 1, rules.segment, bad"),
