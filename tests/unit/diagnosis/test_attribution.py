@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,26 +72,22 @@ def test_workloads_errors_that_read_like_another_class_stay_the_workloads(text: 
 
 
 @pytest.mark.parametrize(
-    ("error", "xid", "found"),
+    ("error", "xids", "found"),
     [
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", 79, "hardware: Xid 79"),
-        ("", 79, "hardware: Xid 79"),
-        ("RuntimeError: it broke", 79, "hardware: Xid 79"),
-        ("ValueError: unknown option --lr-decay", 79, "workload: Xid 79"),
-        ("OSError: [Errno 28] No space left on device", 13, "storage: disk full; also Xid 13"),
-        ("ValueError: unknown option --lr-decay", 63, "workload"),
-        ("", 63, "None"),
-        ("", 92, "None"),
-        ("", 45, "None"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", (79,), "hardware: Xid 79"),
+        ("RuntimeError: it broke", (79,), "hardware: Xid 79"),
+        ("ValueError: unknown option --lr-decay", (79,), "workload: Xid 79"),
+        ("OSError: [Errno 28] No space left on device", (13,), "storage: disk full; also Xid 13"),
+        ("ValueError: unknown option --lr-decay", (63,), "workload"),
+        ("", (45, 63, 92), "None"),
+        ("", (45, 31), "workload: Xid 31"),
+        ("", (31, 79), "hardware: Xid 79"),  # the device counts more than a kernel
     ],
 )
-def test_xid_counts_beside_an_error_of_the_program_and_never_instead_of_it(error: str, xid: int, found: str) -> None:
-    assert str(attribute(error, [XID.format(xid)])) == found
-
-
-def test_xid_that_breaks_the_device_counts_more_than_that_of_a_kernel() -> None:
-    assert str(attribute("", [XID.format(45), XID.format(31)])) == "workload: Xid 31"
-    assert str(attribute("", [XID.format(31), XID.format(79)])) == "hardware: Xid 79"
+def test_xid_counts_beside_an_error_of_the_program_and_never_instead_of_it(
+    error: str, xids: Sequence[int], found: str
+) -> None:
+    assert str(attribute(error, [XID.format(xid) for xid in xids])) == found
 
 
 def test_process_that_the_kernel_killed_for_memory_is_the_workloads() -> None:

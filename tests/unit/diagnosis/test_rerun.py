@@ -142,24 +142,17 @@ def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, r
     return made
 
 
-def test_ranks_of_each_node_stay_rotated_and_each_request_rotates_them_further() -> None:
-    machine = begun(replace(RULES, max_nodes=2), "ab")
-    shifts = []
-    for cycle, rerun in enumerate([Rerun.ELSEWHERE, None, Rerun.ELSEWHERE]):
-        made = next_decision(machine, cycle, "ab", ranks=8, rerun=rerun)
-        shifts.append(made.decision.shift)
-        assert made.instances == ("a", "b")
-    assert shifts == [1, 1, 2]
-
-
-def test_nodes_of_one_rank_stay_in_their_new_places() -> None:
-    machine = begun(replace(RULES, max_nodes=3), "abc")
-    made = next_decision(machine, 0, "abc", ranks=1, rerun=Rerun.ELSEWHERE)
-    assert (made.decision.shift, made.instances) == (0, ("b", "c", "a"))
-
-
-def test_nodes_change_places_where_ranks_take_their_new_gpus_for_the_same() -> None:
-    machine = begun(replace(RULES, max_nodes=2), "ab")
-    assert next_decision(machine, 0, "ab", ranks=8, rerun=Rerun.ELSEWHERE).instances == ("a", "b")
-    made = next_decision(machine, 1, "ab", ranks=8, rerun=Rerun.AGAIN)
-    assert (made.decision.shift, made.instances) == (1, ("b", "a"))
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "reruns", "shifts", "last"),
+    [
+        ("ab", 8, [Rerun.ELSEWHERE, None, Rerun.ELSEWHERE], [1, 1, 2], "ab"),
+        ("abc", 1, [Rerun.ELSEWHERE], [0], "bca"),
+        ("ab", 8, [Rerun.ELSEWHERE, Rerun.AGAIN], [1, 1], "ba"),  # ranks take their new GPUs for the same
+    ],
+)
+def test_ranks_or_nodes_stay_rotated_and_each_request_rotates_them_further(
+    nodes: str, ranks: int, reruns: list[Rerun | None], shifts: list[int], last: str
+) -> None:
+    machine = begun(replace(RULES, max_nodes=len(nodes)), nodes)
+    made = [next_decision(machine, cycle, nodes, ranks=ranks, rerun=rerun) for cycle, rerun in enumerate(reruns)]
+    assert ([each.decision.shift for each in made], made[-1].instances) == (shifts, (*last,))

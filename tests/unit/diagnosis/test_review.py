@@ -12,14 +12,12 @@ from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.hang_diagnosis import blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
+from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.facts.shared import RankHung
 from tests.support.agents import hung
-from tests.support.arrived import arrived
 from tests.support.job_machines import answers
 
 FIRST = hung(kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9)
@@ -58,43 +56,40 @@ def works(rank: int, frame: str = "loader.py:8 read", *, seconds: float = 41.0, 
     )
 
 
-def said(notes: Sequence[RankSnapshot], *, several: bool = False) -> Reviewed:
-    """What comes of them."""
-    return reviewed(notes, FIRST, several=several)
+INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12, learned=True)
+TIME = "in 'step' for 6.1 s after iteration 60 (learned timeout 5 s)"
+SLOW = replace(works(0, seconds=6.1), section="step", iteration=60)
+STOPPED = RankSnapshot(rank=1, state="T", frame="train.py:9 f", seen_s=4.2, quiet_s=41.0, collective_s=41.0)
 
 
-def reviewed(
-    notes: Sequence[RankSnapshot], first: RankHung, *, are_all: bool = True, several: bool = False
-) -> Reviewed:
-    found = review(notes, first, cycle=0, asker=0, are_all=are_all, several=several)
+@pytest.mark.parametrize(
+    ("first", "notes", "several", "rank", "text"),
+    [
+        (FIRST, [waits(0), works(1), waits(2)], False, 1, "rank 1 in loader.py:8 read; 2 others wait in all_reduce #7"),
+        (FIRST, [waits(0), works(1), waits(2)], True, 1, "rank 1 (host-1) in loader.py:8 read; 2 others wait"),
+        (FIRST, [waits(0), waits(1, op="barrier"), waits(2)], False, 1, "rank 1 in barrier #7, in train.py:3 step; 2"),
+        (FIRST, [waits(0), STOPPED, waits(2)], False, 1, "rank 1 (process stopped) last seen 4 s ago in train.py:9 f;"),
+        (
+            FIRST,
+            [works(0, "eval.py:1 f"), works(1, "eval.py:2 g")],
+            False,
+            None,
+            "no rank waits in a collective: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g",
+        ),
+        # an interval that is only reported, although collectives complete
+        (INTERVAL, [SLOW, waits(1), waits(2)], True, 0, f"rank 0 (host-0) {TIME}, in loader.py:8 read"),
+        (INTERVAL, [replace(works(rank), collective_s=0.1) for rank in range(3)], False, 1, f"rank 1 {TIME}"),
+        (INTERVAL, [], False, 1, f"rank 1 {TIME}"),
+    ],
+)
+def test_rank_that_keeps_the_others_waiting_is_told_with_its_place(
+    first: RankHung, notes: Sequence[RankSnapshot], several: bool, rank: int | None, text: str
+) -> None:
+    found = review(notes, first, cycle=0, asker=0, are_all=bool(notes), several=several)
     assert found is not None
-    return found
-
-
-def test_rank_missing_from_a_collective_is_named_with_its_place() -> None:
-    found = said([waits(0), works(1), waits(2)])
-    assert (found.rank, found.is_waited) == (1, True)
-    assert found.text == "rank 1 in loader.py:8 read; 2 others wait in all_reduce #7"
-    assert said([waits(0), works(1), waits(2)], several=True).text.startswith("rank 1 (host-1) in loader.py:8")
-
-
-def test_rank_in_another_collective_than_the_others_is_named() -> None:
-    found = said([waits(0), waits(1, op="barrier"), waits(2)])
-    assert found.rank == 1
-    assert found.text == "rank 1 in barrier #7, in train.py:3 step; 2 others wait in all_reduce #7"
-
-
-def test_a_stopped_process_is_said_to_be() -> None:
-    stopped = RankSnapshot(rank=1, state="T", frame="train.py:9 f", seen_s=4.2, quiet_s=41.0, collective_s=41.0)
-    assert said([waits(0), stopped, waits(2)]).text.startswith(
-        "rank 1 (process stopped) last seen 4 s ago in train.py:9 f; 2 others"
-    )
-
-
-def test_ranks_are_not_accused_where_none_waits_in_a_collective() -> None:
-    found = said([works(0, "eval.py:1 f"), works(1, "eval.py:2 g")])
-    assert (found.rank, found.is_waited) == (None, False)
-    assert found.text == "no rank waits in a collective: rank 0 in eval.py:1 f; rank 1 in eval.py:2 g"
+    assert (found.rank, found.reports) == (rank, "step" if first is INTERVAL else "")
+    assert found.is_waited is any(note.in_flight for note in notes)
+    assert found.text.startswith(text)
 
 
 def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
@@ -157,22 +152,20 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     assert told.message.rank is None, "who isn't known of may be the one"
 
 
-def test_review_tells_nothing_where_ranks_of_another_node_make_progress() -> None:
-    machine = running()
-    tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
-    assert tell(machine, (1, RankSnapshots(0, (works(1, seconds=2.0),), passive=True))) == []
-
-
 @pytest.mark.parametrize(
-    ("change", "is_told"),
-    [({}, False), ({"raised": "ValueError: no"}, True), ({"gone": True, "exitcode": 0}, True)],
-    ids=["shut down", "raised", "exited"],
+    ("other", "is_told"),
+    [
+        (works(1, seconds=2.0), False),  # it makes progress
+        (replace(works(1), closing=True), False),  # it may go on without monitoring
+        (replace(works(1), closing=True, raised="ValueError: no"), True),
+        (replace(works(1), closing=True, gone=True, exitcode=0), True),
+    ],
+    ids=["moves", "shut down", "raised", "exited"],
 )
-def test_silence_is_not_told_while_a_rank_without_monitoring_may_go_on(change: dict[str, Any], is_told: bool) -> None:
+def test_silence_is_not_told_where_a_rank_of_another_node_moves_or_may(other: RankSnapshot, is_told: bool) -> None:
     machine = running()
     tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
-    left = replace(works(1), closing=True, **change)
-    told = tell(machine, (1, RankSnapshots(0, (left,), passive=True)))
+    told = tell(machine, (1, RankSnapshots(0, (other,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
@@ -184,36 +177,6 @@ def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
     tell(machine, *((link, RankSnapshots(0, (waits(link),), passive=True)) for link in (0, 1)))
     ended = tell(machine, *((link, RankSnapshots(0, (waits(link),))) for link in (0, 1)))
     assert any(isinstance(sent.message, m.End) for sent in ended)
-
-
-@pytest.mark.parametrize(
-    "message", [ASKS, DiagnoseHang(0, True), RankSnapshots(0, (), True), said([waits(0), works(1)])]
-)
-def test_message_of_a_review_survives_the_wire(message: m.FromMember | m.ToMember) -> None:
-    assert Vocabulary(HEARD_BY_PARTS | SAID_BY_PARTS).parse(arrived(message)) == message
-
-
-INTERVAL = hung(rank=1, elapsed_s=6.1, timeout_s=5.0, iteration=60, at_ns=10**12, learned=True)
-
-
-def test_rank_at_fault_is_named_for_an_interval_that_is_only_reported() -> None:
-    slow = replace(works(0, "loader.py:8 read", seconds=6.1), section="step", iteration=60)
-    found = reviewed([slow, waits(1), waits(2)], INTERVAL, several=True)
-    assert (found.rank, found.reports, found.verdict.iteration, found.is_waited) == (0, "step", 60, True)
-    head = "rank 0 (host-0) in 'step' for 6.1 s after iteration 60 (learned timeout 5 s), in loader.py:8 read"
-    assert found.text.startswith(head)
-
-
-def test_rank_found_first_is_named_without_evidence() -> None:
-    found = reviewed([], INTERVAL, are_all=False)
-    assert found.text == "rank 1 in 'step' for 6.1 s after iteration 60 (learned timeout 5 s)"
-
-
-def test_interval_is_reported_although_collectives_complete() -> None:
-    notes = [replace(works(rank), collective_s=0.1) for rank in range(3)]
-    for first, is_reported in [(INTERVAL, True), (FIRST, False)]:
-        found = review(notes, first, cycle=0, asker=0, are_all=True, several=False)
-        assert (found is not None) is is_reported
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.diagnosis.slow_ranks import SlowRanksAtLeader, lags_of
-from megatron_ft.diagnosis.waits import Lags, RankWaits, Waits, window_s
+from megatron_ft.diagnosis.slow_ranks import SlowRanksAtLeader
+from megatron_ft.diagnosis.waits import Lags, RankWaits, Waits
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from tests.support.job_machines import begun
@@ -95,19 +95,11 @@ class Training:
         rows = [[RankWaits(rank, *count) for rank, count in enumerate(each)] for each in counts]
         return [((tick + 1) * TELL_S, row) for tick, row in enumerate(rows)]
 
-    def results(self, seconds: float) -> list[tuple[float, Lags]]:
-        """What the machine says, and when."""
-        leader = Leader()
-        found = [(at_s, leader.told(row, at_s)) for at_s, row in self.told(seconds)]
-        return [(at_s, lags) for at_s, lags in found if lags is not None]
-
     def named(self, seconds: float) -> dict[int, float]:
-        """By rank, when it was named first."""
-        found: dict[int, float] = {}
-        for at_s, lags in self.results(seconds):
-            for rank in lags.slow:
-                found.setdefault(rank, at_s)
-        return found
+        """By rank that was named, its lag then."""
+        leader = Leader()
+        results = [lags for at_s, row in self.told(seconds) if (lags := leader.told(row, at_s)) is not None]
+        return {each.rank: each.lag for lags in results for each in lags.named}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +114,10 @@ class Training:
     ],
 )
 def test_slow_ranks_are_named_the_later_the_less_they_lag_and_no_others(training: Training, within_s: float) -> None:
-    assert training.named(within_s).keys() == training.factors.keys()
+    named = training.named(within_s)
+    assert named.keys() == training.factors.keys()
+    if len(named) == 1:  # the share of time that a quicker rank would save
+        assert named == {1: pytest.approx(1 - 1 / training.factors[1], abs=0.08)}
 
 
 @pytest.mark.parametrize(
@@ -167,13 +162,6 @@ def test_rank_is_named_after_three_lags_in_a_row_and_cleared_after_two_windows_w
     assert told.slow == ((0,) if slow else ())
 
 
-def test_lag_is_the_share_of_time_that_a_quicker_rank_would_save() -> None:
-    *_, (_, lags) = Training(1, 8, factors={3: 1.25}).results(120)
-    assert lags.worst[0].rank == 3
-    assert lags.worst[0].lag == pytest.approx(0.2, abs=0.05)
-    assert len(lags.worst) <= 8
-
-
 def test_hang_names_no_rank() -> None:
     """The others are in one collective for ever, and only the rank that hangs isn't: the verdict is another's."""
     leader = Leader()
@@ -189,22 +177,10 @@ def test_ranks_of_which_too_little_was_seen_are_not_compared() -> None:
         assert leader.told((RankWaits(0, 3, 0, 0), RankWaits(1, 50, 25, 9)), tick * TELL_S) is None
 
 
-@pytest.mark.parametrize(
-    ("waiting", "lags"), [((0, 40, 50, 90), (0.5, 0.1, -0.1, -0.5)), ((10, 40), (0.3, -0.3)), ((40,), ())]
-)
-def test_each_rank_is_compared_with_the_median_of_the_others(waiting: Sequence[int], lags: Sequence[float]) -> None:
-    found = lags_of({rank: RankWaits(rank, 100, count, 10) for rank, count in enumerate(waiting)})
-    assert found == {rank: pytest.approx(lag) for rank, lag in enumerate(lags)}
-
-
 def test_looks_are_counted_from_those_before_or_anew() -> None:
     assert RankWaits(3, 90, 40, 9).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 40, 10, 2)
     assert RankWaits(3, 20, 8, 2).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 20, 8, 2)
     assert RankWaits(3, 60, 8, 9).since(RankWaits(3, 50, 30, 7)) == RankWaits(3, 60, 8, 9)
-
-
-def test_windows_of_large_jobs_are_longer() -> None:
-    assert [window_s(nodes) for nodes in (1, 100, 10_000)] == [12.0, 12.0, 200.0]
 
 
 def test_result_goes_to_the_launcher_that_speaks_for_the_job() -> None:
