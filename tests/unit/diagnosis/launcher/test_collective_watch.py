@@ -103,19 +103,6 @@ def test_default_time_of_silence_is_half_of_the_process_groups_timeout(group_s: 
     assert hang.verdict.timeout_s == after_s
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_ranks_without_process_groups_are_not_judged(leaves: bool) -> None:
-    """There never was one; or some rank has no use for it any more, and the others work on something else."""
-    driven = watching()
-    if leaves:
-        driven.wait(5.0)
-        driven.collectives[1] = None
-    else:
-        driven.collectives.clear()
-    driven.wait(10 * TIMEOUT_S)
-    assert asked(driven) == []
-
-
 @pytest.mark.parametrize(("closing", "is_asked"), [((True, True), False), ((True, False), True)])
 def test_counts_of_a_rank_that_has_ended_its_monitoring_are_no_silence(
     closing: tuple[bool, bool], is_asked: bool
@@ -125,15 +112,6 @@ def test_counts_of_a_rank_that_has_ended_its_monitoring_are_no_silence(
     driven.boards.update({lr: BOARD._replace(closing=True) for lr, is_closing in enumerate(closing) if is_closing})
     driven.wait(TIMEOUT_S + 1.0)
     assert [hang.verdict.local_rank for hang in asked(driven)] == ([1] if is_asked else [])
-
-
-def test_watch_of_collectives_that_is_off_asks_nothing() -> None:
-    driven = Driven()
-    driven.run()
-    driven.hear(*(attached(local_rank, 0, driven.now_ns, watch_only=True) for local_rank in range(2)))
-    moves(driven, 0)
-    driven.wait(10 * TIMEOUT_S)
-    assert asked(driven) == []
 
 
 def test_time_that_is_nobodys_does_not_count() -> None:
@@ -156,27 +134,30 @@ def test_time_that_is_nobodys_does_not_count() -> None:
     assert len(asked(driven)) == 1
 
 
-def test_ranks_are_looked_at_without_a_signal_and_what_is_known_is_told() -> None:
+@pytest.mark.parametrize("why", ["off", "none", "left"])
+def test_ranks_without_process_groups_are_not_judged(why: str) -> None:
+    """Or nothing is read; or one has no use for its group any more, and the others work on something else."""
+    driven = watching(**{"watch_collectives": "off"} if why == "off" else {})
+    driven.wait(5.0)
+    if why == "none":
+        driven.collectives.clear()
+    elif why == "left":
+        driven.collectives[1] = None
+    driven.wait(10 * TIMEOUT_S)
+    assert asked(driven) == []
+
+
+def test_ranks_are_looked_at_without_a_signal_and_anew_for_a_hang() -> None:
     driven = watching()
     driven.exits(0)
-    driven.hear(DiagnoseHang(0, passive=True))
-    (collect,) = driven.orders(Collect)
-    assert (collect.local_rank, collect.order.passive) == (1, True)
-    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame="train.py:3 f")))
-    notes = next(said for said in driven.told if isinstance(said, RankSnapshots))
-    assert notes.passive
-    assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, "train.py:3 f")]
-
-
-def test_evidence_of_a_silence_is_not_reused_for_a_later_hang() -> None:
-    driven = watching()
-    driven.hear(DiagnoseHang(0, passive=True))
-    driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="old")) for lr in range(2)))
-    driven.hear(DiagnoseHang(0))
-    driven.hear(*(observed(lr, 0, RankSnapshot(rank=10 * lr, local_rank=lr, frame="new")) for lr in range(2)))
-    first, second = (said for said in driven.told if isinstance(said, RankSnapshots))
-    assert {note.frame for note in first.notes} == {"old"}
-    assert {note.frame for note in second.notes} == {"new"}
+    for frame, passive in (("train.py:3 f", True), ("train.py:9 g", False)):
+        driven.hear(DiagnoseHang(0, passive=passive))
+        collect = driven.orders(Collect)[-1]
+        assert (collect.local_rank, collect.order.passive) == (1, passive)
+        driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, frame=frame)))
+        notes = [said for said in driven.told if isinstance(said, RankSnapshots)][-1]
+        assert notes.passive is passive
+        assert [(note.rank, note.gone, note.frame) for note in notes.notes] == [(0, True, ""), (10, False, frame)]
 
 
 def ended(driven: Driven) -> list[Hang]:
@@ -198,39 +179,27 @@ def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     assert {(each.local_rank, each.order.passive) for each in driven.orders(Collect)} == {(0, False), (1, False)}
 
 
-@pytest.mark.parametrize(
-    ("change", "options"), [({"is_waited": False, "rank": None}, {}), ({}, {"observe_only": True})]
-)
-def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(
-    change: dict[str, object], options: dict[str, object]
-) -> None:
-    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", **options)
+@pytest.mark.parametrize("why", ["nobody waits", "observe-only", "min-healthy"])
+def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(why: str) -> None:
+    """Nor under ``min-healthy``, where the node of the rank at fault ends that."""
+    observes, policy = why == "observe-only", "min-healthy" if why == "min-healthy" else "any-failed"
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", observe_only=observes, restart_policy=policy)
     driven.wait(TIMEOUT_S + 1.0)
-    driven.hear(msgspec.structs.replace(REVIEW, **change))  # type: ignore[arg-type]
-    assert ended(driven) == []
-    assert driven.said[-1].endswith("(reported only, no rank is terminated)")
+    rank, is_waited = (None, False) if why == "nobody waits" else (99, True)
+    driven.hear(msgspec.structs.replace(REVIEW, rank=rank, is_waited=is_waited))
+    assert ended(driven) == driven.all_of(events.SignalRanks) == []
+    assert driven.said[-1].endswith("(terminating the ranks)" if policy == "min-healthy" else "no rank is terminated)")
 
 
-def test_node_of_the_rank_at_fault_ends_it_under_min_healthy() -> None:
-    for rank, signalled in ((10, [(1,)]), (99, [])):
-        driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
-        driven.wait(TIMEOUT_S + 1.0)
-        driven.hear(msgspec.structs.replace(REVIEW, rank=rank))
-        assert [each.local_ranks for each in driven.all_of(events.SignalRanks)] == signalled
-        assert ended(driven) == []
+@pytest.mark.parametrize("has_raised", [False, True])
+def test_rank_at_fault_is_ended_by_its_node_under_min_healthy(has_raised: bool) -> None:
     driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
-    driven.hear(REVIEW)
-    driven.exits(1, -9, sent=(9,))
-    assert driven.record.cause().line == (
-        "rank 10 keeps the others waiting: no collective has completed on any rank for 40.0 s (timeout 40.0 s), "
-        "in train.py:3 f"
-    )
-
-
-def test_rank_at_fault_that_had_raised_has_crashed_although_its_node_ends_it() -> None:
-    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
-    driven.words[1] = CrashOutput(error="ValueError: no", where="train.py:9 g", raised_at_ns=driven.now_ns + 5)
+    if has_raised:
+        driven.words[1] = CrashOutput(error="ValueError: no", where="train.py:9 g", raised_at_ns=driven.now_ns + 5)
     driven.wait(TIMEOUT_S)
     driven.hear(REVIEW)
+    assert [each.local_ranks for each in driven.all_of(events.SignalRanks)] == [(1,)]
     driven.exits(1, -9, sent=(9,))
-    assert driven.record.cause().line == "rank 10 raised ValueError: no, in train.py:9 g"
+    silence = "keeps the others waiting: no collective has completed on any rank for 40.0 s (timeout 40.0 s)"
+    told = "raised ValueError: no, in train.py:9 g" if has_raised else f"{silence}, in train.py:3 f"
+    assert driven.record.cause().line == f"rank 10 {told}"

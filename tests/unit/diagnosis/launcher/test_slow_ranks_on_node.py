@@ -55,11 +55,6 @@ def test_slow_rank_is_printed_and_logged_once_and_so_is_its_end() -> None:
         (10, "node-b", 0.18, True),
     ]
     assert driven.orders() == []
-
-
-def test_slow_rank_is_not_shown_any_more_once_the_ranks_are_ended() -> None:
-    driven = running()
-    driven.hear(Lags(0, 15.0, (LAG,), (10,)))
     part = next(each for each in driven.parts if isinstance(each, SlowRanksOnNode))
     assert part.lags.worst == (LAG,)
     driven.stop()
