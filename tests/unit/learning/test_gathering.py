@@ -128,7 +128,7 @@ def random_answers(rng: random.Random) -> Iterator[Intervals]:
         yield Intervals(CYCLE, reached, rng.random() < 0.7, rng.randrange(64), seen)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(20))
 def test_merge_is_the_maximum_in_whatever_order_answers_come(seed: int) -> None:
     rng = random.Random(seed)
     answers = [*random_answers(rng)]

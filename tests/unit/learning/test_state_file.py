@@ -47,14 +47,6 @@ def test_learning_replaces_nothing_that_was_not_seen_and_averages_what_was() -> 
     assert after.timeouts == {"step": 150.0, "setup": 300.0}
 
 
-@pytest.mark.parametrize("configured", [CONFIGURED, {"setup": 600.0}, {**CONFIGURED, "checkpointing": None}])
-def test_learned_timeouts_apply_where_the_configured_ones_are_as_they_were_or_are_no_longer_set(
-    configured: dict[str, float | None],
-) -> None:
-    mine = learned(heartbeats=BEATS)
-    assert that_applies(mine, configured) == (mine, [])
-
-
 @pytest.mark.parametrize(
     ("changed", "now_s", "line"),
     [
@@ -74,6 +66,9 @@ def test_learned_timeout_applies_unless_its_configured_value_was_changed_since(
     assert state.heartbeats == (None if changed == HEARTBEAT else BEATS), "a pair"
     assert lines == [f"'{changed}' keeps its configured timeout of {line}"]
     assert that_applies(learned(configured_s=None), now)[0].timeouts == LEARNED
+    for same in ({"setup": 600.0}, {**CONFIGURED, "checkpointing": None}):
+        mine = learned(heartbeats=BEATS)
+        assert that_applies(mine, same) == (mine, []), "as they were, or no longer set"
 
 
 seconds = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
@@ -196,12 +191,6 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-def test_state_is_read_as_it_was_written_by_those_whom_the_umask_allows(path: str) -> None:
-    assert carry_out(StateFile(path)).state == STATE
-    assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
-
-
 NO_VALUE = "one that was calculated has no value"
 EARLIER = "as an earlier version writes them"
 
@@ -269,34 +258,37 @@ def test_anything_else_in_place_of_the_state_file_is_left_alone(
     assert os.path.lexists(path)
 
 
-def test_write_that_fails_leaves_the_old_file_and_is_one_line(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_args: Any, **_folders: Any) -> None:
-        raise OSError(28, "No space left on device")
+def test_file_is_replaced_once_its_content_is_on_the_disk_or_left_as_it_was(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    full = OSError(28, "No space left on device")
 
-    for function in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, function, fail)
-            done = carry_out(StateFile(path, {"new": 1}))
-        assert done.problem == f"learned timeouts can't be written to {path}: No space left on device"
+    def traced(name: str, *, fails: bool) -> None:
+        real = getattr(os, name)
+
+        def act(*args: Any, **folders: Any) -> None:
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            done.append("folder" if is_folder else name)
+            if fails:
+                raise full
+            real(*args, **folders)
+
+        monkeypatch.setattr(os, name, act)
+
+    for failing in ("fsync", "replace"):
+        traced(failing, fails=True)
+        assert carry_out(StateFile(path, {"new": 1})).problem == (
+            f"learned timeouts can't be written to {path}: No space left on device"
+        )
+        monkeypatch.undo()
     with pytest.raises(ValueError, match="not JSON compliant"):
         carry_out(StateFile(path, {"new": float("nan")}))
     assert carry_out(StateFile(path)).state == STATE
     assert os.listdir(os.path.dirname(path)) == ["ft_state.json"]
-
-
-def test_content_reaches_the_disk_before_its_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def traced_fsync(fd: int) -> None:
-        steps.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
-        fsync(fd)
-
-    def traced_replace(source: str, target: str, **folders: Any) -> None:
-        steps.append("rename")
-        replace(source, target, **folders)
-
-    monkeypatch.setattr(os, "fsync", traced_fsync)
-    monkeypatch.setattr(os, "replace", traced_replace)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640, "read by those whom the umask allows"
+    done.clear()
+    for name in ("fsync", "replace"):
+        traced(name, fails=False)
     carry_out(StateFile(path, {}))
-    assert steps == ["file", "rename", "folder"]
+    assert done == ["fsync", "replace", "folder"]
