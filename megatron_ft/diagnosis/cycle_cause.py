@@ -134,7 +134,14 @@ def find_cause(
         return hang_cause(
             min(verdicts, key=lambda v: (not v.stopped, math.inf if v.iteration is None else v.iteration, v.at_ns))
         )
-    failed = _as_raised([rank_exit for rank_exit in exits if rank_exit.exitcode != 0], raised)
+    failed = [
+        # a rank killed while ending of its own exception: the exit that it would have had
+        replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
+        if each.by_us and was_ending(each, has_raised=each.rank in raised)
+        else each
+        for each in exits
+        if each.exitcode != 0
+    ]
     candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
     if not candidates:
         return None
@@ -192,13 +199,10 @@ def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
 
     It is the rank whose result was rejected; if that one isn't here, the others followed it.
     """
-    reruns = sorted(
-        (each for each in failed if each.rerun is not None),
-        key=lambda each: (each.rerun_state is None or not each.rerun_state.own, each.rank),
-    )
+    reruns = [each for each in failed if each.rerun is not None]
     if not reruns:
         return None
-    first = reruns[0]
+    first = min(reruns, key=lambda each: (each.rerun_state is None or not each.rerun_state.own, each.rank))
     return Cause(
         kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
         text=describe_exit(first),
@@ -207,16 +211,6 @@ def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
         follows=first.rerun_state is None or not first.rerun_state.own,
         rerun=first.rerun,
     )
-
-
-def _as_raised(failed: Sequence[RankExited], raised: Collection[int]) -> list[RankExited]:
-    """Return the exits; for a rank killed while ending of its own exception, the exit it would have had."""
-    return [
-        replace(each, exitcode=1, by_us=False, at_ns=each.raised_at_ns or each.at_ns)
-        if each.by_us and was_ending(each, has_raised=each.rank in raised)
-        else each
-        for each in failed
-    ]
 
 
 def _suspicion(rank_exit: RankExited) -> tuple[int, int, int, int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from megatron_ft.diagnosis.cycle_cause import (
     COLLECTIVES,
     LOST_PEER,
@@ -143,25 +141,23 @@ def review(
             return None
     finding = find(notes, elapsed_s=first.elapsed_s, are_all=are_all) if notes else RootCause(rank=None)
     is_interval = first.kind != COLLECTIVES and not decides
+    is_waited, text = any(note.in_flight or note.waits_in for note in notes), finding.text
+    if not (is_interval or decides or is_waited):
+        places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
+        text = f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"
+        return Reviewed(cycle, asker, first, text)
     rank = first.rank if finding.rank is None and is_interval else finding.rank
     note = next((note for note in notes if note.rank == rank), None)
     verdict = first if note is None or (note.gone and decides) else as_verdict(note, first)
-    facts = [note.host] if several and note is not None and note.host else []
-    is_waited, text = any(note.in_flight or note.waits_in for note in notes), finding.text
     if is_interval:
-        text = f"{describe_interval(verdict)} ({describe_timeout(first)})"
-        text = ", ".join(filter(None, (text, finding.text)))
-    elif not decides and not is_waited:
-        places = [f"rank {note.rank} {place(note)}".rstrip() for note in notes]
-        text = f"no rank waits in a collective: {listed(places, most=_SHOWN, joint='; ')}"
-        rank = note = None
-    elif note is not None and note.is_stopped and not decides:
-        facts += ["process stopped"]
-    if is_interval or note is not None:
+        text = ", ".join(filter(None, (f"{describe_interval(verdict)} ({describe_timeout(first)})", text)))
+    if rank is not None:
+        facts = [note.host] if several and note is not None and note.host else []
+        if note is not None and note.is_stopped and not (is_interval or decides):
+            facts += ["process stopped"]
         text = f"rank {rank}" + (f" ({', '.join(facts)})" if facts else "") + f" {text}"
-    found = Reviewed(cycle, asker, first, text, rank, is_waited)
     if not decides:
-        return found
+        return Reviewed(cycle, asker, first, text, rank, is_waited)
     hanging = finding.candidates if note is None else () if note.gone else (note.rank,)  # for an exited rank all wait
     progress = next((f"rank {each.rank} {each.progress}" for each in notes if each.progress), "")
-    return replace(found, verdict=verdict, decides=True, hanging=hanging, progress=progress)
+    return Reviewed(cycle, asker, verdict, text, rank, is_waited, decides=True, hanging=hanging, progress=progress)
