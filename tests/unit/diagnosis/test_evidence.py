@@ -23,7 +23,9 @@ ENTERED = Collective(group="0", description="TP", seq=4, op="all_reduce", backen
 OURS = Frame("/x/megatron_ft/rank/crash_reporter/reporter.py", 9, REPORTER_THREAD)
 HANG = hang_evidence(
     summary="rank 3: in job.py:7 train, holding the GIL",
-    note=RankSnapshot(rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True),
+    note=RankSnapshot(
+        rank=3, local_rank=1, host="a", pid=12, iteration=9, frame="job.py:7 train", has_stack=True, lost=("a", "b")
+    ),
     verdict=hung(rank=3, elapsed_s=2.5, timeout_s=2.0, open_sections=("step", "inner")),
     open_sections=(
         OpenSection(name="step", open_s=2.5, timeout_s=2.0),
@@ -67,7 +69,7 @@ def test_evidence_file_on_a_hung_rank_has_all_fields() -> None:
     assert found["threads"][0] == {"ident": 255, "name": "", "main": False, "frames": [["b.py", 2, "run"]]}
     (entered,) = found["collectives"]["in_flight"]
     assert (entered["op"], entered["ranks"]) == ("all_reduce", {"range": [0, 99, 2]})
-    assert found.keys() == {*written(hang_evidence()), "local_rank", "iteration", "has_stack", "frame"}
+    assert found.keys() == {*written(hang_evidence()), "local_rank", "iteration", "has_stack", "frame", "lost"}
 
 
 def test_evidence_page_on_a_hung_rank_is_readable_text() -> None:
@@ -84,6 +86,8 @@ cycle:        0
 iteration:    after iteration 9
 section:      step, open for 2.500 s (timeout 2 s)
 section:      inner, open for 1.000 s (no timeout)
+lost:         a
+lost:         b
 process:      state S in futex, 1 threads
 
 collectives in flight (torch's flight recorder):
@@ -105,12 +109,6 @@ could not be collected:
 collected in 0.100 s
 """
     )
-
-
-def test_the_processes_that_a_rank_has_lost_are_on_the_page() -> None:
-    lost = ("process 7 (python), which exited with code 3", "process 8 (python), which was killed by SIGKILL")
-    page = evidence_text(hang_evidence(note=replace(HANG.note, lost=lost)))
-    assert f"lost:         {lost[0]}\nlost:         {lost[1]}\n" in page
 
 
 def test_page_on_an_exit_tells_it_and_leaves_unknown_facts_out() -> None:

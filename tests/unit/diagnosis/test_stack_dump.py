@@ -5,8 +5,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import threading
-from functools import partial
 
 import pytest
 
@@ -41,19 +39,6 @@ def test_a_dump_becomes_threads_and_frames() -> None:
     ]
     assert main_stack([worker, main], 0x7F02) == main.frames
     assert main_stack([worker, main], 0x7F03) == ()
-
-
-def test_dump_of_this_process_is_read() -> None:
-    fd = os.memfd_create("dump")
-    # faulthandler writes the newest hundred threads, and other tests may have left more
-    thread = threading.Thread(target=partial(faulthandler.dump_traceback, fd))
-    thread.start()
-    thread.join()
-    text = os.pread(fd, 1 << 20, 0).decode()
-    os.close(fd)
-    frames = main_stack(parse_faulthandler(text), thread.ident or 0)
-    assert frames[0].function == "run"
-    assert frames[0].file == threading.__file__
 
 
 def test_the_frame_that_tells_is_the_user_s() -> None:
@@ -149,7 +134,6 @@ def test_exception_without_a_message_is_its_type_alone(error: str) -> None:
 @pytest.mark.parametrize(
     ("file", "is_generated"),
     [
-        ("/tmp/torchinductor_ann/ab/cabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs.py", True),
         ("/scratch/cache/ab/cabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs.py", True),
         ("/home/ann/.triton/cache/QX/kernel.py", True),
         ("<eval_with_key>.12", True),
