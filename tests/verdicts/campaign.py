@@ -126,32 +126,16 @@ def _kill_after_s(records: Sequence[dict[str, Any]]) -> float | None:
     return max(delays, default=None)
 
 
-def print_table(verdicts: Sequence[Verdict]) -> None:
-    """By kind: how many were named, how many rightly, and how long it took."""
-    print("| fault | runs | named | named rightly | frame right | collected: median, most | ended after the verdict |")
-    print("|---|---|---|---|---|---|---|")
-    for kind in dict.fromkeys(verdict.fault.kind for verdict in verdicts):
-        print(_row(kind, [verdict for verdict in verdicts if verdict.fault.kind == kind]))
-    for verdict in verdicts:
-        if not verdict.is_right or verdict.frame_is_right is False:
-            print(f"{verdict.fault}: {verdict.text}")
-
-
-def _row(kind: str, verdicts: Sequence[Verdict]) -> str:
-    named = [verdict for verdict in verdicts if verdict.named is not None]
-    frames = [verdict.frame_is_right for verdict in verdicts if verdict.frame_is_right is not None]
+def print_row(kind: str, verdicts: Sequence[Verdict]) -> None:
+    """How many of a kind were named rightly, how long it took, and what was said of the others."""
+    right = [verdict for verdict in verdicts if verdict.is_right and verdict.frame_is_right is not False]
     collected = [seconds for verdict in verdicts for seconds in verdict.collected_s]
-    ended = [verdict.kill_after_s for verdict in verdicts if verdict.kill_after_s is not None]
-    cells = [
-        kind,
-        str(len(verdicts)),
-        str(len(named)),
-        str(sum(verdict.is_right for verdict in named)),
-        str(sum(frames)) if frames else "-",
-        f"{statistics.median(collected):.3f} s, {max(collected):.3f} s" if collected and ended else "-",
-        f"{max(ended):.3f} s at most" if ended else "-",
-    ]
-    return f"| {' | '.join(cells)} |"
+    ended = max((verdict.kill_after_s for verdict in verdicts if verdict.kill_after_s is not None), default=None)
+    told = f"{kind}: {len(right)} of {len(verdicts)} named rightly, with the frame"
+    if ended is not None:
+        told += f"; collected in {statistics.median(collected):.3f} s, {max(collected):.3f} s at most"
+        told += f"; ended {ended:.3f} s after the verdict at most"
+    print(told, *(f"  {each.fault}: {each.text}" for each in verdicts if each not in right), sep="\n", flush=True)
 
 
 def main() -> int:
@@ -166,11 +150,11 @@ def main() -> int:
     for number, kind in enumerate(options.kinds.split(",")):
         directory = Path(tempfile.mkdtemp(prefix="ft_verdicts"))
         try:
-            verdicts += run(draw([kind], options.runs, options.seed + number), directory)
+            found = run(draw([kind], options.runs, options.seed + number), directory)
         finally:
             shutil.rmtree(directory)
-        print(f"verdicts: {kind}: done", file=sys.stderr, flush=True)
-    print_table(verdicts)
+        print_row(kind, found)
+        verdicts += found
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     named = [verdict for verdict in verdicts if verdict.named is not None]
