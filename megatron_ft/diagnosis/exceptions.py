@@ -155,10 +155,11 @@ def words_of_error_file(text: str, *, wall_offset_ns: int = 0, library: Iterable
         second, traceback = int(more["timestamp"]), str(more.get("py_callstack", "")).strip()
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return CrashOutput()  # none was written, or the rank was ended while it wrote
-    where = _place(_frames(traceback), library)
-    error = without_empty_message(innermost_error(error))
     return CrashOutput(
-        error=error, where=where, exception=traceback, raised_at_ns=max(0, (second + 1) * 10**9 - wall_offset_ns)
+        error=without_empty_message(innermost_error(error)),
+        where=_place(_frames(traceback), library),
+        exception=traceback,
+        raised_at_ns=max(0, (second + 1) * 10**9 - wall_offset_ns),
     )
 
 

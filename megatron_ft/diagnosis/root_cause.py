@@ -8,6 +8,7 @@ candidates, and none as the cause.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -81,14 +82,7 @@ def _in_ranks_of_the_job(notes: Sequence[RankSnapshot]) -> Sequence[RankSnapshot
         return notes
     numbers = {note.rank: note.rank for note in notes}
     numbers |= {note.own_rank: note.rank for note in notes if note.own_rank is not None}
-    translated: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def group(ranks: Sequence[int]) -> tuple[int, ...]:
-        own = tuple(ranks)
-        if own not in translated:
-            translated[own] = tuple(numbers.get(rank, rank) for rank in own)
-        return translated[own]
-
+    group = functools.cache(lambda ranks: tuple(numbers.get(rank, rank) for rank in ranks))
     return [
         replace(note, in_flight=tuple(replace(each, ranks=group(each.ranks)) for each in note.in_flight))
         for note in notes

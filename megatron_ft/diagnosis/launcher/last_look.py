@@ -77,7 +77,10 @@ class LastLook(LauncherPart):
 
     def _decide(self, review: Reviewed, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}
-        progress = review.progress or self._own_progress(turn)
+        heads = {local_rank: board.ring_head for local_rank in self._events if (board := turn.board(local_rank))}
+        moved = (each for each, head in heads.items() if head > self._events[each])  # since the first suspicion
+        own = next((f"rank {self._cycle.ranks[each]} has called a hook" for each in moved), "")
+        progress = review.progress or own
         for local_rank, verdict in sorted(suspects.items()):
             elapsed_s, most_s = verdict.elapsed_s, MOST_EXTENDED * verdict.timeout_s
             is_enforced = verdict.learned and verdict.enforced
@@ -106,11 +109,3 @@ class LastLook(LauncherPart):
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"
                     )
-
-    def _own_progress(self, turn: Turn) -> str:
-        """Return what a rank of this node has done since the first suspicion, in words."""
-        for local_rank, events in self._events.items():
-            board = turn.board(local_rank)
-            if board is not None and board.ring_head > events:
-                return f"rank {self._cycle.ranks[local_rank]} has called a hook"
-        return ""

@@ -146,7 +146,14 @@ NEVER_CAME = "DistStoreError: wait timeout after 4000ms"
         # it never connected
         ((failed(0, NEVER_CAME), RankSnapshot(rank=2)), NEVER_CAME, 2, "rank 2 keeps the others waiting"),
         # an exception of its own comes first
-        ((failed(0), stuck(1), failed(2, "ValueError: a", gone=False)), TIMED_OUT, 2, "rank 2 raised ValueError: a"),
+        (
+            (failed(0), stuck(1), replace(failed(2, "ValueError: a", gone=False), state="S")),
+            TIMED_OUT,
+            2,
+            "rank 2 raised ValueError: a",
+        ),
+        # a rank that computes may be about to come
+        ((failed(0), replace(stuck(1), is_busy=True), stuck(2)), TIMED_OUT, 2, IN_STEP),
         ((failed(0), stuck(1), stuck(2)), TIMED_OUT, None, f"rank 0 raised {TIMED_OUT}, a consequence"),
     ],
 )
