@@ -196,30 +196,24 @@ class Termination:
     _let_go: set[int] = field(default_factory=set)
 
     def end(self, workers: list[Worker], number: int, grace_s: float) -> None:
-        """Signal live ranks, wait, SIGKILL the remaining ones, clear their groups, and reap them.
+        """Signal live ranks, wait unless ``in_a_hurry``, SIGKILL the remaining ones, clear their groups, and reap them.
 
         The grace is one for all of them, by the clock: the user's time for a cycle to end, not extended by waits for a
-        CPU, unlike that of `core.escalation`, which ends one hung rank. With a grace below a second, leftovers get no
+        CPU, unlike that of `link.base.escalation`, which ends one hung rank. With a grace below a second, leftovers get no
         more time than the ranks.
         """
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
         if is_quick:
             _ask(worker for worker in workers if worker.poll_end())
-        self.wait(workers, grace_s)
+        hoped_for, until_s = self._hoped_for(workers), time.monotonic() + grace_s
+        self.reactor.run_until(lambda: self.in_a_hurry() or _all_ended(hoped_for), until_s)
         self.kill(workers)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal live ranks."""
         _ask((worker for worker in workers if not worker.poll_end()), number, whole_group=whole_group)
-
-    def wait(self, workers: list[Worker], grace_s: float) -> None:
-        """Wait until all have ended, the grace is over, or ``in_a_hurry`` holds."""
-        hoped_for = self._hoped_for(workers)
-        self.reactor.run_until(
-            lambda: self.in_a_hurry() or _all_ended(hoped_for), deadline_s=time.monotonic() + grace_s
-        )
 
     def kill(self, workers: list[Worker]) -> None:
         """SIGKILL the groups of live ranks."""
@@ -311,7 +305,10 @@ class Termination:
         while left and not is_over:
             self.reactor.run_once(max(0.0, min(_LOOK_AGAIN_S, deadline_s - time.monotonic())))
             is_over = time.monotonic() >= deadline_s or (self.in_a_hurry() and not patient)
-            if is_over or not any(_is_same(stat, read_stat(stat.pid)) for stat in left):
+            now = [(stat, read_stat(stat.pid)) for stat in left]
+            if is_over or not any(
+                each and each.state not in "ZX" and each.session == stat.session for stat, each in now
+            ):
                 left = self._left_behind(ended)
         return left
 
@@ -335,7 +332,3 @@ def _stats(pids: Collection[int]) -> list[ProcessStat]:
     """Return the current state of those that live."""
     stats = [read_stat(pid) for pid in pids]
     return [with_owner(stat) for stat in stats if stat is not None and stat.state not in "ZX"]
-
-
-def _is_same(before: ProcessStat, now: ProcessStat | None) -> bool:
-    return now is not None and now.state not in "ZX" and now.session == before.session
