@@ -199,8 +199,8 @@ class Termination:
         """Signal live ranks, wait unless ``in_a_hurry``, SIGKILL the remaining ones, clear their groups, and reap them.
 
         The grace is one for all of them, by the clock: the user's time for a cycle to end, not extended by waits for a
-        CPU, unlike that of `link.base.escalation`, which ends one hung rank. With a grace below a second, leftovers get no
-        more time than the ranks.
+        CPU, unlike that of `link.base.escalation`, which ends one hung rank. With a grace below a second, leftovers get
+        no more time than the ranks.
         """
         is_quick = grace_s < _LEFTOVER_GRACE_S
         self.ask(workers, number, whole_group=True)
@@ -306,9 +306,8 @@ class Termination:
             self.reactor.run_once(max(0.0, min(_LOOK_AGAIN_S, deadline_s - time.monotonic())))
             is_over = time.monotonic() >= deadline_s or (self.in_a_hurry() and not patient)
             now = [(stat, read_stat(stat.pid)) for stat in left]
-            if is_over or not any(
-                each and each.state not in "ZX" and each.session == stat.session for stat, each in now
-            ):
+            live = [each for stat, each in now if each is not None and each.session == stat.session]
+            if is_over or all(each.state in "ZX" for each in live):
                 left = self._left_behind(ended)
         return left
 
