@@ -67,11 +67,6 @@ def test_pages_named_in_code_exist() -> None:
     assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
-def test_cell_of_16_words_is_found() -> None:
-    fifteen = " ".join(["word"] * 15)
-    assert long_cells(f"| {fifteen} | {fifteen} more |") == [f"{fifteen} more"]
-
-
 def test_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     (tmp_path / "other.md").write_text("# A title: `x`, and\n\n## A title: `x`, and\n")

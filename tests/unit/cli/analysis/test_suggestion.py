@@ -13,7 +13,6 @@ from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import told
 
 STEP, SAVE = 0, 1
-NASTY = 'a: "b\n# c'
 
 
 def write_steps(
