@@ -171,11 +171,6 @@ def one_of(*words: str, aliases: Mapping[str, str] | None = None) -> OptionKind:
     return OptionKind(check=check, allowed=" or ".join(words))
 
 
-def text(what: str, metavar: str) -> OptionKind:
-    """Kind of texts that aren't empty, or none."""
-    return OptionKind(check=_text, allowed=what, metavar=metavar)
-
-
 def path(of: str, metavar: str) -> OptionKind:
     """Kind of paths of a file or directory; an empty one is none."""
 
@@ -208,6 +203,7 @@ LOG_LEVEL = OptionKind(
     allowed=f"one of {', '.join(_LOG_LEVELS)}, or a number from 10 to 50",
     plain=lambda stored: next((name for name, number in _LOG_LEVELS.items() if number == stored), stored),
 )
+COMMAND = OptionKind(check=_text, allowed="a shell command", metavar="COMMAND")
 YES_OR_NO = OptionKind(check=_yes_or_no, allowed="true or false", metavar="BOOL")
 FLAG = OptionKind(check=_yes_or_no, allowed="true or false", metavar="")
 """Kind without a value on the command line."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_ft.config.kinds import (
+    COMMAND,
     DURATION,
     DURATION_OR_ZERO,
     FLAG,
@@ -16,7 +17,6 @@ from megatron_ft.config.kinds import (
     OptionKind,
     one_of,
     path,
-    text,
     whole,
 )
 from megatron_ft.config.option import option, table_of
@@ -163,7 +163,7 @@ class LauncherOptions:
     )
     node_health_command: str | None = option(
         None,
-        text("a shell command", "COMMAND"),
+        COMMAND,
         "Shell command to run before this node joins a round. While it exits with a code other than 0, the node "
         "does not join, and the command is retried. 'megatron-ft node-health gpu,disk,net,storage' is such a command.",
     )
@@ -282,7 +282,7 @@ class LauncherOptions:
     )
     on_event: str | None = option(
         None,
-        text("a shell command", "COMMAND"),
+        COMMAND,
         "Shell command to run when a cycle or the job ends, and for lost nodes. It gets a JSON object on standard "
         "input. One launcher of the job runs it, in the background, for 30 seconds at most.",
         is_printed=False,  # a webhook's address is a secret

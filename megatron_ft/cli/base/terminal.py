@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable
@@ -14,15 +14,14 @@ T = TypeVar("T")
 _LEAST_WIDTH = 160
 
 
-def terminal(file: TextIO | None = None) -> Console:
-    """Return the console for tables; stdout if ``file`` is None."""
+def terminal() -> Console:
+    """Return the console for tables."""
     from rich.console import Console
 
-    file = sys.stdout if file is None else file
-    console = Console(file=file, highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal and console.width < _LEAST_WIDTH:
         # rich assumes 80 columns of a pipe, where lines may have any length
-        console = Console(file=file, highlight=False, width=_LEAST_WIDTH)
+        console = Console(highlight=False, width=_LEAST_WIDTH)
     return console
 
 

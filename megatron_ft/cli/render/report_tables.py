@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from megatron_ft.cli.analysis.analysis import Analysis
 from megatron_ft.cli.base.terminal import terminal, took
@@ -191,12 +191,12 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def print_report(analysis: Analysis, file: TextIO | None = None) -> None:
+def print_report(analysis: Analysis) -> None:
     """Print the tables of one run, and what its logs lack."""
     from rich.table import Table
     from rich.text import Text
 
-    console, run = terminal(file), analysis.run
+    console, run = terminal(), analysis.run
     console.print(Text(header(analysis), style="bold"))
     console.print(period(analysis), goodput_line(run.accounting.goodput), sep=", ", markup=False)
     for sheet in sheets(analysis):

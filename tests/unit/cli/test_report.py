@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -58,28 +57,23 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
-def printed(directory: Path) -> str:
-    analysis = only(directory)
-    out = io.StringIO()
-    report_tables.print_report(analysis, out)
-    return out.getvalue()
-
-
-def test_a_terminal_gets_no_order_from_a_log(tmp_path: Path) -> None:
+def test_a_terminal_gets_no_order_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = Logs(tmp_path)
     end = ended(0, "crash", 0, "a\x1b[2Jb\rc\x07d\u202ee\nsecond\x9bline", None)
     logs.write("launcher", (1.0, "cycle_started", started(0, 0)), (2.0, "cycle_ended", end))
-    text = printed(tmp_path)
+    report_tables.print_report(only(tmp_path))
+    text = capsys.readouterr().out
     assert all(char.isprintable() or char == "\n" for char in text)
     assert r"a\x1b[2Jb c\x07d\u202ee " in text
     assert r" second\x9bline " in text
 
 
-def test_a_name_of_a_section_is_no_order(tmp_path: Path) -> None:
+def test_a_name_of_a_section_is_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("setup", "step", "[/red]", "\x1b[31mred")
     fault = Fault(cycle=0, rank=0, iteration=25)
     write_job(tmp_path, GeneratedJob(ranks=2, steps=30, faults=(fault,), sections=names))
-    text = printed(tmp_path)
+    report_tables.print_report(only(tmp_path))
+    text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "│ [/red] " in text
     assert r"│ \x1b[31mred " in text

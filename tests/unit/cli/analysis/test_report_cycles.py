@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -195,11 +194,10 @@ def test_log_with_a_foreign_header_is_not_read(broken: dict[str, Any]) -> None:
     assert parse_log([line({**header, **broken})]) is None
 
 
-def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path) -> None:
+def test_table_of_a_run_shows_cause_and_restart_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_kill_then_hang(Logs(tmp_path))
-    out = io.StringIO()
-    report_tables.print_report(analyze(only_run(tmp_path)), file=out)
-    text = out.getvalue()
+    report_tables.print_report(analyze(only_run(tmp_path)))
+    text = capsys.readouterr().out
     killed, hung, finished, first = (line for line in text.splitlines() if "│" in line)
     assert "job run: 2 ranks on 1 node (node-a), " in text
     assert "2 restarts, exit code 0\n2023-11-14 22:13:20 to 22:13:50 (30.01 s), goodput" in text
