@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -24,16 +23,6 @@ def mock_state(**counters: Any) -> Any:
     for name, value in counters.items():
         setattr(state.fault_tolerance_state, name, value)
     return state
-
-
-def test_mock_evaluation_steps_call_sections_after_the_warm_up() -> None:
-    state = mock_state(is_setup_section_open=True, curr_eval_iter_idx=0)
-    for _ in range(3):
-        ft.on_eval_step_start(state)
-        ft.on_eval_step_end(state)
-    assert state.rank_monitor_client.start_section.call_args_list == [call("step")] * 2
-    assert state.rank_monitor_client.end_section.call_count == 3
-    assert state.fault_tolerance_state.curr_eval_iter_idx == 3
 
 
 def test_mock_update_selects_sections_by_its_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +62,3 @@ def test_mock_load_without_a_file_loads_nothing(tmp_path: Path) -> None:
     state = mock_state(ft_state_path=str(tmp_path / "ft_state.json"))
     ft._load_state_if_exists(state)
     state.rank_monitor_client.load_state_dict.assert_not_called()
-
-
-def test_learning_before_setup_does_nothing() -> None:
-    for state in (ft.GlobalState(), SimpleNamespace()):
-        ft._load_state_if_exists(state)
-        ft._update_timeouts(selected_sections=["step"], calc_out_of_section=True, global_state=state)
-        assert getattr(state, "rank_monitor_client", None) is None

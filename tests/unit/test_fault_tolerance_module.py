@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megatron_ft import fault_tolerance as ft
-from megatron_ft.errors import NotUnderLauncherError, RankMonitorClientError
+from megatron_ft.errors import NotUnderLauncherError
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.hooks import hook_order
 from tests.support.training import (
@@ -146,33 +145,6 @@ def test_evaluation_has_a_warm_up_of_its_own_each_time(tmp_path: Path, client: F
     assert state.fault_tolerance_state.curr_eval_iter_idx == 0
 
 
-def test_a_step_that_an_exception_left_open_is_begun_anew(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    train(state, 2)
-    ft.on_training_step_start(state)
-    ft.on_training_step_start(state)  # the loop survived the exception, and tries again
-    assert client.open == ["step"]
-    assert client.calls[-2:] == [("end", "step"), ("start", "step")]
-    ft.on_training_step_end(state)
-    assert client.open == []
-
-
-def test_hooks_out_of_order_warn_once_and_never_raise(
-    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
-) -> None:
-    state = start(tmp_path)
-    train(state, 2)
-    capfd.readouterr()
-    for _ in range(3):
-        ft.on_training_step_end(state)
-        ft.on_checkpointing_end(True, state)
-    err = capfd.readouterr().err
-    assert err.count("WARNING") == 3  # the second one is of this client, which isn't ours
-    assert "on_training_step_end() was called without on_training_step_start()" in err
-    assert "'step' is already closed" in err
-    assert "'checkpointing'" in err
-
-
 def warnings(capfd: pytest.CaptureFixture[str]) -> list[str]:
     return re.findall(r"^FT: WARNING: (.*?)(?:\(| was| are)", capfd.readouterr().err, re.MULTILINE)
 
@@ -229,21 +201,6 @@ def test_setup_before_the_process_group_warns_in_the_first_step(
         train(state, 2)
         ft.shutdown(state)
         assert warnings(capfd) == warned
-
-
-def test_hooks_survive_a_client_that_lost_its_connection(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-
-    def lost(*args: Any, **kwargs: Any) -> None:
-        raise RankMonitorClientError("workload monitoring is not initialized")
-
-    for name in ("start_section", "end_section", "end_all_sections", "set_iteration"):
-        setattr(client, name, lost)
-    client.calculation_error = RankMonitorClientError("workload monitoring is not initialized")
-    state.fault_tolerance_state.is_calculating_timeouts = True
-    all_hooks(state)
-    all_hooks(state)
-    ft.shutdown(state)
 
 
 def test_a_save_is_in_checkpointing_and_counts(tmp_path: Path, client: FakeClient) -> None:

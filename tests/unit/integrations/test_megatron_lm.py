@@ -74,16 +74,6 @@ def test_warm_up_steps_are_the_users(tmp_path: Path, client: FakeClient) -> None
     assert client.sections().count(("start", "step")) == 4
 
 
-def test_step_isnt_learned_while_all_steps_were_warm_up(tmp_path: Path, client: FakeClient) -> None:
-    megatron_lm.setup(arguments(tmp_path, ft_num_warmup_iters=20, calc_ft_timeouts=True))
-    train(20)
-    save()
-    assert client.calculations() == [(["checkpointing"], False)]
-    train(1)
-    save()
-    assert client.calculations()[1:] == [(["step", "checkpointing"], False)]
-
-
 def test_hooks_after_megatron_lm_shut_the_client_down_do_nothing(
     tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,11 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.integrations import megatron_lm
-from megatron_ft.rank.faults import simulated
 from tests.support.megatron_lm_loop import arguments, fresh_state, train
 from tests.support.training import FakeClient, clean_environment, client
 
@@ -65,29 +63,3 @@ def test_setup_without_arguments_or_megatron_lm_raises_one_line(
 
 
 # --- simulated faults ---
-
-
-@pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """In place of the function that starts a fault."""
-    made = MagicMock()
-    monkeypatch.setattr(simulated, "start", made)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("description", "expected"),
-    [
-        ("rank_killed;3;60", ("rank_killed", 3, 60.0)),
-        (" rank_hung ; ; 0.5 ", ("rank_hung", None, 0.5)),
-        ("random;0;1e2", ("random", 0, 100.0)),
-        ("gil;1;5", ("gil", 1, 5.0)),
-    ],
-)
-def test_variable_of_a_simulated_fault_sets_type_rank_and_delay(
-    description: str, expected: tuple[Any, ...], asked_for: MagicMock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", description)
-    megatron_lm.maybe_setup_simulated_fault()
-    (fault,) = asked_for.call_args.args
-    assert (fault.fault_type, fault.rank_to_fail, fault.base_delay) == expected
