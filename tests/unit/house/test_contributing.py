@@ -35,19 +35,8 @@ def test_every_folder_is_in_the_picture() -> None:
 
 
 UNIT = Path(__file__).parent.parent
-ONLY_E2E = {
-    "run_ahead/startup": "test_reference_names_in_a_rank.py",  # an interpreter loads it as it starts
-}
-"""Rooms whose tests all need processes, and where those are."""
 
 
 def test_the_unit_tests_lie_as_the_package_does() -> None:
     folders = {path.parent.relative_to(UNIT) for path in UNIT.rglob("test_*.py")} - {Path("house"), Path("campaigns")}
     assert {folder for folder in folders if not (PACKAGE / folder).is_dir()} == set()
-
-
-def test_every_room_has_unit_tests() -> None:
-    rooms = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
-    without = {str(room) for room in rooms if not [*(UNIT / room).glob("test_*.py")]}
-    assert without == set(ONLY_E2E)
-    assert [name for name in ONLY_E2E.values() if not (UNIT.parent / "e2e" / name).is_file()] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
+from megatron_ft.integrations.lightning_sections import Sections
 from tests.support.lightning_fit import Do, FitBench, fits
 from tests.support.lightning_job import Model
-from tests.support.training import clean_environment
+from tests.support.training import FakeClient, clean_environment
 
 __all__ = ["clean_environment", "fits"]  # fixtures
 # Lightning's own: advice for real trainings, and a deprecated call of torch
@@ -219,3 +221,14 @@ def test_learning_is_the_same_decision_in_every_step(fits: FitBench) -> None:
     assert updates(fits) == []
     names = [each for each, _ in itertools.groupby(fits.transitions())]
     assert names.count("+checkpointing") == 8
+
+
+def test_method_wrapped_again_by_others_keeps_their_wrapper() -> None:
+    client, owner = FakeClient(), SimpleNamespace(work=lambda number: 2 * number)
+    sections = Sections(client)
+    sections.wrap(owner, "work", "step")
+    ours = owner.work
+    owner.work = lambda number: ours(number) + 1
+    sections.end()
+    assert owner.work(4) == 9
+    assert client.calls == []
