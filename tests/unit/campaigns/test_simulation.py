@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver
-from megatron_ft.job.rules import job_cycle, job_lines, member, next_cycle
-from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.faults import fault_of
-from megatron_ft.job.rules.job_cycle import JobCycle
-from megatron_ft.job.rules.member import Member
-from megatron_ft.job.rules.messages import Dismiss, Tell
-from megatron_ft.job.rules.next_cycle import RoundCompletion
-from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import Action, Outcome, Rules
+from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.job.rules.rotation import Rotation
-from megatron_ft.launcher.rules.turn import JobLinePrinter
-from tests.simulation.mutants import misplaced
+from tests.simulation.mutants import MUTANTS, Mutant, misplaced, planted
 from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
@@ -166,124 +155,48 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert one.events == other.events
 
 
-def _sets(*patches: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a bug: attributes that have these values."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        for patch in patches:
-            monkeypatch.setattr(*patch)
-
-    return plant
-
-
-def _wraps(owner: Any, name: str, wrapped: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a bug: the function of this name is called by another one, which gets it first."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, **more: wrapped(real, *args, **more))
-
-    return plant
-
-
-def _given_up(judge: Any, *args: Any, **more: Any) -> Any:
-    verdict = judge(*args, **more)
-    if verdict.decision.action is not Action.RESTART:
-        return verdict
-    return replace(verdict, decision=replace(verdict.decision, action=Action.GIVE_UP))
-
-
-def _nobody(judge: Any, *args: Any, **more: Any) -> Any:
-    verdict = judge(*args, **more)
-    return replace(verdict, node=None, cause=replace(verdict.cause, text=job_lines.UNKNOWN_FAILURE))
-
-
-def _shuffled(choose: Any, slots: Any, *args: Any, **more: Any) -> Any:
-    nodes, after = choose(slots, *args, **more)
-    return nodes[::-1] if slots else nodes, after
-
-
-def _joins_at_once(conclude: Any, self: Coordinator) -> None:
-    self.rules, rules = replace(self.rules, at_once=True), self.rules
-    conclude(self)
-    self.rules = rules
-
-
-def _forgets(bring_up_to_date: Any, self: Coordinator, node: Node) -> None:
-    node.standing = replace(node.standing, shutdown="")
-    bring_up_to_date(self, node)
-
-
-def _one_too_few(update: Any, self: Any, rules: Any, *, ready: int, **more: Any) -> bool:
-    return bool(update(self, rules, ready=ready + (0 < ready == rules.min_nodes - 1), **more))
-
-
-def _left(leave: Any, self: Member, code: int, text: str, **more: Any) -> None:
-    leave(self, code + int(self.identity.instance[1:]) % 2, text, **more)
-
-
-def _stays(stay: Any, self: Member) -> None:
-    stay(self)
-    self._leave(0, "")
-
-
-def _impatient(answered: Any, self: LeaderInEtcd, *args: Any) -> Any:
-    effects = answered(self, *args)
-    if self.problem:
-        raise LeaderOver(Dismiss(94, ""))
-    return effects
-
-
-def _later_given_up(decide: Any, self: Rules, *args: Any, **more: Any) -> Any:
-    return decide(replace(self, max_stalled=self.max_stalled and self.max_stalled + 1), *args, **more)
-
-
-_WITHOUT_RECORD = _wraps(Coordinator, "__init__", lambda made, *args, record=None, **more: made(*args, **more))
-_CODES = _wraps(Member, "_leave", _left)
-BUGS = {
-    "no_two_cycles": _sets((member, "CUT_OFF_S", 500.0), (member, "STALLED_S", 500.0)),
-    "it_ends": _sets((JobCycle, "judge", lambda *_, **__: None)),
-    "stays": _wraps(Member, "_stay", _stays),
-    "has_its_size": _wraps(RoundCompletion, "update", _one_too_few),
-    "begins_by_a_decision": _sets((LeaderInEtcd, "admit", lambda _self, effects: effects)),
-    "one_decision": _WITHOUT_RECORD,
-    "nobody_left_out": _wraps(next_cycle, "choose", _shuffled),
-    "counted_once": _sets((JobCycle, "restarts_used", property(lambda self: self.decision.restarts))),
-    "causes": _wraps(job_cycle, "verdict_on", _nobody),
-    "in_time": _sets((JobCycle, "excused_s", lambda *_: 60.0)),
-    "codes": _CODES,
-    "is_said": _sets(
-        (JobLinePrinter, "for_all", lambda _self, text, ends_cycle=False: [] if ends_cycle else [Tell(text)])
-    ),
-    "is_due": _wraps(job_cycle, "verdict_on", _given_up),
-    "reruns_elsewhere": _sets((next_cycle, "rotated_within", lambda chosen, _segment: chosen)),
-    "ends_for_a_reason": _wraps(Coordinator, "_conclude", _joins_at_once),
-    "shuts_down": _wraps(Coordinator, "_bring_up_to_date", _forgets),
-    "notices_no_progress": _wraps(Rules, "decide", _later_given_up),
-    "survives_etcd": _wraps(LeaderInEtcd, "answered", _impatient),
+SHOWN_BY = {
+    "no_two_cycles": ("3 * beat_s(nodes) + 2.5", 3),
+    "it_ends": ("self.decided, self.place = decided, decided.place", 0),
+    "founds_rightly": ("(last.number + 1, last.founding)", 1),
+    "stays": ("self._out.append(m.Stay())", 85),
+    "has_its_size": ("ready, rules.max_nodes, rules.segment, bad", 0),
+    "begins_by_a_decision": ("members[0].standing.store", 0),
+    "one_decision": ("(last.number + 1, last.founding)", 1),
+    "nobody_left_out": ("        if awaited:\n            return False\n", 0),
+    "counted_once": ("if used > self.max_restarts:", 20),
+    "causes": ("has_failed = healthy + succeeded < self.min_nodes", 4),
+    "in_time": ('may be silent before it counts as lost."""', 70),
+    "codes": ("m.Dismiss(code, text, is_of_all)", 0),
+    "is_said": ("        if awaited:\n            return False\n", 9),
+    "is_due": ("if used > self.max_restarts:", 11),
+    "reruns_elsewhere": ("chosen = rotated_within(chosen, rules.segment)", 160),
+    "ends_for_a_reason": ("return None if healthy else", 0),
+    "shuts_down": ("if node.standing.shutdown:", 50),
+    "notices_no_progress": ("is None else cycle.advance,\n            back", 3),
+    "survives_etcd": ("if now_s >= self._refused_s + self._rules.join_timeout_s:", 120),
 }
-"""A bug by the property that it breaks."""
-FIRST = {"in_time": 70, "reruns_elsewhere": 160, "survives_etcd": 120, "stays": 85, "shuts_down": 50}
-"""Seeds with which the search begins; it may as well begin with any other."""
+"""Text in which mutants are that break a property, and the seed with which the search begins: it may be any other."""
 
 
-def _seeds_until_broken(word: str, at_most: int) -> Run:
-    for seed in itertools.islice(itertools.count(FIRST.get(word, 0)), at_most):
-        run = simulate(plan_of(seed))
-        if any(line.startswith(word) for line in run.broken):
-            return run
-    raise AssertionError(f"{at_most} runs, and {word} held")
+def run_that_breaks(word: str) -> tuple[Mutant, Run]:
+    text, first = SHOWN_BY[word]
+    for seed in range(first, first + 200):
+        for mutant in [each for each in MUTANTS if each.old == text]:
+            with planted(mutant):
+                run = simulate(plan_of(seed))
+            if any(line.startswith(word) for line in run.broken):
+                return mutant, run
+    raise AssertionError(f"200 runs, and {word} held")
 
 
-@pytest.mark.parametrize("word", BUGS)
-def test_property_is_broken_by_a_planted_bug(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    BUGS[word](monkeypatch)
-    run = _seeds_until_broken(word, 200)
-    monkeypatch.undo()
+@pytest.mark.parametrize("word", SHOWN_BY)
+def test_property_is_broken_by_a_planted_bug(word: str) -> None:
+    _, run = run_that_breaks(word)
     assert simulate(run.plan).broken == []
 
 
-def test_a_seed_that_breaks_something_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    _CODES(monkeypatch)
-    run = _seeds_until_broken("codes", 50)
-    assert len(shrunk(run.plan)) >= len(run.plan.faults) - 1  # one fault is enough for that one
+def test_a_seed_that_breaks_something_shrinks() -> None:
+    mutant, run = run_that_breaks("codes")
+    with planted(mutant):
+        assert len(shrunk(run.plan)) >= len(run.plan.faults) - 1  # one fault is enough for that one
