@@ -190,19 +190,6 @@ def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: R
     assert (len(changed), "opened" in ear.told) == (1, False)
 
 
-def test_bytes_of_a_coordinator_before_its_proof_are_bounded(reactor: Reactor) -> None:
-    with tcp.listen("127.0.0.1", 0) as listener:
-        ear = Ear()
-        transport = coordination(reactor, ear, SECRET)
-        transport.connect(f"127.0.0.1:{listener.getsockname()[1]}")
-        select.select([listener], [], [], BOUND_S)
-        with listener.accept()[0] as other:
-            other.sendall((1 << 20).to_bytes(4, "big") + bytes(5000))
-            until(reactor, lambda: ear.told)
-        assert ear.told == ["broken"]
-        transport.close()
-
-
 def closed_within(sock: socket.socket, seconds: float) -> bool:
     """Whether the other end closes the connection."""
     sock.settimeout(seconds)

@@ -57,14 +57,12 @@ def turns_until(reactor: Reactor, condition: Callable[[], bool]) -> int:
     return turns
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_connections_that_can_not_be_taken_wait_and_cost_nothing(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch, code: int
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "FULL_PAUSE_S", 0.2)
     listener = Full(fileno=tcp.listen("127.0.0.1", 0).detach())
     listener.setblocking(False)
-    listener.code = code
     said: list[str] = []
     machine = Coordinator("c", DEFINED, parts=LEADER_PARTS)
     service = Service(reactor, machine, listener=listener, say=said.append)
@@ -144,14 +142,6 @@ def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has
         launcher.close()
         turns_until(reactor, lambda: bool(machine.ends))
         assert [end["reset"] for end in machine.ends] == [True]
-
-
-def test_stranger_whose_first_message_is_no_hello_is_none_of_the_machines_links(reactor: Reactor) -> None:
-    with served(reactor) as (service, address, machine), socket.create_connection(address, timeout=BOUND_S) as stranger:
-        turns_until(reactor, lambda: bool(service.links))
-        stranger.sendall(encode(m.Beat()))
-        turns_until(reactor, lambda: not service.links)
-        assert machine.messages == []
 
 
 def test_connection_that_is_given_up_for_its_unsent_bytes_sends_no_later_frame(reactor: Reactor) -> None:

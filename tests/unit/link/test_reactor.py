@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,61 +30,24 @@ def test_messages_are_served_before_deaths(reactor: Reactor, ready: list[int]) -
     assert served == ["signal", "message", "death"]
 
 
-def test_callback_may_forget_another_that_is_ready(reactor: Reactor, ready: list[int]) -> None:
+def test_callback_that_was_dropped_is_not_served_though_its_number_was_given_away(
+    reactor: Reactor, ready: list[int]
+) -> None:
     served: list[str] = []
 
     def first() -> None:
-        reactor.unwatch(ready[1])
-        served.append("first")
-
-    reactor.watch(ready[0], first, Priority.SIGNAL)
-    reactor.watch(ready[1], lambda: served.append("second"))
-    reactor.run_once(1)
-    assert served == ["first"]
-    reactor.unwatch(ready[1])  # forgetting twice is fine
-
-
-def test_number_that_was_given_away_meanwhile_is_not_served(reactor: Reactor, ready: list[int]) -> None:
-    served: list[str] = []
-
-    def first() -> None:
+        reactor.unwatch(ready[2])
+        reactor.unwatch(ready[2])  # forgetting twice is fine
         reactor.unwatch(ready[1])
         reactor.watch(ready[1], lambda: served.append("new"))
 
     reactor.watch(ready[0], first, Priority.SIGNAL)
     reactor.watch(ready[1], lambda: served.append("old"))
+    reactor.watch(ready[2], lambda: served.append("forgotten"))
     reactor.run_once(1)
     assert served == []
     reactor.run_once(1)
-    assert "old" not in served
-
-
-def test_a_descriptor_with_room_is_served_only_while_room_is_wanted(reactor: Reactor) -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        near.setblocking(False)
-        served: list[str] = []
-        reactor.watch(near.fileno(), lambda: served.append("served"))
-        reactor.run_once(0.01)
-        assert served == []
-        reactor.watch_room(near.fileno(), True)
-        reactor.run_once(1)
-        assert served == ["served"]
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                near.send(bytes(1 << 16))
-        reactor.run_once(0.01)
-        assert served == ["served"]
-        far.send(b"x")  # what can be read is still heard of
-        reactor.run_once(1)
-        assert served == ["served"] * 2
-        near.recv(1)
-        reactor.watch_room(near.fileno(), False)
-        while far in select.select([far], [], [], 0.01)[0]:
-            far.recv(1 << 20)
-        reactor.run_once(0.01)
-        assert served == ["served"] * 2
-        reactor.unwatch(near.fileno())
+    assert {*served} <= {"new"}
 
 
 def test_timers_are_served_in_order_unless_cancelled(reactor: Reactor) -> None:
@@ -125,14 +85,6 @@ def test_blocking_call_lets_others_be_served(reactor: Reactor, ready: list[int])
     go = threading.Event()
     reactor.watch(ready[0], lambda: (os.eventfd_read(ready[0]), go.set()))
     assert reactor.call_blocking(lambda: go.wait(5) and "value") == "value"
-
-
-def test_blocking_call_hands_errors_on(reactor: Reactor) -> None:
-    def fail() -> None:
-        raise KeyError("lost")
-
-    with pytest.raises(KeyError, match="lost"):
-        reactor.call_blocking(fail)
 
 
 def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:

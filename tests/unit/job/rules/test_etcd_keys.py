@@ -40,7 +40,7 @@ def last(ledger: Ledger) -> DecisionRecord | None:
     return None if ledger.former is None else replace(ledger.former, revision=0)
 
 
-def test_lock_is_taken_once_until_its_lease_expires_and_each_leader_has_a_higher_epoch() -> None:
+def test_lock_is_taken_once_until_it_expires_or_is_given_up_and_each_leader_has_a_higher_epoch() -> None:
     etcd = EtcdModel()
     assert etcd_keys.look(etcd, JOB).address == ""
     first = lock_taken(etcd)
@@ -51,12 +51,10 @@ def test_lock_is_taken_once_until_its_lease_expires_and_each_leader_has_a_higher
     second = lock_taken(etcd, "host1:1")
     assert etcd_keys.look(etcd, JOB)[:2] == ("host1:1", second.epoch)
     assert second.epoch > first.epoch
-
-
-def test_lock_of_another_job_is_another_one() -> None:
-    etcd = EtcdModel()
-    lock_taken(etcd)
-    assert etcd_keys.look(etcd, "run").address == etcd_keys.look(etcd, f"{JOB}/leader").address == ""
+    assert etcd_keys.look(etcd, "run").address == etcd_keys.look(etcd, f"{JOB}/leader").address == ""  # of other jobs
+    etcd_keys.release(etcd, second.lease)
+    etcd_keys.release(etcd, second.lease)  # twice does no harm
+    assert etcd_keys.take(etcd, JOB, "host2:1") is not None
 
 
 def test_renewed_lock_is_kept_and_one_that_has_expired_is_reported_as_lost() -> None:
@@ -88,6 +86,7 @@ def test_leader_whose_lease_has_expired_decides_nothing() -> None:
     etcd = EtcdModel()
     paused = entered(etcd, lock_taken(etcd))
     assert paused.keep(record(0))
+    assert not paused.keep(record(0, "b"))
     etcd.pass_time(etcd_keys.LEASE_S)
     assert not paused.keep(record(1, "paused"))
     later = entered(etcd, lock_taken(etcd, "host1:1"))
@@ -95,13 +94,6 @@ def test_leader_whose_lease_has_expired_decides_nothing() -> None:
     assert not paused.begin_life()
     assert last(later) == record(0)
     assert later.keep(record(1))
-
-
-def test_no_number_is_decided_twice() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    assert ledger.keep(record(0))
-    assert not ledger.keep(record(0, "b"))
 
 
 def test_life_that_begins_has_no_decisions_and_those_of_the_last_one_go() -> None:
@@ -143,14 +135,6 @@ def test_leader_without_decisions_in_etcd_any_more_has_lost_the_lock() -> None:
     ledger = entered(etcd, lock_taken(etcd))
     etcd.leases = {lease: each for lease, each in etcd.leases.items() if each[0] == etcd_keys.LEASE_S}
     assert not ledger.keep(record(0))
-
-
-def test_lock_that_is_given_up_can_be_taken_at_once_and_giving_up_twice_does_no_harm() -> None:
-    etcd = EtcdModel()
-    held = lock_taken(etcd)
-    etcd_keys.release(etcd, held.lease)
-    etcd_keys.release(etcd, held.lease)
-    assert etcd_keys.take(etcd, JOB, "host1:1") is not None
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +13,7 @@ from megatron_ft.job.rules.faults import Fault, FaultKind, advice, back_again, b
 from megatron_ft.job.rules.lives import Life, Lives
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
+from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.link.base.hosts import natural
 from megatron_ft.link.facts.launcher import CauseKind
 from tests.support import job_machines
@@ -77,15 +80,31 @@ def test_node_is_bad_if_it_alone_is_common_to_all_lost_connections_of_two_cycles
     assert list(Lives.parse(life.to_text()).bad_nodes()) == bad
 
 
-def test_exit_that_follows_from_another_and_lost_connection_accuse_no_node() -> None:
-    crash = verdict(node=0, kind=CauseKind.CRASH, name="a", rank=1, text="rank 1 exited with code 1")
-    fault = fault_of(crash)
-    assert fault is not None
-    assert (fault.node, fault.kind) == ("a", FaultKind.RANK)
-    assert fault_of(replace(crash, cause=replace(crash.cause, follows=True))) is None
-    lost = fault_of(replace(crash, cause=replace(crash.cause, host="", hosts=("a", "b"))))
-    assert lost is not None
-    assert (lost.node, lost.nodes, lost.kind) == ("", ("a", "b"), FaultKind.LINK)
+CRASHED = verdict(node=0, kind=CauseKind.CRASH, name="a", rank=1, text="rank 1 exited with code 1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_cause", "kind"),
+    [
+        ({}, {}, FaultKind.RANK),
+        ({}, {"kind": CauseKind.MEMBERSHIP}, FaultKind.LOST),
+        ({"outcome": Outcome.MEMBERSHIP}, {"kind": CauseKind.MEMBERSHIP}, FaultKind.LEFT),
+        ({}, {"host": "", "hosts": ("b", "c")}, FaultKind.LINK),
+        ({}, {"follows": True}, None),
+        ({}, {"kind": CauseKind.REQUEST}, None),
+        ({"node": None}, {}, None),
+        ({"outcome": Outcome.STOPPED}, {}, None),
+        ({"outcome": Outcome.SUCCEEDED}, {}, None),
+    ],
+)
+def test_fault_is_that_of_the_node_that_the_verdict_names_unless_its_end_followed_or_was_asked_for(
+    changes: dict[str, Any], of_cause: dict[str, Any], kind: FaultKind | None
+) -> None:
+    found = fault_of(replace(CRASHED, cause=replace(CRASHED.cause, **of_cause), **changes))
+    link = kind is FaultKind.LINK
+    assert found == (
+        kind and Fault(node="" if link else "a", cycle=0, kind=kind, text=CRASHED.cause.text, nodes=("b", "c") * link)
+    )
 
 
 def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None:
@@ -168,13 +187,6 @@ def test_commands_are_told() -> None:
     )
     assert "kubectl cordon" in advice("kubernetes", "job-3", "lost")
     assert advice("none", "n1", "lost") == "bad node n1: lost"
-
-
-def test_a_new_life_of_a_lost_host_says_so_of_itself() -> None:
-    job = Job(min_nodes=2, max_nodes=2)
-    who = replace(job.start("a")[0].member.identity, bad="lost")
-    hello = who.hello(0.0)
-    assert hello.bad == "lost"
 
 
 def test_a_hang_is_the_fault_of_the_host_of_the_rank_that_is_to_blame() -> None:

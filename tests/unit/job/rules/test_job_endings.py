@@ -170,17 +170,6 @@ def test_a_node_that_leaves_without_an_answer_has_the_same_code(how: dict[str, b
 # -- nodes that are left out ----------------------------------------------------------------------------------
 
 
-def test_a_node_that_is_excluded_costs_no_restart() -> None:
-    job = Job(min_nodes=2)
-    a, b, c = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(2.0)
-    assert (b.left, b.stays) == (None, True)
-    assert a.verdicts[0].cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
-    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
-    assert (cycles(a, c), world(a)) == ([1, 1], 2)
-
-
 def test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle() -> None:
     job = Job(min_nodes=2)
     a, b, _ = job.start("abc")
@@ -224,7 +213,14 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_c
     job = Job(min_nodes=2, max_restarts=0)
     a, b, c = job.start("abc")
     b.leaves("rank 1 asked for it", excluded=True)
-    job.run(100.0)
+    job.run(2.0)
+    assert (b.left, b.stays) == (None, True)
+    assert a.verdicts[0].cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
+    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 0, "")  # it costs no restart
+    job.break_off(b)
+    b.do(b.member.broken(job.now_s))
+    job.run(98.0)
+    assert (b.member.is_led, b.member.place) == (True, None)
     assert (b.left, cycles(a, c), world(a)) == (None, [1, 1], 2)
     a.fails()
     job.run(2.0)
@@ -244,19 +240,6 @@ def test_end_of_an_excluded_launcher_is_no_loss_of_a_node() -> None:
     a.fails()
     job.run(3.0)
     assert cycles(a, c) == [2, 2]
-
-
-def test_excluded_launcher_finds_the_coordinator_again_and_has_no_place() -> None:
-    job = Job(min_nodes=2)
-    _, b, _ = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(2.0)
-    job.break_off(b)
-    b.do(b.member.broken(job.now_s))
-    job.run(1.0)
-    assert b.member.is_led
-    assert b.member.decided is not None
-    assert b.member.decided.place is None
 
 
 def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.faults import Fault, FaultKind, fault_of
+from megatron_ft.job.rules.faults import Fault, FaultKind
 from megatron_ft.job.rules.lives import Ending, Life, Lives, NodeEnd
-from megatron_ft.job.rules.messages import Verdict
-from megatron_ft.job.rules.restart_policy import JobProgress, Outcome, Reached, furthest
-from megatron_ft.link.facts.launcher import CauseKind
-from tests.support.agents import verdict
+from megatron_ft.job.rules.restart_policy import JobProgress, Reached, furthest
 
 COMMAND = ("python", "train.py")
 LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)
-
-
-def a_verdict(**changes: Any) -> Verdict:
-    base: dict[str, Any] = {
-        "text": "rank 5 exited with code 7",
-        "kind": CauseKind.CRASH,
-        "node": 1,
-        "name": "b",
-        "nodes": 2,
-    }
-    return verdict(3, **{**base, **changes})
 
 
 def a_fault(node: str, cycle: int, kind: FaultKind = FaultKind.RANK, **more: bool) -> Fault:
@@ -138,24 +123,6 @@ def test_furthest_advance_is_that_of_the_node_that_knows_most() -> None:
     assert furthest(
         [JobProgress(), JobProgress(5, 20, 1), JobProgress(0, 20, 9), JobProgress(5, 20, 2)]
     ) == JobProgress(5, 20, 2)
-
-
-def test_the_fault_is_that_of_the_node_that_the_verdict_names() -> None:
-    assert fault_of(a_verdict()) == Fault(node="b", cycle=3, kind=FaultKind.RANK, text="rank 5 exited with code 7")
-    lost = fault_of(a_verdict(kind=CauseKind.MEMBERSHIP, text="its launcher exited"))
-    assert lost is not None
-    assert lost.kind is FaultKind.LOST
-    left = fault_of(a_verdict(outcome=Outcome.MEMBERSHIP, kind=CauseKind.MEMBERSHIP))
-    assert left is not None
-    assert left.kind is FaultKind.LEFT
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"node": None}, {"kind": CauseKind.REQUEST}, {"outcome": Outcome.STOPPED}, {"outcome": Outcome.SUCCEEDED}],
-)
-def test_requested_end_is_no_fault_of_a_node(changes: dict[str, object]) -> None:
-    assert fault_of(a_verdict(**changes)) is None
 
 
 @pytest.mark.parametrize("outcome", Ending)
