@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from megatron_ft.errors import ProtocolError
 from megatron_ft.job.parts import HEARD_BY_PARTS, LEADER_PARTS, SAID_BY_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -337,6 +338,12 @@ def test_excluded_node_is_the_cause_only_if_no_missing_node_may_be() -> None:
 
 
 MESSAGES_OF_BOTH: Vocabulary[Any] = Vocabulary(m.TO_LEADER | m.TO_MEMBER | HEARD_BY_PARTS | SAID_BY_PARTS)
+
+
+@pytest.mark.parametrize("message", [{"type": "nothing"}, {"type": "assignment", "decision": [1]}])
+def test_malformed_message_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        MESSAGES_OF_BOTH.parse(arrived(message))
 
 
 def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored() -> None:

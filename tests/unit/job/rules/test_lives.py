@@ -125,14 +125,6 @@ def test_furthest_advance_is_that_of_the_node_that_knows_most() -> None:
     ) == JobProgress(5, 20, 2)
 
 
-@pytest.mark.parametrize("outcome", Ending)
-def test_a_job_has_finished_if_its_own_last_life_has(outcome: Ending) -> None:
-    lives = Lives().begun(Life(job="7.0.1", outcome=outcome))
-    assert lives.has_finished("7.0.1") is (outcome is Ending.FINISHED)
-    assert not lives.has_finished("7.1.1")
-    assert not Lives().has_finished("7.0.1")
-
-
 @pytest.mark.parametrize(
     ("job", "command", "ended", "is_it"),
     [
@@ -146,4 +138,7 @@ def test_job_has_just_finished_if_the_same_command_ended_not_long_ago(
     job: str, command: tuple[str, ...], ended: str, is_it: bool
 ) -> None:
     life = Life(job="train", command=("a.py",), outcome=Ending.FINISHED, ended=ended)
-    assert Lives().begun(life).has_just_finished(job, command, since="2026-01-01T00:00:10Z") is is_it
+    lives = Lives().begun(life)
+    assert lives.has_just_finished(job, command, since="2026-01-01T00:00:10Z") is is_it
+    assert lives.has_finished(job) is (job == "train")
+    assert not Lives().begun(replace(life, outcome=Ending.STOPPED)).has_finished(job)

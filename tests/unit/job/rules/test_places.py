@@ -7,7 +7,7 @@ import random
 import pytest
 
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import choose, usable
+from megatron_ft.job.rules.places import choose
 from tests.support.job_machines import node
 
 
@@ -53,22 +53,4 @@ def test_ready_nodes_all_take_part_and_keep_their_places(first: int) -> None:
             assert not (good_spares and ({*chosen} & bad) - {*seated}), seed
             assert not (good_spares and named in {*chosen} & bad), seed
             assert [slot.instance for slot in slots if slot.instance in chosen] == chosen, seed
-            job.come_and_go()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_whole_segments_all_take_part_and_none_is_torn(size: int) -> None:
-    for seed in range(500):
-        job, slots = Drawn(seed), list[Node]()
-        most = job.chance.randint(size, 8)
-        for _ in range(4):
-            words = [node.instance for node in job.ready]
-            before = [[slot.instance for slot in slots[at : at + size]] for at in range(0, len(slots), size)]
-            nodes, slots = choose(slots, job.ready, most, size)
-            chosen = [node.instance for node in nodes]
-            assert len({*chosen}) == len(chosen) == min(most, usable(job.ready, size)) // size * size, seed
-            for at in range(0, len(nodes), size):
-                assert len({node.hello.domain for node in nodes[at : at + size]}) == 1, seed
-            after = [chosen[at : at + size] for at in range(0, len(chosen), size)]
-            assert all(each in after for each in before if {*each} <= {*words}), seed
             job.come_and_go()

@@ -15,7 +15,6 @@ from megatron_ft.job.rules.restart_policy import (
     NodeState,
     Outcome,
     Reached,
-    RestartDecision,
     Rules,
 )
 
@@ -24,27 +23,6 @@ S, F, X, M = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED, Outcome.MEMBERS
 
 def allowing(max_restarts: int, min_nodes: int = 1, **more: Any) -> Rules:
     return Rules(min_nodes, 9, max_restarts=max_restarts, **more)
-
-
-def decide(policy: Rules, *outcomes: Outcome) -> list[RestartDecision]:
-    """What follows from each cycle; restarts are counted as the coordinator does, from one to the next."""
-    decisions, used = [], 0
-    for outcome in outcomes:
-        decisions.append(policy.decide(outcome, restarts_before=used))
-        used += outcome is F
-    return decisions
-
-
-@given(st.integers(0, 5), st.lists(st.sampled_from([F, M]), min_size=1, max_size=20))
-def test_restarts_are_never_more_than_allowed(max_restarts: int, outcomes: list[Outcome]) -> None:
-    restarts = 0
-    for outcome, decision in zip(outcomes, decide(allowing(max_restarts), *outcomes), strict=True):
-        assert 0 <= decision.restarts_left <= max_restarts
-        if decision.action is Action.GIVE_UP:
-            assert restarts == max_restarts
-            break
-        restarts += outcome is F
-    assert restarts <= max_restarts
 
 
 HEALTHY, DONE, BAD, LOST, OUT = (
