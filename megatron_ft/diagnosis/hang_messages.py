@@ -6,6 +6,7 @@ from megatron_ft.diagnosis.cycle_cause import COLLECTIVES
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.restart_policy import Reached
 from megatron_ft.link.base.codec import Int, PartMessage
+from megatron_ft.link.facts.launcher import HangReported
 from megatron_ft.link.facts.shared import RankHung
 
 
@@ -70,3 +71,15 @@ class Reviewed(PartMessage, frozen=True):
     def reports(self) -> str:
         """Kind of interval that outlasts a timeout that is only reported; empty if the review is of something else."""
         return "" if self.decides or self.verdict.kind == COLLECTIVES else self.verdict.timed
+
+    def record(self, *, ends: bool = False) -> HangReported:
+        """Return what the node that reports it writes to its event log; ``ends``: the cycle is ended for it."""
+        return HangReported(
+            cycle=self.cycle,
+            rank=self.rank,
+            section=self.verdict.timed,
+            iteration=self.verdict.iteration,
+            elapsed_s=self.verdict.elapsed_s,
+            text=self.text,
+            ends=ends,
+        )

@@ -20,7 +20,6 @@ from megatron_ft.launcher.rules.turn import LATE_NS, Options, Turn
 from megatron_ft.link.base.intervals import running_intervals
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.pauses import Pauses
-from megatron_ft.link.facts.launcher import HangReported
 from megatron_ft.link.facts.shared import RankHung
 
 _SHARE_OF_GROUP = 0.5
@@ -80,15 +79,7 @@ class CollectiveWatch(LauncherPart):
             f"no collective has completed on any rank for {event.verdict.elapsed_s:.0f} s: {event.text} ({follows})"
         )
         if is_asker:
-            silence = HangReported(
-                cycle=cycle.cycle,
-                rank=event.rank,
-                section=COLLECTIVES,
-                elapsed_s=event.verdict.elapsed_s,
-                text=event.text,
-                ends=ends,
-            )
-            turn.do(Write(silence))
+            turn.do(Write(event.record(ends=ends)))
         is_own = event.rank in cycle.ranks
         if options.min_healthy and event.rank is not None:
             is_asker = is_own  # each node ends its own ranks

@@ -22,7 +22,7 @@ from megatron_ft.learning.launcher.part import LauncherLearning
 from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.times import earliest
-from megatron_ft.link.facts.launcher import Cause, CauseKind, Finding, HangReported, RankExited
+from megatron_ft.link.facts.launcher import Cause, CauseKind, Finding, RankExited
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import Collect, Observation, RankReport, Release
 
@@ -79,15 +79,7 @@ class HangsOnNode(LauncherPart):
         if self._options.given.observe_only:
             follows = ": not killed (observe-only)"
         turn.say_for_all(f"would be a hang: {review.text}{follows}")
-        told = HangReported(
-            cycle=review.cycle,
-            rank=review.rank,
-            section=review.reports,
-            iteration=review.verdict.iteration,
-            elapsed_s=review.verdict.elapsed_s,
-            text=review.text,
-        )
-        turn.do(Write(told))
+        turn.do(Write(review.record()))
         if review.verdict.learned:
             self._learning.reported(review.reports, turn)
 

@@ -204,17 +204,14 @@ def test_mode_decides_whether_ranks_are_armed_and_terminated_and_a_file_written(
 ) -> None:
     driven = loaded(**{"learns": False, **options})
     driven.hear(rank_attached(0, 0, None, state_path=PATH))
+    left = loaded({"step": 75.0}, **{"learns": False, **options})
+    assert (0 in arms(left), any("loaded" in line for line in left.said)) == (is_armed, is_armed)
     assert [line for line in driven.said if line.startswith("no timeouts")] == lines
     driven.hear(result(at="steps", facts=REPORTED, step=20.0, io=3.0))
     assert (0 in arms(driven)) is (is_armed and not is_enforced)
     driven.hear(result(facts=REPORTED, step=20.0))
     assert arms(driven).get(1) == (Arm(0, {"step": 100.0}, is_enforced) if is_armed else None)
     assert bool(writes(driven)) is is_enforced
-
-
-def test_file_that_was_left_arms_no_rank_where_learning_is_off() -> None:
-    driven = loaded({"step": 75.0}, learns=False, learn="off")
-    assert (arms(driven), [line for line in driven.said if "loaded" in line]) == ({}, [])
 
 
 def test_timeout_is_doubled_only_if_it_ends_the_next_cycle_too() -> None:
