@@ -70,9 +70,8 @@ def _lost_connection(victims: Sequence[RankSnapshot], notes: Sequence[RankSnapsh
     names = (name for note in theirs for name in (*(each.name for each in note.in_flight), note.waits_in))
     op = next((f" in {name}" for name in names if name), "")
     *most, last = map(str, ranks) if len(ranks) <= _NAMED else spans(ranks)
-    between = f"of rank {last}" if len(ranks) == 1 else f"between ranks {last}"
-    if most:
-        between = f"between ranks {listed(most)} and {last}"
+    both = " and ".join(filter(None, (listed(most), last)))
+    between = f"of rank {last}" if len(ranks) == 1 else f"between ranks {both}"
     hosts = sorted({note.host for note in theirs if note.host})
     ended = next((note.rank for note in notes if note.gone and note.rank not in ranks), None)
     return Cause(

@@ -195,24 +195,18 @@ def place(note: RankSnapshot) -> str:
     return _joined(f"{'waits for' if note.waits_for_process else 'has lost'} its {note.lost[0]}{more}", _place(note))
 
 
-def _where(note: RankSnapshot) -> str:
+def _place(note: RankSnapshot) -> str:
     inner = note.inner if note.inner != note.frame else ""
     where = f"in {note.frame}" if note.frame else ""
-    if note.raised:
-        if note.gone and where:
-            return where
-        return _joined(where, "has ended" if note.gone else "has not exited" + (f" (now in {inner})" if inner else ""))
+    if note.raised and not note.gone:
+        return _joined(where, "has not exited" + (f" (now in {inner})" if inner else ""))
+    if note.gone:
+        return (note.raised and where) or (
+            "has exited with 0" if note.exitcode == 0 and not note.raised else "has ended"
+        )
     if where and note.seen_s != 0:
         where = f"last seen {'' if note.seen_s is None else f'{note.seen_s:.0f} s ago '}{where}"
-    return f"{where} ({inner})" if inner else where
-
-
-def _place(note: RankSnapshot) -> str:
-    where = _where(note)
-    if note.raised:
-        return where
-    if note.gone:
-        return "has exited with 0" if note.exitcode == 0 else "has ended"
+    where = f"{where} ({inner})" if inner else where
     if note.is_stopped:
         return where or "its process is stopped"
     if note.is_stuck_in_kernel:

@@ -51,7 +51,6 @@ class CollectiveWatch(LauncherPart):
         """Time of the next look; None: nothing is watched."""
         self._grouped: set[int] = set()
         """Local ranks that had a process group."""
-        self._begin_anew(turn.now_ns)
 
     def started(self, turn: Turn) -> None:
         self._set_timeout(self._options.given.watch_collectives.timeout_s)
