@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 
 def look(call: Call, job: str) -> Seen:
     """Return who leads."""
-    answer = call("kv/range", {"key": _text(_leader_key(job))})
+    answer = call("kv/range", {"key": _text(_key(job, "leader"))})
     revision = int(answer["header"]["revision"])
     if (leader := _first(answer)) is None:
         return Seen("", 0, revision)
@@ -60,7 +60,7 @@ def look(call: Call, job: str) -> Seen:
 def take(call: Call, job: str, address: str) -> LeaseHeld | None:
     """Take the lock, if nobody leads."""
     lease = call("lease/grant", {"TTL": str(LEASE_S)})["ID"]
-    key = _leader_key(job)
+    key = _key(job, "leader")
     answer = call("kv/txn", {"compare": [_is(key, "create_revision", 0)], "success": [_put(key, address, lease)]})
     if answer.get("succeeded"):
         return LeaseHeld(int(answer["header"]["revision"]), lease)
@@ -90,11 +90,11 @@ class Ledger:
 
     def enter(self) -> bool:
         """Read the job's life and its last decision. If there is none, the first life begins."""
-        life = _first(self._call("kv/range", {"key": _text(_life_key(self._job))}))
+        life = _first(self._call("kv/range", {"key": _text(_key(self._job, "life"))}))
         if life is None:
             return self.begin_life()
         self._life, self._lease = _plain(life["value"]).decode(), life["lease"]
-        prefix = _decision_key(self._job, self._life)
+        prefix = _key(self._job, self._life, "")
         search = {"range_end": _text(prefix[:-1] + "0"), "sort_order": "DESCEND", "sort_target": "KEY", "limit": "1"}
         last = _first(self._call("kv/range", {"key": _text(prefix), **search}))
         if last is not None:
@@ -115,16 +115,16 @@ class Ledger:
 
     def keep(self, record: DecisionRecord) -> bool:
         """Make a decision durable."""
-        key, value = _decision_key(self._job, self._life, record.decision.number), encode(record)
+        number, value = record.decision.number, encode(record)
+        key, former = (_key(self._job, self._life, f"{each:012d}") for each in (number, number - 2))  # in their order
         changes = [_put(key, value, self._lease)]
-        if record.decision.number >= 2:  # the last two tell all
-            former = _decision_key(self._job, self._life, record.decision.number - 2)
+        if number >= 2:  # the last two tell all
             changes.append({"request_delete_range": {"key": _text(former)}})
         return self._change(key, value, [_is(key, "version", 0)], changes)
 
     def begin_life(self) -> bool:
         """Begin another life of the job, without decisions; those of the last one go."""
-        key, name, former = _life_key(self._job), self._new_name(), self._lease
+        key, name, former = _key(self._job, "life"), self._new_name(), self._lease
         lease = self._call("lease/grant", {"TTL": str(_KEPT_S)})["ID"]
         if not self._change(key, name.encode(), [], [_put(key, name, lease)]):
             return False
@@ -135,7 +135,7 @@ class Ledger:
 
     def _change(self, key: str, value: bytes, compare: list[Body], changes: list[Body]) -> bool:
         """Make changes that give ``key`` that value, or find that they were made when it was tried before."""
-        compare = [_is(_leader_key(self._job), "create_revision", self._held.epoch), *compare]
+        compare = [_is(_key(self._job, "leader"), "create_revision", self._held.epoch), *compare]
         failure = [{"request_range": {"key": _text(key)}}]
         try:
             answer = self._call("kv/txn", {"compare": compare, "success": changes, "failure": failure})
@@ -147,17 +147,9 @@ class Ledger:
         return found is not None and _plain(found["value"]) == value
 
 
-def _leader_key(job: str) -> str:
-    return f"megatron_ft/{quote(job, safe='')}/leader"
-
-
-def _life_key(job: str) -> str:
-    return f"megatron_ft/{quote(job, safe='')}/life"
-
-
-def _decision_key(job: str, life: str, number: int | None = None) -> str:
-    """Return the key of a decision, or without a number what those of all begin with; keys sort as their numbers."""
-    return f"megatron_ft/{quote(job, safe='')}/{life}/" + ("" if number is None else f"{number:012d}")
+def _key(job: str, *parts: str) -> str:
+    """Return a key of the job, or what those of a life begin with."""
+    return "/".join(("megatron_ft", quote(job, safe=""), *parts))
 
 
 def _is(key: str, what: str, value: int) -> Body:

@@ -6,7 +6,6 @@ import pytest
 
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.member import Member
 from tests.support.job_machines import member
 
@@ -51,12 +50,6 @@ def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
     assert hello.since == 40
 
 
-def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch() -> None:
-    machine = following()
-    assert is_disconnected(machine.leader_at("b:1", 6, 50, 1.0))
-    assert connects(machine.tick(1.0)) == ["b:1"]
-
-
 @pytest.mark.parametrize(("address", "epoch"), [("b:1", 4), ("a:1", 5), ("", 0)])
 def test_launcher_stays_with_its_leader_as_long_as_no_higher_epoch_is_named(address: str, epoch: int) -> None:
     machine = following()
@@ -65,10 +58,10 @@ def test_launcher_stays_with_its_leader_as_long_as_no_higher_epoch_is_named(addr
     assert machine.is_led
 
 
-def test_leader_of_an_earlier_epoch_is_not_obeyed() -> None:
+def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch_and_obeys_none_of_an_earlier_one() -> None:
     machine = following()
-    machine.leader_at("b:1", 6, 50, 1.0)
-    machine.tick(1.0)
+    assert is_disconnected(machine.leader_at("b:1", 6, 50, 1.0))
+    assert connects(machine.tick(1.0)) == ["b:1"]
     machine.opened(1.0)
     assert is_disconnected(machine.heard(m.Admitted(5), 1.0))
     assert not machine.is_led
@@ -92,13 +85,3 @@ def test_user_is_told_why_no_leader_was_found() -> None:
         said += [each.text for each in machine.tick(now_s) if isinstance(each, m.Tell)]
     (line,) = said
     assert "etcd at http://e:2379: Connection refused" in line
-
-
-def test_decision_of_a_leader_that_leads_no_more_is_not_heard_by_one_that_has_left_it() -> None:
-    machine = following()
-    machine.leader_at("b:1", 6, 50, 1.0)
-    machine.tick(1.0)
-    machine.opened(1.0)
-    machine.heard(m.Admitted(6), 1.0)
-    held = Assignment(Decision(0, "new.0", DecisionKind.START, 0, 2), 1, "s:1")
-    assert [each for each in machine.heard(held, 1.0) if isinstance(each, Assignment)] == [held]
