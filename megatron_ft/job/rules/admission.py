@@ -11,9 +11,6 @@ from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinitio
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.wording import printable
 
-_LONGEST_NAME = 160
-"""Characters of a job's name in a line for a user."""
-
 
 def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_revision: int = 0) -> bool:
     """Whether a launcher was started after the job's end, by a user who starts the job again under the same name.
@@ -40,8 +37,8 @@ def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
     """Return the answer to a launcher of another job, or with other options; None if it is let in."""
     if hello.job != defined.job:
         text = (
-            f"another job already uses this rendezvous endpoint ({_name(defined.job)}; this launcher's job is "
-            f"{_name(hello.job)}): give each job its own --rdzv-endpoint, or all launchers of one job the same "
+            f"another job already uses this rendezvous endpoint ({printable(defined.job)}; this launcher's job is "
+            f"{printable(hello.job)}): give each job its own --rdzv-endpoint, or all launchers of one job the same "
             "--rdzv-id"
         )
         return Dismiss(REFUSED, text)
@@ -54,11 +51,6 @@ def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
         )
         return Dismiss(REFUSED, f"this launcher's options differ from those of the others: {told}")
     return None
-
-
-def _name(job: str) -> str:
-    name = printable(job)
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
 
 
 def _options(rules: Rules) -> dict[str, str]:

@@ -133,8 +133,6 @@ class Lives(Fact, frozen=True, kw_only=True):
         return bad_nodes(fault for life in self.lives for fault in life.faults)
 
     def back(self, names: Collection[str]) -> Lives:
-        if not names:
-            return self
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
     @property
