@@ -230,7 +230,7 @@ def test_prometheus_raises_alerts_and_has_data_for_the_dashboard_while_the_job_h
     launched.wait_for("^trained$", count=2)
     wait_until(lambda: bool(ask('delta(megatron_ft_time_seconds{class="hung"}[10s]) > 0')), 40)
     wait_until(lambda: bool(ask('ALERTS{alertname="MegatronFtHangReported"}')), 20)
-    # a lag is known after 12 s at the earliest: tests/e2e/test_slow_ranks.py
+    # a lag is known after 12 s at the earliest
     for query in (_filled_in(each) for each in queries if "rank_lag" not in each):
         no_data = () if "_bucket" in query else ("NaN",)  # no step ends in a hang, and a quantile of none is NaN
         wait_until(lambda query=query, none=no_data: any(row["value"][1] not in none for row in ask(query)), 20)

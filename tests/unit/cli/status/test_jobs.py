@@ -14,7 +14,7 @@ import pytest
 
 from megatron_ft.cli.status import jobs
 from megatron_ft.cli.status.jobs import RunningJob, facts_of
-from megatron_ft.diagnosis.waits import Lags
+from megatron_ft.diagnosis.waits import Lags, RankLag
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
@@ -27,6 +27,7 @@ from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankState
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import listen
+from megatron_ft.records.rules.metrics import RANK_LAG, JobMetrics, NodeActivity
 from tests.support.asleep import asleep_s
 from tests.support.boards import new_board
 
@@ -56,6 +57,7 @@ class FakeLauncher:
         self.control.start()
         self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", socket=self.control.path)
         self.longest_sleep_s = 0.0
+        self.lags = Lags(0, 0.0)
         self._stop = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -90,7 +92,7 @@ class FakeLauncher:
             ended=None,
             failed=None,
             restarts_left=2,
-            part=lambda _kind: SimpleNamespace(lags=Lags(0, 0.0)),
+            part=lambda _kind: SimpleNamespace(lags=self.lags),
         )
         self.status.follow(cast("Any", self.agent))
         return record
@@ -145,6 +147,16 @@ def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher) -> None:
     assert len(facts.last_cause.text) == 2000
     fake.cycle_started(3, cycle=1)
     assert states(facts_of(fake.job)) == [RankState.NOT_ATTACHED] * 3
+
+
+def test_rank_that_holds_the_others_back_is_in_the_facts_and_its_lag_in_the_metrics(fake: FakeLauncher) -> None:
+    lags = RankLag(1, "b", 0.3, 0.1), RankLag(0, "a", 0.02, 0.4)
+    fake.lags = Lags(0, 12.0, lags, slow=(1,))
+    fake.cycle_started(2)
+    assert facts_of(fake.job).slow_ranks == lags[:1]
+    fake.agent.activity = NodeActivity.TRAINING
+    shown = {each.metric: each.values for each in JobMetrics().series(fake.status.readings(), of_job=True)}
+    assert shown[RANK_LAG] == {("1", "b"): 0.3, ("0", "a"): 0.02}
 
 
 def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher) -> None:

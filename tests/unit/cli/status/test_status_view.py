@@ -13,6 +13,7 @@ from rich.console import Console
 from megatron_ft.cli.base.terminal import duration
 from megatron_ft.cli.status.status import job_object
 from megatron_ft.cli.status.status_table import job_frame
+from megatron_ft.diagnosis.waits import RankLag
 from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.layout import SectionView
 from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankRow, RankState
@@ -61,6 +62,7 @@ def test_status_shows_the_job_and_a_row_for_each_rank() -> None:
         ({"cycle": None, "cycle_started_ns": None, "ranks": ()}, "no rank was started yet, 2 of 3 restarts left"),
         ({"phase": JobPhase.RESTARTING}, "cycle 1 ended, the next one is starting, 1 of 2 ranks here on 1 node, 2 of"),
         ({"phase": JobPhase.ENDING}, "cycle 1 ended, the job is ending"),
+        ({"slow_ranks": (RankLag(1, "b", 0.3, 0.1),)}, "rank 1 on b holds the others back: it spends 10% of its time"),
         ({"observe_only": True}, "observe-only: hung ranks are reported, not killed"),
         ({"paused_since_ns": NOW - 30 * S}, "paused for 30 s: hang detection is off until `megatron-ft resume`"),
     ],
