@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,17 @@ from torch.utils.data import DataLoader, TensorDataset
 PACKAGE = os.environ.get("LIGHTNING_PACKAGE", "lightning.pytorch")
 lightning = importlib.import_module(PACKAGE)
 
-from megatron_ft import WorkloadAction, WorkloadControlRequest
 from megatron_ft.integrations.lightning import FaultToleranceCallback, FaultToleranceSectionsCallback
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
     """One linear layer."""
 
-    def __init__(self, step_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
-        self.step_s = step_s
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        time.sleep(self.step_s)
         loss = self.layer(batch[0]).square().mean()
         self.log("loss", loss)
         return loss
@@ -53,10 +49,9 @@ class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
 
 
 class Mishap(lightning.Callback):  # type: ignore[misc, name-defined]
-    """In cycle 0, at one step of one rank: "hang" in the middle of the backward pass, or "raise" then."""
+    """In cycle 0, at one step of one rank: hang in the middle of the backward pass."""
 
-    def __init__(self, kind: str, rank: int, step: int) -> None:
-        self.kind = kind
+    def __init__(self, rank: int, step: int) -> None:
         self.rank = rank
         self.step = step
 
@@ -64,18 +59,8 @@ class Mishap(lightning.Callback):  # type: ignore[misc, name-defined]
         is_due = trainer.global_rank == self.rank and trainer.global_step == self.step
         if not is_due or os.environ["FT_CYCLE"] != "0":
             return
-        print(f"mishap: {self.kind}", flush=True)
-        if self.kind == "raise":
-            raise ArithmeticError("the loss is no number")
         while True:
             time.sleep(1)
-
-
-def policy(error: BaseException) -> WorkloadControlRequest | None:
-    """Arithmetic won't get better by a restart."""
-    if isinstance(error, ArithmeticError):
-        return WorkloadControlRequest(WorkloadAction.ShutdownWorkload, f"no use in going on: {error}")
-    return None
 
 
 def main(job: dict[str, Any]) -> None:
@@ -84,29 +69,24 @@ def main(job: dict[str, Any]) -> None:
     save = Path(job["save"])
     arguments: dict[str, Any] = {"autoresume": True, "calculate_timeouts": True, "exp_dir": save / "ft"}
     if job["callback"] == "sections":
-        fault_tolerance: Any = FaultToleranceSectionsCallback(**arguments, exc_handling_policy=policy)
+        fault_tolerance: Any = FaultToleranceSectionsCallback(**arguments)
     else:
         fault_tolerance = FaultToleranceCallback(**arguments)
-    mishap = [Mishap(*job["mishap"])] if "mishap" in job else []
-    checkpoints = lightning.callbacks.ModelCheckpoint(
-        dirpath=save, every_n_train_steps=job.get("save_every", 10), save_last=True
-    )
+    checkpoints = lightning.callbacks.ModelCheckpoint(dirpath=save, every_n_train_steps=10, save_last=True)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp",
-        max_steps=job.get("max_steps", -1),
-        max_epochs=job.get("max_epochs", -1),
-        max_time=timedelta(seconds=job["max_time_s"]) if "max_time_s" in job else None,
+        max_steps=job["max_steps"],
         val_check_interval=5,
         limit_val_batches=3,
         num_sanity_val_steps=2,
-        callbacks=[*mishap, fault_tolerance, checkpoints],
+        callbacks=[Mishap(*job["mishap"]), fault_tolerance, checkpoints],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(job.get("step_s", 0.0)), ckpt_path="last")
+    trainer.fit(Model(), ckpt_path="last")
     print(f"rank {trainer.global_rank} ended at step {trainer.global_step}", flush=True)
     # else a gloo thread that lets go of the last all_reduce while Python ends aborts the process (pytorch#190489);
     # Lightning itself does this only for nccl
