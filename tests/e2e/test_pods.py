@@ -36,11 +36,6 @@ signal.signal(signal.SIGTERM, save)
 say("trains", RANK, "of", os.environ["WORLD_SIZE"])
 forever()
 """
-IGNORES = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say("trains")
-forever()
-"""
 
 
 class Pods:
@@ -108,26 +103,3 @@ def test_a_pod_is_replaced_and_then_all_are_stopped(pods: Pods) -> None:
     assert pods.why(first) == "stopped: stopped by SIGTERM, all ranks exited with 0"
     assert pods.outcomes == ["stopped"]
     assert "--term-timeout 1800" in ended[0].err  # longer than a pod has
-
-
-def test_ranks_that_ignore_sigterm_end_within_the_pods_grace(pods: Pods) -> None:
-    pod = pods.start(IGNORES, "--term-timeout=1")
-    pod.wait_for("^trains")
-    os.kill(process_one(pod), signal.SIGTERM)
-    ended = pod.wait(30)  # what Kubernetes gives it, unless it is told to give more
-    assert ended.code == 143
-    assert pods.why(pod).startswith("stopped: ")
-    assert "terminationGracePeriodSeconds" not in ended.err
-
-
-@pytest.mark.parametrize(
-    ("script", "options", "code", "why"),
-    [
-        ("sys.exit(7)", ["--max-restarts=0"], 1, "failed: rank 0 exited with code 7"),
-        ("say('no')", ["--max-restarts=-1"], 2, "mistake: --max-restarts"),
-    ],
-)
-def test_pod_tells_kubernetes_how_it_ended(script: str, options: list[str], code: int, why: str, pods: Pods) -> None:
-    pod = pods.start(script, *options)
-    assert pod.wait().code == code
-    assert pods.why(pod).startswith(why)

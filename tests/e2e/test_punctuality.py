@@ -47,22 +47,3 @@ if RANK == 1:
     assert len(finished.lines) == 7, "each cycle starts, and ends"
     assert "rank 1 did not exit within 3 s" in finished.lines[5]
     assert [each["cycle"] for each in launched.events("detached", role="monitor")].count(2) == 2
-
-
-def test_late_exit_under_observe_only_kills_no_rank(launcher: Launcher) -> None:
-    script = (
-        CLIENT
-        + """
-client.init_workload_monitoring()
-client.shutdown_workload_monitoring()
-while not os.path.exists("go"):
-    time.sleep(0.01)
-"""
-    )
-    launched = launcher.start(script, "--ft-exit-timeout=0.2", "--ft-observe-only")
-    after = r"after shutdown_workload_monitoring\(\) \(--ft-exit-timeout\)"
-    launched.wait_for(rf"did not exit within 0\.2 s {after}: not killed \(observe-only\)")
-    (launched.directory / "go").touch()
-    assert launched.wait().code == 0
-    (verdict,) = launched.events("verdict")
-    assert verdict["observed_only"] is True

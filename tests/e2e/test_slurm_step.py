@@ -14,7 +14,7 @@ WAITS = """
 if {handler}:
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-say("ready")
+say("ready", "of", os.environ["WORLD_SIZE"], RANK, os.environ["TORCHELASTIC_RUN_ID"])
 forever()
 """
 
@@ -41,22 +41,15 @@ def outcomes(directory: Path) -> list[str]:
     return [life["outcome"] for life in json.loads((directory / "result.json").read_text())["lives"]]
 
 
-def test_launchers_of_a_slurm_step_meet_and_are_numbered(launcher: Launcher) -> None:
-    nodes = step(launcher, 'say("of", os.environ["WORLD_SIZE"], RANK, os.environ["TORCHELASTIC_RUN_ID"])')
-    ended = wait_for_all(nodes)
-    assert [each.code for each in ended] == [0, 0]
-    job = os.getpid() * 100
-    assert [each.out.split()[:3] for each in ended] == [["of", "2", "0"], ["of", "2", "1"]]
-    assert f"{job}.0.0" in ended[0].out
-    assert outcomes(launcher.directory / "logs") == ["finished"]
-
-
-def test_users_signal_asks_ranks_that_have_no_handler_to_stop(launcher: Launcher) -> None:
+def test_launchers_of_a_step_meet_and_a_users_signal_stops_ranks_that_have_no_handler(launcher: Launcher) -> None:
     for handler, outcome in ((False, "stopped"), (True, "finished")):
         nodes = step(launcher, WAITS.format(handler=handler))
         for node in nodes:
             node.wait_for("^ready")
         for node in nodes:
             node.signal(signal.SIGUSR1)
-        assert [each.code for each in wait_for_all(nodes)] == [0, 0]
+        ended = wait_for_all(nodes)
+        assert [each.code for each in ended] == [0, 0]
+        assert [each.out.split()[:4] for each in ended] == [["ready", "of", "2", rank] for rank in ("0", "1")]
         assert outcomes(launcher.directory / "logs")[-1] == outcome
+    assert f" {os.getpid() * 100}.0.0" in launcher.launches[0].out

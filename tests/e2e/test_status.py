@@ -45,28 +45,8 @@ until("end")
 """
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "megatron_ft.cli.main", "status", *words]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def status(*words: str) -> subprocess.CompletedProcess[str]:
-    return run(command(*words))
-
-
-def kill(*words: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "megatron_ft.cli.main", "kill", *words])
-
-
-def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
-
-
 def job_of(launched: Launched) -> dict[str, Any]:
-    shown = status("--json", "--pid", str(launched.process.pid))
+    shown = at_once("status", "--json", "--pid", str(launched.process.pid))
     assert (shown.returncode, shown.stderr) == (0, "")
     (job,) = json.loads(shown.stdout)["jobs"]
     assert isinstance(job, dict)
@@ -88,38 +68,36 @@ def finish(launched: Launched) -> None:
 
 
 def rehearse_beside_another_job(launcher: Launcher, launched: Launched, name: str, pid: int, other_pid: int) -> None:
-    shown = run([sys.executable, "-m", "megatron_ft.cli.main", "stacks", "--job", name])
+    shown = at_once("stacks", "--job", name)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.findall(r"^rank: +(\d)", shown.stdout, re.MULTILINE) == ["0", "1"]
     assert re.search(r"main thread .*\n  File .*, in until\n", shown.stdout), shown.stdout
     # a second job of this user on the node: neither its process ids nor its ranks are in the way
     other = launcher.start("say('here', os.getpid())\ntime.sleep(300)", *NAMED, f"{name}-2")
     other.wait_for("^here")
-    assert status("--pids", "--job", name).stdout == f"0 {pid}\n1 {other_pid}\n"
-    ambiguous = status("--pids")
+    assert at_once("status", "--pids", "--job", name).stdout == f"0 {pid}\n1 {other_pid}\n"
+    ambiguous = at_once("status", "--pids")
     assert (ambiguous.returncode, ambiguous.stdout, ambiguous.stderr.count("\n")) == (2, "", 1)
     for words, complaint in (
-        (["--rank", "0"], "several jobs run on this node"),
-        (["--rank", "2", "--job", name], f"--rank 2: not a rank that runs on this node; those of {name} here: 0, 1"),
-        (["--rank", "0", "--signal", "HALT", "--job", name], "--signal 'HALT': must be the name or number of a signal"),
+        (["kill", "--rank", "0"], "several jobs run on this node"),
+        (
+            ["kill", "--rank", "2", "--job", name],
+            f"--rank 2: not a rank that runs on this node; those of {name} here: 0, 1",
+        ),
+        (["kill", "--rank", "0", "--signal", "HALT", "--job", name], "'HALT': must be the name or number of a signal"),
+        (["pause", "--pid", "1"], "megatron-ft: error: no ft_launcher of yours on this node has --pid 1"),
+        (["pause"], "megatron-ft: error: several jobs run on this node, choose one with --pid or --job; "),
     ):
-        refused = kill(*words)
+        refused = at_once(*words)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
         assert complaint in refused.stderr
-    for words, complaint in (
-        (["--pid", "1"], "no ft_launcher of yours on this node has --pid 1"),
-        ([], "several jobs run on this node, choose one with --pid or --job; "),
-    ):
-        refused = at_once("pause", *words)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
-        assert refused.stderr.startswith(f"megatron-ft: error: {complaint}")
     assert f"; ft_launcher {launched.process.pid}, job " in refused.stderr
     assert f"; ft_launcher {other.process.pid}, job " in refused.stderr
-    assert kill("--rank", "0", "--signal", "STOP", "--job", name).returncode == 0
+    assert at_once("kill", "--rank", "0", "--signal", "STOP", "--job", name).returncode == 0
     wait_until(lambda: states(launched) == ["stopped", "running"], 10)
     assert states(other) == ["not_attached"]
-    assert kill("--rank", "0", "--signal", "sigcont", "--job", name).returncode == 0
-    assert kill("--rank", "0", "--pid", str(other.process.pid)).returncode == 0
+    assert at_once("kill", "--rank", "0", "--signal", "sigcont", "--job", name).returncode == 0
+    assert at_once("kill", "--rank", "0", "--pid", str(other.process.pid)).returncode == 0
     other.wait()
 
 
@@ -146,14 +124,14 @@ def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> N
     assert (use["kind"], use["section"], use["timeout_s"]) == ("section", "save", 30.0)
     assert 0 < use["share"] == use["used_s"] / 30 < 1
 
-    shown = status("--once", "--job", name)
+    shown = at_once("status", "--once", "--job", name)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"job {name}  ft_launcher {launched.process.pid}, up " in shown.stdout
     assert re.search(r"^cycle 0 running for [\d.]+ s, 2 ranks, 2 of 2 restarts left$", shown.stdout, re.MULTILINE)
     assert re.search(r"^ +0 +step +[\d.]+ s +7 .* % of 1 min 00 s +running *$", shown.stdout, re.MULTILINE)
     assert re.search(r"^ +1 +step > save +[\d.]+ s +8 .* % of 30 s +running *$", shown.stdout, re.MULTILINE)
     # a pipe is no terminal: without --once it ends, too
-    assert status("--pid", str(launched.process.pid)).returncode == 0
+    assert at_once("status", "--pid", str(launched.process.pid)).returncode == 0
 
     rehearse_beside_another_job(launcher, launched, name, first["pid"], second["pid"])
     touch(launched, "crash")
@@ -168,31 +146,15 @@ def test_status_follows_a_job_from_its_start_to_its_end(launcher: Launcher) -> N
     finish(launched)
 
 
-def test_a_stopped_launcher_is_told_in_one_line_and_in_time(launcher: Launcher) -> None:
-    launched = launcher.start(SCRIPT, *TIMEOUTS, *NAMED, "asleep")
-    launched.wait_for("^in step")
-    launched.signal(signal.SIGSTOP)
-    try:
-        for how in ("--once", "--json"):
-            began = time.monotonic()
-            shown = status(how, "--pid", str(launched.process.pid))
-            assert time.monotonic() - began < 15  # 2 s, and the start of an interpreter on a loaded machine
-            assert shown.returncode == 1
-            assert shown.stderr == f"megatron-ft: ft_launcher {launched.process.pid}, job asleep, is stopped\n"
-        assert json.loads(shown.stdout) == {"jobs": []}
-    finally:
-        launched.signal(signal.SIGCONT)
-    finish(launched)
-
-
 class Terminal:
     """A live view in a terminal of its own."""
 
     def __init__(self, *words: str) -> None:
         self.main, theirs = pty.openpty()
-        env = {**environment(), "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+        command = [sys.executable, "-m", "megatron_ft.cli.main", "status", *words]
         self.process = subprocess.Popen(
-            command(*words), env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            command, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
         )
         os.close(theirs)
         self.text = ""
@@ -222,7 +184,9 @@ class Terminal:
                 time.sleep(wait_s)  # nobody is at the other end any more
 
 
-def test_the_live_view_follows_the_job_and_ends_with_it_or_before(launcher: Launcher) -> None:
+def test_live_view_follows_the_job_tells_of_a_stopped_launcher_and_ends_with_the_job_or_before(
+    launcher: Launcher,
+) -> None:
     launched = launcher.start(SCRIPT, *TWO, *TIMEOUTS, "--max-restarts=2", *NAMED, "live")
     touch(launched, "attach")
     launched.wait_for("^in step", count=2)
@@ -239,6 +203,12 @@ def test_the_live_view_follows_the_job_and_ends_with_it_or_before(launcher: Laun
     launched.signal(signal.SIGSTOP)
     try:
         stays.wait_for(f"ft_launcher {pid}, job live, is stopped: ")
+        for how in ("--once", "--json"):
+            began = time.monotonic()
+            shown = at_once("status", how, "--pid", pid)
+            assert time.monotonic() - began < 15  # 2 s, on a loaded machine
+            assert (shown.returncode, shown.stderr) == (1, f"megatron-ft: ft_launcher {pid}, job live, is stopped\n")
+        assert json.loads(shown.stdout) == {"jobs": []}
     finally:
         launched.signal(signal.SIGCONT)
     touch(launched, "go")

@@ -7,48 +7,18 @@ import re
 import pytest
 
 from tests.support.holding import held
-from tests.support.launching import Launched, Launcher
+from tests.support.launching import Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings
 
 pytestmark = pytest.mark.waits
 
 SCRIPT = """
-child = os.fork() if os.environ.get("LEAVES_CHILD") else -1
-if child == 0:
-    forever()
-say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "pid", os.getpid(), "child", child)
+say("cycle", CYCLE, "of", RANK, "in", os.environ["WORLD_SIZE"], "pid", os.getpid())
 while CYCLE == 0 and not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 if CYCLE == 0:
     sys.exit(7) if os.environ.get("FAILS") else forever()
 """
-
-
-def stuck_pid(launched: Launched, name: str = "pid") -> int:
-    return int(launched.wait_for(rf"^cycle 0 of .*\b{name} (\d+)")[0])
-
-
-def test_the_only_node_gives_up_in_bounded_time(launcher: Launcher) -> None:
-    """Its rank ends, and leaves a child in its group."""
-    flag = launcher.directory / "flag"
-    options = ("--max-restarts=3", "--workers-stop-timeout=1")
-    env = {"FAILS": "1", "LEAVES_CHILD": "1"}
-    launched = launcher.start(SCRIPT, *options, script_args=[str(flag)], env=env)
-    pid = stuck_pid(launched, "child")
-    with held(pid):
-        flag.touch()
-        finished = launched.wait(40)
-        stuck = rf"process {pid} \(\S+, state t\)"
-        assert finished.code == 1
-        assert len(finished.lines) == 3, finished.lines
-        assert re.fullmatch(rf"{stuck} still running 10 s after SIGKILL, not waiting any longer", finished.lines[1])
-        assert re.fullmatch(
-            rf"cycle 0 ended: rank 0 exited with code 7; {stuck} can't be killed, giving up", finished.lines[2]
-        )
-        assert "cycle 1" not in finished.out
-        (event,) = launched.events("stuck")
-        assert [process["pid"] for process in event["processes"]] == [pid]
-    launched.assert_nothing_left()
 
 
 def test_a_node_with_a_stuck_rank_leaves_and_the_job_goes_on(launcher: Launcher) -> None:
@@ -66,11 +36,15 @@ def test_a_node_with_a_stuck_rank_leaves_and_the_job_goes_on(launcher: Launcher)
     ]
     for node in nodes:
         node.wait_for("^cycle 0 of . in 2")
-    pid = stuck_pid(nodes[1])
+    pid = int(nodes[1].wait_for(r"^cycle 0 of .* pid (\d+)")[0])
     with held(pid):
         flag.touch()
         good, stuck = [node.wait() for node in nodes]
         words = rf"process {pid} \(\S+, state t\)"
+        (left,) = [line for line in stuck.lines if "after SIGKILL" in line]
+        assert re.fullmatch(f"{words} still running 10 s after SIGKILL, not waiting any longer", left)
+        (event,) = nodes[1].events("stuck")
+        assert [process["pid"] for process in event["processes"]] == [pid]
         (ended,) = [line for line in stuck.lines if line.startswith("cycle 0 ended")]
         assert re.fullmatch(
             rf"cycle 0 ended: .* exited with code 7; {words} can't be killed, this node leaves the job", ended
