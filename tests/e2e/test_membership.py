@@ -1,4 +1,4 @@
-"""Nodes that leave, return, or arrive as a surplus: a healthy cycle isn't disturbed, the next restart uses them."""
+"""A node that was lost and returns: a healthy cycle isn't disturbed, the next restart uses it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import signal
 
 import pytest
 
-from tests.support.launching import Launched, Launcher, wait_until
+from tests.support.launching import Launcher, wait_until
 from tests.support.nodes import (
     TRAINS_UNTIL_TOLD,
     cycles_of,
     meeting_place,
-    rendezvous_settings,
     tell,
     wait_for_all,
 )
@@ -19,24 +18,6 @@ from tests.support.nodes import (
 pytestmark = pytest.mark.waits
 
 STANDS_BY = "on standby for the next restart: {} without this one"
-
-
-def start(launcher: Launcher, *options: str, is_host: bool) -> Launched:
-    settings = f"{rendezvous_settings(is_host=is_host, last_call_s=1)},join_timeout=600"
-    return launcher.start(TRAINS_UNTIL_TOLD, *options, settings, script_args=[str(launcher.directory)])
-
-
-def test_late_node_is_used_at_once_with_scale_up_at_once(launcher: Launcher) -> None:
-    place = meeting_place("--nnodes=1:2", "--max-restarts=1", "--ft-scale-up-at-once")
-    first = start(launcher, *place, is_host=True)
-    first.wait_for("^cycle 0 of 0 in 1")
-    nodes = [first, start(launcher, *place, is_host=False)]
-    for node in nodes:
-        node.wait_for("^cycle 1 of . in 2")
-    tell(launcher, "finish")
-    assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
-    assert "on standby" not in first.err
-    assert first.ends()[0] == (None, "membership", "restart", 1), "no restart used"
 
 
 def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Launcher) -> None:

@@ -28,7 +28,7 @@ assert begun.wait(30)
 
 def test_deadlock_is_named_by_rank_and_frame_and_a_computing_rank_is_left_alone(launcher: Launcher) -> None:
     """Its last cycle computes for longer than the threshold."""
-    faults = draw(SEED)
+    faults = [fault for fault in draw(SEED) if fault.kind in ("skip", "loader", "computes")]
     launched = launcher.start(arguments(faults, timeout_s=TIMEOUT_S))
     finished = launched.wait(110)
     assert finished.code == 0, finished.err

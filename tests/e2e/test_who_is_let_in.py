@@ -47,9 +47,3 @@ def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> Non
     path = launcher.directory / "secret"
     path.write_text(f"{SECRET}\n")
     job.meet(env={"FT_SECRET_FILE": str(path)})
-
-
-def test_jobs_of_one_node_each_train_at_one_endpoint(launcher: Launcher) -> None:
-    place = [word for word in meeting_place("--nnodes=1") if not word.startswith("--rdzv-id")]
-    both = [launcher.start("say('trains')\ntime.sleep(3)", *place) for _ in range(2)]
-    assert [(each.code, each.out) for each in wait_for_all(both)] == [(0, "trains\n")] * 2
