@@ -46,7 +46,6 @@ def test_launcher_that_comes_after_the_end_finds_it_in_the_log_directory_once_no
     place = meeting_place("--nnodes=1:2", f"--ft-log-dir={launcher.directory}/logs")
     first = launcher.start("say('done')", *place, "--rdzv-conf=is_host=1,last_call_timeout=0.5")
     assert first.wait().code == 0
-    for job, code in ((), 0), (("--rdzv-id=other",), 2):
-        late = launcher.start("say('again')", *place, *job, "--rdzv-conf=is_host=0,join_timeout=1.5").wait()
-        assert (late.code, late.out) == (code, "")
-        assert ("the job finished before, as its result.json says: nothing to do" in late.err) == (not code)
+    late = launcher.start("say('again')", *place, "--rdzv-conf=is_host=0,join_timeout=1.5").wait()
+    assert (late.code, late.out) == (0, "")
+    assert "the job finished before, as its result.json says: nothing to do" in late.err

@@ -59,24 +59,17 @@ def lower() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_replaced_fork_server_and_its_ranks_keep_the_original_file_limit(lower: tuple[int, int]) -> None:
+def test_replaced_fork_server_and_a_rank_without_util_linux_keep_the_original_file_limit(
+    lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     process_setup.raise_file_limit()
     assert limits_of(os.getpid()) == (lower[1], lower[1])
-    command = [sys.executable, "-u", "-m", "this"]
-    server = ServerProcess(Orders(command, dict(os.environ)))
+    server = ServerProcess(Orders([sys.executable, "-u", "-m", "this"], dict(os.environ)))
     try:
         assert limits_of(server.pid) == lower
     finally:
         server.end(set)
-    process_setup.restore_file_limit()
-    assert limits_of(os.getpid()) == lower
-
-
-def test_rank_without_util_linux_keeps_the_original_file_limit(
-    lower: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(worker, "find_setpriv", lambda _limit: [])
-    process_setup.raise_file_limit()
     started: list[worker.Worker] = []
     spec = worker.RankSpec(local_rank=0, argv=["sleep", "60"], env={"PATH": os.defpath}, stdout=None, stderr=None)
     worker.spawn([spec], started.append, print)
@@ -85,6 +78,8 @@ def test_rank_without_util_linux_keeps_the_original_file_limit(
     wait_gone(started[0].pidfd, 10)
     assert started[0].poll_end()
     started[0].reap()
+    process_setup.restore_file_limit()
+    assert limits_of(os.getpid()) == lower
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")

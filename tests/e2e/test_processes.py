@@ -21,9 +21,9 @@ from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.processes.health_command import HealthCheck
 from megatron_ft.launcher.processes.worker import Termination, Worker
 from megatron_ft.link import process_tree
-from megatron_ft.link.linux import proc, processes
+from megatron_ft.link.linux import processes
 from megatron_ft.link.linux.proc import waiting_channels
-from megatron_ft.link.linux.processes import ProcessStat, kill_matching, read_stat, signal_main_thread, would_end_by
+from megatron_ft.link.linux.processes import ProcessStat, read_stat, signal_main_thread
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.rank.reference.compatibility import is_process_alive
 from tests.support.launching import wait_until
@@ -36,9 +36,6 @@ if os.fork() == 0:
     print(os.getpid(), flush=True)
     time.sleep(600)
 """
-
-NOBODY = 2**22 - 1
-"""The highest number that there may be: as good as never used."""
 
 Makes = Callable[[int], None]
 
@@ -72,15 +69,6 @@ def of_another_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Makes]:
     yield pids.add
     for pid in pids:
         kill(pid, signal.SIGKILL)
-
-
-def test_kill_that_one_process_refuses_still_reaches_the_others(of_another_user: Makes) -> None:
-    sleeping = [subprocess.Popen(SLEEPS) for _ in range(3)]
-    pids = [process.pid for process in sleeping]
-    of_another_user(min(pids))
-    left = kill_matching(lambda stat: stat.pid in pids, 1.0)
-    assert [stat.pid for stat in left] == [min(pids)]
-    assert sorted(process.wait(10) for process in sleeping if process.pid != min(pids)) == [-signal.SIGKILL] * 2
 
 
 def test_leftover_of_another_user_is_reported_and_not_waited_for_again(
@@ -137,15 +125,6 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return pids
 
 
-def test_stat_of_a_hidden_process_has_only_its_ids(hidden: set[int]) -> None:
-    hidden.update((os.getppid(), NOBODY))
-    known = ProcessStat(os.getppid(), "hidden", "?", 0, os.getpgid(os.getppid()), os.getsid(os.getppid()), True)
-    assert read_stat(os.getppid()) == known
-    assert {os.getpid(), os.getppid()} <= {stat.pid for stat in processes.all_processes()}
-    assert not would_end_by(os.getppid(), signal.SIGTERM)
-    assert read_stat(NOBODY) is None
-
-
 def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> None:
     child = subprocess.Popen(SLEEPS)
     hidden.add(child.pid)
@@ -155,18 +134,6 @@ def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> Non
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "Z", 10)
     child.wait()
-
-
-def test_lost_processes_are_known_beside_a_hidden_child(hidden: set[int]) -> None:
-    failed, child = subprocess.Popen(["false"]), subprocess.Popen(SLEEPS)
-    hidden.add(child.pid)
-    try:
-        wait_until(lambda: (stat := read_stat(failed.pid)) is not None and stat.state == "Z", 10)
-        assert (failed.pid, "false", 1) in proc.lost_processes(os.getpid())
-    finally:
-        child.kill()
-        child.wait()
-        failed.wait()
 
 
 @pytest.mark.parametrize("lists_it", [True, False])  # hidepid=1, and 2

@@ -68,11 +68,10 @@ def test_every_command_of_the_readme_has_a_test_here() -> None:
     assert len(README.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|^    )make (\w+)", README, re.MULTILINE))))
-def test_make_targets_exist(target: str) -> None:
+def test_make_targets_exist() -> None:
     """What `make demo` and `make test` run is run by test_demo and by whoever reads this."""
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    targets = sorted(set(re.findall(r"(?:`|^    )make (\w+)", README, re.MULTILINE)))
+    subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, check=True)
 
 
 def test_the_batch_script_as_it_stands_there(tmp_path: Path) -> None:

@@ -18,13 +18,6 @@ CHROMIUM = next(
 
 
 CLICK_THE_SECOND_BUTTON = "document.querySelectorAll('#buttons button')[1].click()"
-POINT_AT_RANK_3 = """
-  const box = canvas.getBoundingClientRect(), at = {pointerId: 1, bubbles: true};
-  at.clientX = box.left + xOf(1.5);  // in the setup of cycle 0
-  at.clientY = box.top + yOf(3.5);
-  canvas.setPointerCapture = () => {};  // there is no such pointer
-  for (const kind of ["pointermove", "pointerdown", "pointerup"]) canvas.dispatchEvent(new PointerEvent(kind, at));
-"""
 
 
 def when_ready(script: str) -> str:
@@ -86,19 +79,6 @@ def test_a_click_shows_the_failure_closely_and_its_evidence(tmp_path: Path) -> N
     assert around is not None
     assert float(whole_run[1]) == 0
     assert 0 < float(around[1]) < float(around[2]) < float(whole_run[2])
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH: what the page says of a rank can't be seen")
-def test_the_page_tells_of_the_rank_under_the_pointer(tmp_path: Path) -> None:
-    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,)))
-    path.write_text(path.read_text().replace("</body>", f"{when_ready(POINT_AT_RANK_3)}</body>"))
-    dom = browse(path, tmp_path / "profile", "--dump-dom")
-    assert re.search(r"rank 3, cycle 0, 1\.[45]\d\d s \(", dom)
-    assert "): setup</div>" in dom
-    shown = dom[dom.index('<div id="evidence">') :]
-    shown = shown[: shown.index("<script")]
-    assert "No evidence of rank 3 in cycle 0." in shown
-    assert "show that of rank 2</button>" in shown
 
 
 def write_again(path: Path, text: str) -> Path:
