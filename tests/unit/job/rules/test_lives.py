@@ -38,6 +38,12 @@ def test_text_that_is_no_result_is_refused(text: str) -> None:
         Lives.parse(text)
 
 
+def test_job_has_finished_if_its_last_life_has_and_no_other_job() -> None:
+    finished = Lives().begun(replace(LIFE, outcome=Ending.FINISHED))
+    assert [finished.has_finished(job) for job in ("job-1", "job-2")] == [True, False]
+    assert not finished.begun(LIFE).has_finished("job-1")
+
+
 def test_a_life_that_ended_without_a_word_is_told_by_the_next() -> None:
     lives = Lives().begun(LIFE).begun(LIFE)
     assert [(life.life, life.outcome) for life in lives.lives] == [(1, Ending.LOST), (2, Ending.RUNNING)]
