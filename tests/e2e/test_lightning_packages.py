@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FORKS = """
 import json, os, sys, traceback, torch
 for name, directory, without, lines in json.load(sys.stdin):
@@ -42,12 +40,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case has printed."""
+def test_lightning_packages_that_can_be_imported_are_served_and_those_imported_first(tmp_path: Path) -> None:
     cases = []
     for number, (name, (packages, without, first, _)) in enumerate(CASES.items()):
-        directory = tmp_path_factory.mktemp(str(number))
+        directory = tmp_path / str(number)
         for package, text in packages.items():
             path = Path(directory, *package.split("."), "__init__.py")
             path.parent.mkdir(parents=True)
@@ -57,12 +53,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command, given = [sys.executable, "-c", FORKS], json.dumps(cases)
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=60)
     lines = done.stdout.splitlines()
-    return {name: line[len(name) + 1 :] for name in CASES for line in lines if line.startswith(f"{name} ")}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_lightning_packages_that_can_be_imported_are_served_and_those_imported_first(
-    found: dict[str, str], name: str
-) -> None:
-    assert found[name].startswith(CASES[name][-1])
-    assert ("pip install 'megatron_ft[lightning]'" in found[name]) == (name == "none is installed")
+    for name, line in zip(CASES, lines, strict=True):
+        assert line.startswith(f"{name} {CASES[name][-1]}")
+    assert ["pip install 'megatron_ft[lightning]'" in line for line in lines] == [False] * (len(CASES) - 1) + [True]
