@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 _FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -24,7 +25,6 @@ _FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 _SWAPS: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Continue)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def mutants_of(path: Path) -> list[Mutant]:
     for name, function in _outermost(tree, ""):
         for statement in function.body:
             for node in ast.walk(statement):
-                for kind in _kinds(node):
+                if (change := _changed(node)) is not None:
+                    kind = change[0]
                     found.append(Mutant(path, name, node.lineno, kind, numbers[id(node)], seen[name, kind]))  # type: ignore[attr-defined]
                     seen[name, kind] += 1
     return found
@@ -63,7 +64,7 @@ def code_of(mutant: Mutant) -> CodeType | None:
     """Compile the file with the mutant, and return the code of its function."""
     tree = ast.parse(mutant.path.read_text())
     target = next(node for number, node in enumerate(ast.walk(tree)) if number == mutant.place)
-    _Change(target, mutant.kind).visit(tree)
+    _Change(target).visit(tree)
     code = compile(ast.fix_missing_locations(tree), str(mutant.path), "exec")
     for part in mutant.function.split("."):
         codes = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == part]
@@ -81,55 +82,44 @@ def _outermost(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[s
             yield from _outermost(node, f"{prefix}{node.name}.")
 
 
-def _kinds(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _FLIPS:
-        return ["compare"]
-    if isinstance(node, ast.BoolOp):
-        return ["and-or"]
-    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPS:
-        return ["arithmetic"]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ["not"]
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return ["constant"]
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
-        return ["bool"]
-    if isinstance(node, ast.Return) and node.value is not None:
-        return [] if isinstance(node.value, ast.Constant) and node.value.value is None else ["return"]
-    if isinstance(node, (ast.If, ast.IfExp)):
-        return ["condition"]
-    if isinstance(node, _DROPPED) and not _is_docstring(node):
-        return ["drop"]
-    return []
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _changed(node: ast.AST) -> tuple[str, ast.AST] | None:
+    """Return the kind of bug that can be planted at a node, and what takes its place then; None where none can."""
+    new: Any = copy.copy(node)
+    match node:
+        case ast.Compare(ops=[first, *others]) if type(first) in _FLIPS:
+            new.ops = [_FLIPS[type(first)](), *others]
+            return "compare", new
+        case ast.BoolOp(op=op):
+            new.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+            return "and-or", new
+        case ast.BinOp(op=op) if type(op) in _SWAPS:
+            new.op = _SWAPS[type(op)]()
+            return "arithmetic", new
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return "not", operand
+        case ast.Constant(value=bool(value)):
+            new.value = not value
+            return "bool", new
+        case ast.Constant(value=int(value) | float(value)):
+            new.value = value + 1
+            return "constant", new
+        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            new.value = ast.Constant(None)
+            return "return", new
+        case ast.If(test=test) | ast.IfExp(test=test):
+            new.test = ast.UnaryOp(ast.Not(), test)
+            return "condition", new
+        case ast.Expr(value=ast.Constant()):
+            return None
+        case ast.Assign() | ast.AugAssign() | ast.Expr() | ast.Raise() | ast.Continue():
+            return "drop", ast.copy_location(ast.Pass(), node)
+    return None
 
 
 class _Change(ast.NodeTransformer):
-    def __init__(self, target: ast.AST, kind: str) -> None:
-        self._target, self._kind = target, kind
+    def __init__(self, target: ast.AST) -> None:
+        self._target = target
 
     def visit(self, node: ast.AST) -> ast.AST:
-        return self._changed(node) if node is self._target else self.generic_visit(node)
-
-    def _changed(self, node: ast.AST) -> ast.AST:
-        new = copy.copy(node)
-        if isinstance(new, ast.Compare):
-            new.ops = [_FLIPS[type(new.ops[0])](), *new.ops[1:]]
-        elif isinstance(new, ast.BoolOp):
-            new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()
-        elif isinstance(new, ast.BinOp):
-            new.op = _SWAPS[type(new.op)]()
-        elif isinstance(new, ast.UnaryOp):
-            return new.operand
-        elif isinstance(new, ast.Constant):
-            new.value = not new.value if self._kind == "bool" else new.value + 1  # type: ignore[operator]
-        elif isinstance(new, ast.Return):
-            new.value = ast.Constant(None)
-        elif isinstance(new, (ast.If, ast.IfExp)):
-            new.test = ast.UnaryOp(ast.Not(), new.test)
-        else:
-            return ast.copy_location(ast.Pass(), node)
-        return new
+        found = _changed(node) if node is self._target else None
+        return self.generic_visit(node) if found is None else found[1]
