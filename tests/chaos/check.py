@@ -81,14 +81,16 @@ def problems(seen: Seen) -> list[str]:
 def every_fault_happened(seen: Seen) -> Iterator[str]:
     """Else nothing was tested."""
     happened, needless = seen.happened(), _never_begun(seen) | _outrun(seen)
-    twins = _twins(seen.plan.events)
+    places = [(event.launch, event.cycle, event.phase, event.iteration) for event in seen.plan.events]
     for number, event in enumerate(seen.plan.events):
         if number in seen.hit() or number in needless:
             continue
         if number in happened:
             if not _may_hit_nothing(seen, number):
                 yield f"this fault hit nothing: {event.describe()}"
-        elif not twins[number] & happened:  # of two ranks that die at once the first may take the other with it
+        elif not any(
+            places[other] == places[number] for other in happened
+        ):  # of two ranks that die at once the first may take the other with it
             yield f"this fault never happened: {event.describe()}"
 
 
@@ -230,12 +232,3 @@ def _may_hit_nothing(seen: Seen, number: int) -> bool:
     return event.fault == "run_dir_removed" and any(
         other.fault == event.fault and _cycle(other) == _cycle(event) for other in earlier
     )
-
-
-def _twins(events: Sequence[Event]) -> dict[int, set[int]]:
-    """Numbers of the faults that happen at once with another."""
-    place = [(e.launch, e.cycle, e.phase, e.iteration) for e in events]
-    return {
-        number: {other for other in range(len(events)) if other != number and place[other] == place[number]}
-        for number in range(len(events))
-    }

@@ -260,21 +260,15 @@ def _send_orders(channel: Channel, hostile: Hostile, count: int, look: Callable[
     sock = socket.socket(fileno=os.dup(channel.fileno()))
     try:
         for number in range(count):
-            _send_all(sock, hostile.framed())
+            data = hostile.framed()
+            while data:
+                data = data[_put(sock, data) :]
             if number % _READ_EVERY == 0:
                 look()  # a launcher that takes nothing for a second is none
     finally:
         sock.close()
     look()
     channel.send({"type": "resume"}, timeout_s=_ANSWER_S)
-
-
-def _send_all(sock: socket.socket, data: bytes) -> None:
-    while data:
-        try:
-            data = data[sock.send(data) :]
-        except BlockingIOError:
-            assert select.select([], [sock], [], _ANSWER_S)[1], "the monitor takes nothing"
 
 
 def _ask(fd: int, hostile: Hostile, count: int) -> None:
@@ -291,14 +285,12 @@ def _ask(fd: int, hostile: Hostile, count: int) -> None:
             select.select([sock], [], [], 1.0)
 
 
-def _put(sock: socket.socket, question: bytes) -> None:
+def _put(sock: socket.socket, data: bytes) -> int:
     while True:
         try:
-            sock.send(question)
+            return sock.send(data)
         except BlockingIOError:
-            assert select.select([], [sock], [], _ANSWER_S)[1], "the rank takes no questions"
-        else:
-            return
+            assert select.select([], [sock], [], _ANSWER_S)[1], "the peer takes nothing"
 
 
 def _take(sock: socket.socket) -> list[bytes]:

@@ -28,7 +28,6 @@ class Run:
     plan: Plan
     job: Job
     broken: list[str]
-    events: int
     story: list[str]
 
 
@@ -49,12 +48,12 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     try:
         world.run(HORIZON_S, lambda: world.now_s > max(3.0, trouble.until_s) and job.is_over())
     except Exception as error:  # noqa: BLE001 - whatever the machines raise, a user's job would end by it
-        return Run(plan, job, [f"{type(error).__name__}: {error}"], world.events, world.story or [])
+        return Run(plan, job, [f"{type(error).__name__}: {error}"], world.story or [])
     if plan.loss >= _HEAVY_LOSS:
         lost = Fault(at_s=0.0, kind="packets_lost", which=0, seconds=HORIZON_S)
         trouble.parts(lost, itertools.combinations([ETCD, *(host.number for host in world.hosts)], 2), 0.0)
         job.struck.insert(0, Hurt(lost, 0.0, HORIZON_S))
-    return Run(plan, job, violations(job), world.events, world.story or [])
+    return Run(plan, job, violations(job), world.story or [])
 
 
 def _freeze(launcher: Launcher, fault: Fault) -> None:

@@ -33,7 +33,6 @@ def main() -> int:
     """0 if every row is as it has to be."""
     parser = argparse.ArgumentParser(description="Jobs on a real Slurm, and what clusters do to them.")
     parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT", help="rows whose name holds one of these")
-    parser.add_argument("--keep", action="store_true", help="leave all files, not only those of rows that fail")
     args = parser.parse_args()
     if missing() or os.geteuid() != 0:
         lacking = ", ".join(missing()) or "root"
@@ -59,7 +58,7 @@ def main() -> int:
             print(f"{name:<30} {time.monotonic() - began:5.0f} s  {lives:<28} {verdict}", flush=True)
             if run.problems:
                 bad.append(name)
-    if bad or args.keep:
+    if bad:
         print(f"files: {root}")
     else:
         shutil.rmtree(root)
