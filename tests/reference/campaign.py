@@ -1,6 +1,10 @@
-"""``python tests/reference/campaign.py CHECKOUT ...``: tests of nvidia-resiliency-ext get our callbacks and managers.
+"""``python tests/reference/campaign.py PATH ...``: tests of others get this package in place of what they test.
 
-Not a byte of a checkout (v0.4.1 to v0.7.0) is changed: its tests import its names under ``ft_launcher``, and find ours.
+PATH is a checkout of nvidia-resiliency-ext (v0.4.1 to v0.7.0), or ``test/distributed/launcher/test_run.py`` of one of
+PyTorch, its folder ``bin`` beside it. The tests of torchrun run from a copy in which ``launch.main`` is our launcher's,
+under the torch that is installed here: a file of another version may ask for what this one doesn't have.
+
+Not a byte of nvidia-resiliency-ext is changed: its tests import its names under ``ft_launcher``, and find ours.
 Beside that stands only what a machine without GPU needs (gpu_is_cpu.py), and what stands for the files of checkpoints
 that are in memory (local_in_memory.py). Tests of stragglers need CUPTI, and aren't run. LEFT_OUT says what else isn't.
 
@@ -17,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -48,25 +54,51 @@ LEFT_OUT = {
     "tests/checkpointing/unit/test_cleanup.py": (
         "it reads from the log how long nvidia-resiliency-ext's function takes that removes old files; ours has none"
     ),
+    "test_launch_shutdown": "replaces the agent and the rendezvous handler inside torch's own launch_agent",
 }
-LONGEST_S = 600.0
+TORCHRUN, OURS = "import torch.distributed.run as launch", "from megatron_ft.launcher.main import main as ft_main"
+LONGEST_S = 900.0
 
 
 def main() -> int:
-    """0 if every test passed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", nargs="+", type=Path)
-    parser.add_argument("--only", default="", help="groups whose arguments hold this")
+    """0 if every test passed, or is left out for a reason that stands here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", nargs="+", type=Path)
+    parser.add_argument("--only", default="", help="groups whose arguments hold this; of torchrun's as pytest's -k")
     args, failed = parser.parse_args(), 0
-    for file, reason in LEFT_OUT.items():
-        print(f"left out: {file}: {reason}")
-    for checkout in args.checkout:
-        for group in (each for each in GROUPS if args.only in " ".join(each)):
-            results = run(checkout.resolve(), group) or {" ".join(group): "no test was run"}
-            for name, problem in results.items():
-                print(f"{checkout.name}: {name}: {problem or 'passed'}", flush=True)
-                failed += bool(problem)
+    for name, reason in LEFT_OUT.items():
+        print(f"left out: {name}: {reason}")
+    for path in args.path:
+        if path.is_file():
+            results = of_torchrun(path.resolve(), args.only) or {str(path): "no test was run"}
+        else:
+            results = {}
+            for group in (each for each in GROUPS if args.only in " ".join(each)):
+                results |= run(path.resolve(), group) or {" ".join(group): "no test was run"}
+        for name, problem in results.items():
+            print(f"{path.name}: {name}: {problem or 'passed'}", flush=True)
+            is_bearable = path.is_file() and (name.rpartition("::")[2] in LEFT_OUT or problem.startswith("skipped"))
+            failed += bool(problem) and not is_bearable
     return min(failed, 1)
+
+
+def of_torchrun(test_run: Path, expression: str) -> dict[str, str]:
+    """By test of torchrun: how it failed or why it was skipped, empty if it passed.
+
+    Raises:
+        ValueError: the file calls torchrun's ``main`` in no way that is known here.
+    """
+    source = test_run.read_text()
+    if TORCHRUN not in source:
+        raise ValueError(f"no line reads {TORCHRUN!r}")
+    source = re.sub(r"\blaunch\.main\b", "ft_main", source).replace(TORCHRUN, f"{TORCHRUN}\n{OURS}")
+    with tempfile.TemporaryDirectory(prefix="ft_torchrun") as directory:
+        copy, report = Path(directory, "launcher", "test_run.py"), Path(directory, "report.xml")
+        shutil.copytree(test_run.parent, copy.parent)
+        copy.write_text(source)
+        words = ["--rootdir", directory, "--timeout=240", "-k", expression, str(copy)]
+        env = {"TMPDIR": directory, "PYTHONDONTWRITEBYTECODE": "1", "XDG_STATE_HOME": directory}
+        return run_pytest(words, report, cwd=Path(directory), env=env, timeout_s=LONGEST_S)
 
 
 def run(checkout: Path, group: tuple[str, ...]) -> dict[str, str]:
