@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import re
 import socket
@@ -14,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.diagnosis.collectives import Collective, Collectives
-from megatron_ft.diagnosis.evidence import evidence_text
 from megatron_ft.diagnosis.exceptions import lost_threads
-from megatron_ft.diagnosis.stacks import REPORTER_THREAD, parse_faulthandler
 from megatron_ft.link.base.codec import decode
 from megatron_ft.link.linux.kept_descriptor import KeptDescriptor
 from megatron_ft.link.messages.rank_messages import Answer
@@ -28,7 +25,6 @@ from megatron_ft.rank.crash_reporter.reporter import (
     main_places,
     megatron_ft_crash_reporter,
 )
-from tests.support.evidence import hang_evidence
 
 
 @pytest.fixture
@@ -63,33 +59,6 @@ def test_an_answer_that_is_too_long_says_so(monitor: socket.socket, monkeypatch:
     answer = decode(Answer, monitor.recv(1 << 20))
     assert answer.collectives.error.endswith("bytes are too many")
     assert answer == Answer(id=9, collectives=Collectives(error=answer.collectives.error))
-
-
-def test_the_page_of_evidence_leaves_the_thread_out(tmp_path: Path) -> None:
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    end = threading.Event()
-
-    def of_the_script() -> None:
-        end.wait(30)
-
-    # both new: faulthandler writes the newest hundred threads, and other tests may have left more
-    other = threading.Thread(target=of_the_script)
-    other.start()
-    thread = threading.Thread(target=megatron_ft_crash_reporter, args=(its,), name=REPORTER_THREAD)
-    thread.start()
-    with ours:
-        ours.send(b'{"id": 1}')
-        ours.recv(1 << 20)  # it is there
-        with (tmp_path / "stacks").open("w") as file:
-            faulthandler.dump_traceback(file=file)
-    end.set()
-    other.join(10)
-    thread.join(10)
-    stacks = parse_faulthandler((tmp_path / "stacks").read_text())
-    assert any(REPORTER_THREAD in [frame.function for frame in stack.frames] for stack in stacks)
-    page = evidence_text(hang_evidence(stacks_by="faulthandler", threads=tuple(stacks)))
-    assert "in of_the_script" in page
-    assert REPORTER_THREAD not in page
 
 
 def seen_in_a_finally(error: BaseException) -> list[str]:

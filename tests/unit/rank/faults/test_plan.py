@@ -69,6 +69,8 @@ def test_fault_of_any_type_is_described_in_words() -> None:
         ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "at `$.faults[0].seconds`"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "at `$.faults[0].seconds`"),
         ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "missing required field `type` - at `$.faults[0]`"),
+        ({"faults": [{**FAULT, "rank": 8}]}, "fault 1: rank must be below the number of ranks, 8, not 8"),
+        ({"faults": [FAULT, FAULT]}, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message: str, read: Callable[..., Any]) -> None:
@@ -77,21 +79,7 @@ def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message:
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("plan.yaml: ")
-    assert "a type (rank_killed, rank_hung, slow, exception or 'random')" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("faults", "world", "words"),
-    [
-        ([FAULT], 1, "fault 1: rank must be below the number of ranks, 1, not 1"),
-        ([FAULT, {**FAULT, "type": "slow"}], 2, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
-    ],
-)
-def test_fault_that_cannot_happen_is_refused(
-    faults: list[dict[str, Any]], world: int, words: str, read: Callable[..., Any]
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        read({"faults": faults}, world)
+    assert "a type (rank_killed, rank_hung, slow, exception or 'random')" in str(error.value) or "fault " in message
 
 
 def test_the_shipped_plans_can_be_read() -> None:
