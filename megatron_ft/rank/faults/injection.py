@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.faults.plan import DEFAULT_SLOWER_BY_S, PlannedFault, read_fault_plan
-from megatron_ft.rank.hooks.run_facts import log_event
+from megatron_ft.rank.hooks.run_facts import log_fault
 from megatron_ft.rank.hooks.user_errors import end_job
 
 
@@ -88,8 +87,7 @@ class FaultInjector:
         """
         fault = self._pending.pop(iteration, None)
         if fault is not None:
-            record = FaultInjected(type=fault.type, rank=fault.rank, iteration=fault.iteration, cycle=fault.cycle)
-            log_event(self._client, record)
+            log_fault(self._client, fault.type, fault.iteration)
             announce(fault.describe())
             self._slower_by_s = inject(fault.type, seconds=fault.seconds) or self._slower_by_s
         if self._slower_by_s:

@@ -19,11 +19,10 @@ from typing import Any
 
 from megatron_ft.errors import ConfigError, nearest, show
 from megatron_ft.link.base.wording import when
-from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.base import agreement
 from megatron_ft.rank.faults.injection import announce, inject
 from megatron_ft.rank.faults.plan import FAULT_TYPES, IN_LOOP_TYPES, RANDOM, RANDOM_TYPES
-from megatron_ft.rank.hooks.run_facts import current_iteration, log_event
+from megatron_ft.rank.hooks.run_facts import current_iteration, log_fault
 from megatron_ft.rank.hooks.user_errors import no_restart_for_mistakes
 
 _DELAY_SPREAD = 0.2
@@ -122,7 +121,7 @@ def start(params: SimulatedFaultParams, *, client: Callable[[], Any]) -> None:
     def carry_out() -> None:
         global _slower_by_s
         cycle, iteration = int(os.environ.get("FT_CYCLE", "0")), current_iteration(now := client())
-        log_event(now, FaultInjected(type=fault.fault_type, rank=agreement.rank(), iteration=iteration, cycle=cycle))
+        log_fault(now, fault.fault_type, iteration)
         where = f"in cycle {cycle}" if iteration is None else f"{when(iteration)} of cycle {cycle}"
         announce(f"{what} {where}")
         _slower_by_s = inject(fault.fault_type) or _slower_by_s

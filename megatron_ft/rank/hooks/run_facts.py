@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from megatron_ft.link.base import layout
-from megatron_ft.link.facts.all_kinds import Record
+from megatron_ft.link.facts.rank import FaultInjected
 from megatron_ft.rank.client.client import RankMonitorClient
 from megatron_ft.records.event_log import EventLog
 
@@ -57,8 +57,8 @@ def learns(client: RankMonitorClient) -> bool:
     return client.cfg is not None and client.cfg.learn == "on"
 
 
-def log_event(client: Any, record: Record) -> None:
-    """Write to an event log of this rank, and wait until it is written: a fault may end the rank now."""
+def log_fault(client: Any, fault_type: str, iteration: int | None) -> None:
+    """Write a fault to an event log of this rank, and wait until it is written: the fault may end the rank now."""
     mine = ours(client)
     info = None if mine is None else mine.rank_info
     if mine is None or info is None or mine._log_dir is None:
@@ -66,7 +66,7 @@ def log_event(client: Any, record: Record) -> None:
     who = {"rank": info.global_rank, "local_rank": info.local_rank, "cycle": info.cycle}
     name = f"{info.global_rank}-cycle{info.cycle}"
     log = EventLog.open(mine._log_dir, role="rank", run_id=mine._run_id, name=name, **who)
-    log.write(record)
+    log.write(FaultInjected(type=fault_type, rank=info.global_rank, iteration=iteration, cycle=info.cycle))
     log.close()
 
 
