@@ -162,8 +162,6 @@ class LeadingStatements:
             else:
                 top = alias.name.partition(".")[0]
                 self._full_names[alias.asname or top] = alias.name if alias.asname else top
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            return
         parts = [ast.Import([alias]) for alias in node.names] if isinstance(node, ast.Import) else [node]
         for part in parts:
             ast.copy_location(part, node)
