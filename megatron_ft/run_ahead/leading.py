@@ -88,6 +88,7 @@ class LeadingStatements:
 
     def __init__(
         self,
+        tree: ast.Module,
         path: str,
         package: str | None,
         changes: Changes,
@@ -101,25 +102,21 @@ class LeadingStatements:
         """What the script's names of modules and their functions stand for: osp is "os.path"."""
         self._unread: dict[str, ast.expr] = {}
         """Values of names, evaluated when a change needs them."""
-        self._vouched = 0
-        """Line of ``fork_point()``: all imports above it are shared, whatever lies between."""
-
-    def find_vouched(self, tree: ast.Module) -> bool:
-        """Return True if the user vouches for all imports above a line, with ``fork_point()`` there."""
+        self._tree = tree
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        self._vouched = max((call.lineno for call in calls if ast.unparse(call.func).endswith(_VOUCH)), default=0)
-        return self._vouched > 0
+        self.vouched = max((call.lineno for call in calls if ast.unparse(call.func).endswith(_VOUCH)), default=0)
+        """Line of ``fork_point()``, 0 without one: all imports above it are shared, whatever lies between."""
 
-    def run(self, tree: ast.Module) -> int:
+    def run(self) -> int:
         """Walk the statements. Return the line at which the list ends, or the last one."""
-        for node in tree.body:
+        for node in self._tree.body:
             try:
-                if self._vouched and node.lineno >= self._vouched:
+                if self.vouched and node.lineno >= self.vouched:
                     raise EndError
                 self._take(node)
             except (EndError, ImportError):
                 return node.lineno
-        return tree.body[-1].end_lineno or 0 if tree.body else 0
+        return self._tree.body[-1].end_lineno or 0 if self._tree.body else 0
 
     def _take(self, node: ast.stmt) -> None:
         """Follow one statement.
@@ -148,7 +145,7 @@ class LeadingStatements:
                     self._changes.apply(lambda: self._evaluate(node))
             case _ if self._reads(node):
                 self._note_value(node)
-            case _ if not self._vouched:
+            case _ if not self.vouched:
                 raise EndError
 
     def _take_all(self, body: Sequence[ast.stmt]) -> None:

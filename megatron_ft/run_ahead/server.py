@@ -133,9 +133,9 @@ class ForkServer:
             return 0  # its ranks report it
         # some modules ask what is run
         sys.modules["__main__"].__file__ = sys.argv[0] = self._script
-        leading = LeadingStatements(self._script, package, self._changes, self._import)
-        self._is_vouched = leading.find_vouched(tree)
-        return leading.run(tree)
+        leading = LeadingStatements(tree, self._script, package, self._changes, self._import)
+        self._is_vouched = leading.vouched > 0
+        return leading.run()
 
     def _find_script(self) -> tuple[str, str | None]:
         """Return the file that the command runs, and its package under ``-m``, which is imported, as Python does."""

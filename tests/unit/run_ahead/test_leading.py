@@ -48,10 +48,8 @@ def walk(script: str, path: str = "/src/train.py") -> tuple[list[str], int, Chan
         act()
         done.append(text)
 
-    leading = LeadingStatements(path, None, changes, on_import)
-    tree = ast.parse(script)
-    leading.find_vouched(tree)
-    return done, leading.run(tree), changes
+    leading = LeadingStatements(ast.parse(script), path, None, changes, on_import)
+    return done, leading.run(), changes
 
 
 def test_beginning_of_a_training_script_is_followed() -> None:
