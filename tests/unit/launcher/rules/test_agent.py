@@ -192,21 +192,6 @@ def test_a_failure_is_told_once_and_again_if_it_is_a_cause_after_all() -> None:
     assert len(reports(driven)) == 2
 
 
-def test_failed_cycle_terminates_its_ranks_and_the_next_one_starts() -> None:
-    driven = running()
-    driven.exits(0, 7)
-    asked = driven.ends(text="")
-    assert asked[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 0.1)
-    driven.exits(1, -15, sent=(15,))
-    assert driven.hear(events.RanksEnded()) == []  # until it is known why
-    driven.hear(verdict(node=0, rank=0, text="rank 0 exited with code 7"))
-    assert driven.said == ["cycle 0 ended: rank 0 exited with code 7; restarting as cycle 1, 2 of 3 restarts left"]
-    assert driven.done[-1] == READY
-    assert driven.agent.ended is not None
-    driven.run(2, 1, nodes=2, restarts=1)
-    assert driven.said[-1] == "cycle 1 started: 4 ranks on 2 nodes, ranks 0 to 10 here"
-
-
 def test_a_job_that_gives_up_waits_for_its_end() -> None:
     driven = running()
     driven.exits(0, 7)
@@ -375,12 +360,6 @@ def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
     assert over(driven) == (Exit.ABANDONED, 94)
 
 
-def test_job_that_ended_well_before_the_launcher_gives_up_has_succeeded() -> None:
-    driven = succeeded()
-    driven.hear(GONE, m.Dismiss(0))
-    assert over(driven) == (Exit.SUCCEEDED, 0)
-
-
 def test_a_request_of_the_last_moment_counts() -> None:
     driven = running()
     driven.exits(1, 1)
@@ -411,12 +390,6 @@ def test_a_request_that_comes_from_a_job_at_its_end_is_its_success() -> None:
     driven.exits(0)
     driven.hear(events.RanksEnded(), verdict(outcome=Outcome.STOPPED, action=Action.GIVE_UP), m.Dismiss(1))
     assert over(driven) == (Exit.SUCCEEDED, 0)
-
-
-def test_a_request_that_changes_nothing_is_told() -> None:
-    driven = running()
-    driven.hear(WorkloadControl(action=WorkloadAction.Continue.name, description="", rank=0, pid=100))
-    assert (driven.said, driven.written) == (["rank 0 asked for Continue"], ["workload_control"])
 
 
 # -- signals --------------------------------------------------------------------------------------------------

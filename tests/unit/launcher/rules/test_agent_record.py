@@ -140,7 +140,6 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     assert reports == ([] if told is None else [told])
 
 
-@pytest.mark.parametrize("by_monitor", [True, False])
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -151,25 +150,17 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
         ),
     ],
 )
-def test_a_rank_that_had_raised_has_crashed_whatever_its_timeout_or_another_s_says(
-    by_monitor: bool, error: str, told: str
-) -> None:
-    """Its monitor, or the launcher's own deadlines: it may have raised before it was watched at all."""
-    driven = Driven(max_nodes=2, startup_timeout=None if by_monitor else 1.0)
-    driven.run(2, nodes=2)
+def test_a_rank_that_had_raised_has_crashed_whatever_another_s_timeout_says(error: str, told: str) -> None:
+    driven = running(watched=False)
     driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=driven.now_ns)
-    hang = hung(iteration=3)
-    if not by_monitor:
-        driven.hear(attached(0, 0, driven.now_ns))
-        driven.wait(2.0)
-    driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hang))
+    driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hung(iteration=3)))
     driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
     notes = sent(driven, RankSnapshots)
     assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
     for local_rank in (0, 1):
         driven.exits(local_rank, -9, sent=(9,))
     cause = driven.record.cause()
-    assert cause.text == told or (not by_monitor and cause.text.startswith("rank 10 did not start"))
+    assert cause.text == told
     assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
 
 
@@ -210,24 +201,28 @@ def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_i
     assert cause.detail == "its process is stopped; rank 0 waits in all_reduce"
 
 
+RAISED = CrashOutput(error="ValueError: bad", where="train.py:3 step", crashed_at="train.py:9 save", raised_at_ns=5)
+ABORTED = CrashOutput(terminated_by="gloo::X: 8 vs 4")
+
+
 @pytest.mark.parametrize(
-    ("has_gone_on", "text"),
+    ("words", "code", "moved_ns", "text", "where"),
     [
-        (False, "rank 10 raised ValueError: bad (then crashed with SIGABRT)"),
-        (True, "rank 10 crashed with SIGABRT"),  # of something else
+        (RAISED, -6, 0, "raised ValueError: bad (then crashed with SIGABRT)", "train.py:3 step"),
+        (RAISED, -6, 10, "crashed with SIGABRT", "train.py:9 save"),  # of something else: it has gone on
+        (ABORTED, -6, 0, "raised gloo::X: 8 vs 4 (then crashed with SIGABRT)", ""),
+        (ABORTED, 1, 0, "exited with code 1", ""),
     ],
 )
-def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(has_gone_on: bool, text: str) -> None:
+def test_a_rank_that_crashes_while_it_ends_of_an_exception_has_raised(
+    words: CrashOutput, code: int, moved_ns: int, text: str, where: str
+) -> None:
     driven = running(nodes=1)
-    raised_ns = driven.now_ns
-    moved_ns = raised_ns + 5 if has_gone_on else raised_ns - 5
     driven.boards[1] = board(iteration=7, last_transition_ns=moved_ns)
-    driven.words[1] = CrashOutput(
-        error="ValueError: bad", where="train.py:3 step", crashed_at="train.py:9 save", raised_at_ns=raised_ns
-    )
-    driven.exits(1, -6)
-    assert driven.record.failures() == [text]
-    assert driven.record.exits[1].where == ("train.py:9 save" if has_gone_on else "train.py:3 step")
+    driven.words[1] = words
+    driven.exits(1, code)
+    assert driven.record.failures() == [f"rank 10 {text}"]
+    assert driven.record.exits[1].where == where
 
 
 def test_a_node_says_how_its_ranks_failed_in_their_start_unless_one_was_through_it() -> None:
@@ -382,16 +377,6 @@ def test_crash_after_a_run_is_a_failure_if_others_fail_or_have_not_ended_theirs_
     if report.state is NodeState.UNHEALTHY:
         told = "rank 10 crashed with SIGSEGV after its run had ended, before the others had ended theirs"
         assert report.cause.text.startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [(-6, "raised gloo::X: 8 vs 4 (then crashed with SIGABRT)"), (1, "exited with code 1")]
-)
-def test_exception_of_a_library_is_that_of_a_rank_that_it_aborted(code: int, said: str) -> None:
-    driven = running(nodes=1)
-    driven.words[1] = CrashOutput(terminated_by="gloo::X: 8 vs 4")
-    driven.exits(1, code)
-    assert driven.record.failures() == [f"rank 10 {said}"]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import pytest
 
 from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.layout import BoardSnapshot, SectionView
-from megatron_ft.link.messages.control_messages import ANSWERS
 from megatron_ft.link.messages.job_facts import RankRow, RankState, TimeoutUse
 from megatron_ft.monitor.rules.hang_detector import HangDetector
-from tests.support.arrived import arrived
 from tests.support.status_facts import NOW, S, job_facts, rank_facts, snapshot
 
 
@@ -95,11 +93,3 @@ def test_state_of_a_rank_follows_from_board_process_and_verdict(
     assert row.state is state
     if state in (RankState.EXITED, RankState.CLOSING, RankState.DAMAGED, RankState.NOT_ATTACHED):
         assert (row.timeout, row.sections, row.out_of_section_s) == (None, (), None)
-
-
-def test_facts_travel_as_json() -> None:
-    sections = (SectionView("step", NOW - 9 * S, 3, 10 * S), SectionView("save", NOW - S, 1, None))
-    readings = {1: RankReading(snapshot(sections=sections)), 2: RankReading(damaged=True)}
-    ranks = (rank_facts(), rank_facts(local_rank=2, rank=6, exit_code=-9), rank_facts(local_rank=3, rank=7))
-    facts = job_facts(*ranks, readings=readings)
-    assert ANSWERS.parse(arrived(facts)) == facts
