@@ -77,7 +77,14 @@ def parse(argv: Sequence[str]) -> CommandLine:
         raise ConfigError(f"--node-rank: {node_rank} is negative")
     _check_backend(namespace)
     options = read_ft_options(namespace)
-    _take_output(namespace, options.per_cycle_applog_prefix)
+    if (prefix := options.per_cycle_applog_prefix) is not None:
+        if not os.path.isabs(prefix):
+            raise ConfigError(
+                f"--ft-per-cycle-applog-prefix: {prefix!r} must begin with /: it is the same on all nodes"
+            )
+        if namespace.logs_specs is not None:
+            raise ConfigError("--ft-per-cycle-applog-prefix and --logs-specs exclude each other")
+        namespace.tee = namespace.redirects = "3"  # of all ranks, to files, from where they are copied
     where = detect(os.environ, options.scheduler, full_name=full_name())
     taken = take(namespace, given, where)
     where = own_logs(namespace, where)
@@ -136,17 +143,6 @@ def _read_torchrun_options(namespace: argparse.Namespace, config: FaultTolerance
             "forwarded without ending it"
         )
     return handled
-
-
-def _take_output(namespace: argparse.Namespace, prefix: str | None) -> None:
-    """Redirect both streams of all ranks to files, from where they are copied."""
-    if prefix is None:
-        return
-    if not os.path.isabs(prefix):
-        raise ConfigError(f"--ft-per-cycle-applog-prefix: {prefix!r} must begin with /: it is the same on all nodes")
-    if namespace.logs_specs is not None:
-        raise ConfigError("--ft-per-cycle-applog-prefix and --logs-specs exclude each other")
-    namespace.tee = namespace.redirects = "3"
 
 
 def full_name() -> str:

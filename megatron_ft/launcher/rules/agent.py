@@ -637,7 +637,10 @@ class Agent:
 
     def _stop(self, *, well: bool = False) -> None:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
-        self._say_goodbye(self._leaving.take_leave(well=well or self._ended_well))
+        leaving, well = self._leaving, well or self._ended_well
+        text = f"its launcher received {leaving.signals[0].name}" if leaving.signals else leaving.abandoned
+        leaving.goodbye = Goodbye(text, well=well and bool(leaving.signals), failed=not leaving.signals)
+        self._say_goodbye(leaving.goodbye)
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self._enter(AgentPhase.LEAVING)

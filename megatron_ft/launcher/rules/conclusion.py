@@ -51,12 +51,6 @@ class LeaveReason:
         """True if the launcher leaves of its own accord."""
         return bool(self.signals or self.abandoned)
 
-    def take_leave(self, *, well: bool) -> Goodbye:
-        """Leave, and return the goodbye. ``well``: every rank of this node that has ended did so with 0."""
-        text = f"its launcher received {self.signals[0].name}" if self.signals else self.abandoned
-        self.goodbye = Goodbye(text, well=well and bool(self.signals), failed=not self.signals)
-        return self.goodbye
-
     def leave_out(self, cause: Cause, stuck: str) -> Goodbye:
         """Leave because a rank asked for it, or because processes (``stuck``, in words) can't be killed. Return the
         goodbye."""
