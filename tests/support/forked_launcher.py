@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.support import forked_helpers, forked_script_ahead, process_title
+from tests.support import forked_processes
 
 __all__ = ["ForkedLauncher", "end", "start"]
 
@@ -41,7 +41,7 @@ MODULE = "megatron_ft.launcher"
 _NEEDED = (
     "megatron_ft.launcher.job",
     "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
-    *(f"{package}.__main__" for package in forked_helpers.PACKAGES),
+    *(f"{package}.__main__" for package in forked_processes.PACKAGES),
 )
 """Between them they import whatever a launcher does, but for its ``__main__``, and what it starts for itself."""
 _READ_ANEW = ("megatron_ft", MODULE)
@@ -268,17 +268,12 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     if request["host"] is not None:
         _move_to(request["host"])
     os.chdir(request["cwd"])
-    paths = _python_path()
-    os.environ.clear()
-    os.environ.update(request["env"])
-    changes_path = _python_path() != paths
+    paths, place = _python_path(), forked_processes.room()
     _write_over(old_mark, request["mark"])
-    room = process_title.room()
-    process_title.set_command_line(request["argv"])
+    forked_processes.take_on(request["argv"], request["env"], place, [connection.fileno()])
+    changes_path = _python_path() != paths
     connection.send(str(os.getpid()).encode())
     connection.close()
-    os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))
-    sys.orig_argv = list(request["argv"])
     sys.argv = ["-m", *request["argv"][3:]]
     sys.path[0] = request["cwd"]
     if changes_path:
@@ -290,15 +285,14 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
         del sys.modules[name]
     sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
-    subprocess.Popen = forked_helpers.popen(room)  # type: ignore[misc]
     if changes_path:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("sitecustomize")
-    if request["ahead"]:
-        subprocess.Popen = forked_script_ahead.popen({*sys.modules})  # type: ignore[misc]
+    known = {*sys.modules} if request["ahead"] else None
+    subprocess.Popen = forked_processes.popen(place, known)  # type: ignore[misc]
     try:
         runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
-    except forked_script_ahead.RunsAhead as made:
+    except forked_processes.RunsAhead as made:
         ahead = made  # run outside of the handling of an exception
     else:
         raise SystemExit(0)
