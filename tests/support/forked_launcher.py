@@ -70,27 +70,11 @@ _READ_AT_START = (
 class ForkedLauncher:
     """One launcher, with what tests use of ``subprocess.Popen``."""
 
-    def __init__(
-        self,
-        server: _Server,
-        words: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        mark: str,
-        cwd: Path,
-        output: Sequence[int],
-        host: int | None = None,
-        ahead: bool = False,
-    ) -> None:
-        """``mark``: an entry of ``env`` that /proc is to show. ``output``: for its standard output, and its errors.
-
-        ``host``: a process whose network, host name and mounts are to be its own. ``ahead``: the script runs ahead in
-        a fork, too.
-        """
-        self.args = list(words)
+    def __init__(self, server: _Server, request: Mapping[str, Any], output: Sequence[int]) -> None:
+        """``output``: for its standard output, and its errors."""
+        self.args = request["argv"]
         self.returncode: int | None = None
         self._status_fd, status = os.pipe()
-        request = {"argv": self.args, "env": dict(env), "cwd": str(cwd), "mark": mark, "host": host, "ahead": ahead}
         try:
             self.pid = server.fork(request, (*output, status))
         finally:
@@ -124,10 +108,6 @@ class ForkedLauncher:
         """If it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -179,31 +159,26 @@ servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
 
 
 def start(
-    words: Sequence[str],
-    imports: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    base: Mapping[str, str],
-    mark: str,
-    cwd: Path,
-    output: Sequence[int],
-    host: int | None = None,
-    ahead: bool = False,
+    request: Mapping[str, Any], imports: Sequence[str], *, base: Mapping[str, str], output: Sequence[int]
 ) -> ForkedLauncher | None:
-    """The launcher of that command line, if it is one that may be a fork; else None.
+    """The launcher of that request, if it is one that may be a fork; else None.
 
-    ``base``: what ``env`` was made from. An interpreter that would start in another way has to be a fresh one.
-    ``imports``: modules that ranks would import, each; the launcher has imported them once for all, as if it had been
-    asked to by ``--ft-preload``.
+    Args:
+        request: ``argv``; ``env``; ``mark``, an entry of it that /proc is to show; ``cwd``; ``host``, a process whose
+            network, host name and mounts are to be its own, or None; ``ahead``: the script runs ahead in a fork, too.
+        imports: modules that ranks would import, each; the launcher has imported them once for all, as if it had been
+            asked to by ``--ft-preload``.
+        base: what ``env`` was made from. An interpreter that would start in another way has to be a fresh one.
+        output: for its standard output, and its errors.
     """
-    if list(words[:3]) != [sys.executable, "-m", MODULE] or _read_at_start(env) != _read_at_start(base):
+    if request["argv"][:3] != [sys.executable, "-m", MODULE] or _read_at_start(request["env"]) != _read_at_start(base):
         return None
     key = tuple(imports), _read_at_start(base)
     if key not in servers:
-        servers[key] = _Server(base, f"{mark.partition('=')[0]}={'-' * len(mark.partition('=')[2])}", imports)
+        name, _, value = request["mark"].partition("=")
+        servers[key] = _Server(base, f"{name}={'-' * len(value)}", imports)
     try:
-        there = {"cwd": cwd, "output": output, "host": host}
-        return ForkedLauncher(servers[key], words, env=env, mark=mark, ahead=ahead, **there)
+        return ForkedLauncher(servers[key], request, output)
     except TimeoutError:  # the answer may still come, and would be taken for that to the next request
         servers.pop(key).kill()
         raise

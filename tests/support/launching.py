@@ -105,19 +105,11 @@ class Launched:
         self._started = time.monotonic()
         self.process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher
         with self._out.open("w") as out, self._err.open("w") as err:
-            output = (out.fileno(), err.fileno())
             forked = None
             if imported is not None:
-                forked = forked_launcher.start(
-                    *(command, imported),
-                    env=environment,
-                    base=base,
-                    mark=self.mark,
-                    cwd=directory,
-                    output=output,
-                    host=host,
-                    ahead=ahead,
-                )
+                request = {"argv": command, "env": environment, "mark": self.mark, "cwd": str(directory)}
+                request |= {"host": host, "ahead": ahead}
+                forked = forked_launcher.start(request, imported, base=base, output=(out.fileno(), err.fileno()))
             assert host is None or forked, "a new interpreter gets there by a prefix"
             self.process = forked or subprocess.Popen(
                 command,
