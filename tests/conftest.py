@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
+import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from megatron_ft.launcher.rules.agent import report_unlisted
+from megatron_ft.link.reactor import Reactor
 from tests.support.background import heed_the_terminal
-from tests.support.slots import Slots
 
 # Fixtures of many files; those that need an extra, or hold for every test of a file, are imported where they are used.
-pytest_plugins = [f"tests.support.{name}" for name in ("launching", "netns", "etcd_server", "reactors")]
+pytest_plugins = [f"tests.support.{name}" for name in ("launching", "netns", "etcd_server")]
 
 # No deadline for an example: on a loaded machine a healthy one takes seconds now and then. pytest-timeout
 # bounds the test.
@@ -31,6 +34,43 @@ def _is_a_mistake(unlisted: str) -> None:
 
 
 report_unlisted(_is_a_mistake)
+_LOOK_S = 0.02
+_LONGEST_WAIT_S = 300.0
+
+
+class Slots:
+    """Limit of how many tests run at a time on this machine, over all copies of the suite that run there side by side.
+
+    Without it two copies start twice as many tests, which slow each other down until one exceeds its time limit. Slots
+    are bytes of a file that all copies lock. A lock ends with its process, whatever that forked.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._count = count
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Have one, as soon as one is free; go on without one if that takes too long."""
+        until_s = time.monotonic() + _LONGEST_WAIT_S
+        while (slot := self.take()) is None and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        try:
+            yield
+        finally:
+            if slot is not None:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
+
+    def take(self) -> int | None:
+        for slot in range(self._count):
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except (BlockingIOError, PermissionError):  # which one depends on the system
+                continue
+            return slot
+        return None
+
+
 _SLOTS = pytest.StashKey[Slots | None]()
 
 
@@ -60,6 +100,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     slots = None if item.get_closest_marker("waits") else item.config.stash[_SLOTS]
     with contextlib.nullcontext() if slots is None else slots.one():
         return (yield)
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    """Closed afterwards."""
+    made = Reactor()
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,13 @@ examples of attribution and log servers (`tests/unit/launcher/test_dry_run.py` h
 
 from __future__ import annotations
 
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.launching import PRELUDE, Launcher
+from tests.support.launching import PRELUDE, Launcher, free_port
 from tests.support.nodes import wait_for_all
 
 SCRIPT = """
@@ -118,9 +117,7 @@ def test_published_command_line_starts_loses_a_rank_and_finishes(
     launcher: Launcher, tmp_path: Path, line: Line
 ) -> None:
     (tmp_path / "sections.yaml").write_text(SECTIONS)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     (tmp_path / "train.py").write_text(PRELUDE + SCRIPT)
     wrapped = ["sh", "-c", 'exec "$0" "$1"', sys.executable, str(tmp_path / "train.py")]
     nodes = []

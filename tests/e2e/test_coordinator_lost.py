@@ -55,19 +55,19 @@ def test_coordinator_is_killed_and_no_cycle_ends(launcher: Launcher) -> None:
 
 
 def test_host_of_the_coordinator_is_lost_and_the_job_goes_on_once_a_launcher_is_there_again(
-    launcher: Launcher, four_hosts: Hosts
+    launcher: Launcher, hosts: Hosts
 ) -> None:
     nodes: list[Launched] = []
     place = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=job", "--nnodes=3"]
     for number in (1, 2, 3):
-        start(launcher, nodes, place, host=four_hosts.inhabitant(number))
+        start(launcher, nodes, place, host=hosts.inhabitant(number))
     train(nodes, 0)
-    start(launcher, nodes, place, host=four_hosts.inhabitant(4))
+    start(launcher, nodes, place, host=hosts.inhabitant(4))
     first, *others, spare = nodes
     spare.wait_for("on standby for the next restart: 3 nodes run without this one")
-    four_hosts.power_off(1, first)
-    four_hosts.heal(1)
-    start(launcher, nodes, place, host=four_hosts.inhabitant(1))
+    hosts.power_off(1, first)
+    hosts.heal(1)
+    start(launcher, nodes, place, host=hosts.inhabitant(1))
     for node in [*others, spare]:
         node.wait_for("^cycle 1 of . in 3")
     again = nodes[4]

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from tests.support.launching import Finished, Launched, Launcher
+from tests.support.launching import Finished, Launched, Launcher, free_port
 from tests.support.nodes import cycles_of, meeting_place, wait_for_all
 
 pytestmark = pytest.mark.waits
@@ -103,9 +103,7 @@ def test_two_nodes_restart_together_know_each_cause_and_print_each_line_once(lau
 
 
 def test_static_nodes_restart_with_a_fresh_store_and_keep_their_node_ranks(launcher: Launcher) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=1"]
+    place = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=1"]
     nodes = [launcher.start(SCRIPT, "--rdzv-backend=static", *place, f"--node-rank={number}") for number in (1, 0)]
     assert [finished.code for finished in wait_for_all(nodes)] == [0, 0]
     assert [cycles_of(node) for node in nodes] == [["0", "1"], ["0", "1"]]

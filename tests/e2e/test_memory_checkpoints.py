@@ -258,14 +258,14 @@ def start_on_host(launcher: Launcher, hosts: Hosts, number: int) -> Launched:
     return launcher.start(LOSES_A_NODE, *options, script_args=[str(launcher.directory)], host=host, env=env)
 
 
-def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(launcher: Launcher, four_hosts: Hosts) -> None:
-    nodes = [start_on_host(launcher, four_hosts, number) for number in range(3)]
+def test_lost_nodes_ranks_go_on_from_its_copy_with_equal_weights(launcher: Launcher, hosts: Hosts) -> None:
+    nodes = [start_on_host(launcher, hosts, number) for number in range(3)]
     for node in nodes:
         node.wait_for("^rank . begins cycle 0 at 0")
-    spare = start_on_host(launcher, four_hosts, 3)
+    spare = start_on_host(launcher, hosts, 3)
     for node in nodes:
         node.wait_for("^rank . waits to be lost", timeout_s=90)
-    four_hosts.power_off(3, nodes[2])
+    hosts.power_off(3, nodes[2])
     ended = wait_for_all([nodes[0], nodes[1], spare])
     assert [each.code for each in ended] == [0, 0, 0], ended[0].err
     (iteration,) = {*beginnings(*ended, cycle=1)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.messages import EtcdSettings
-from tests.support.launching import wait_until
+from tests.support.launching import free_port, wait_until
 
 __all__ = ["EtcdServer", "etcd", "start_etcd"]
 
@@ -27,7 +26,7 @@ class EtcdServer:
     """One etcd; ``options`` are those of its command line, with {port} for the port of its clients."""
 
     def __init__(self, directory: Path, *options: str, host: str = "127.0.0.1", protocol: str = "http") -> None:
-        self.host, self.port, self._peers = host, _free_port(), _free_port()
+        self.host, self.port, self._peers = host, free_port(), free_port()
         self._directory, self._options, self._protocol = directory, options, protocol
         self.start()
 
@@ -93,9 +92,3 @@ def _answers(client: EtcdClient) -> bool:
     except EtcdAway:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

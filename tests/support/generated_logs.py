@@ -1,11 +1,10 @@
-"""Event logs of a job that never ran, with as many ranks and steps as wanted; `python -m ... DIR RANKS STEPS` too."""
+"""Event logs of a job that never ran, with as many ranks and steps as wanted."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,10 +262,3 @@ def _write(directory: Path, host: str, boot: int, records: Iterable[dict[str, An
     with path.open("w") as file:
         for record in [{**header, "run_id": "generated", "wall_ns": wall}, *records]:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-
-if __name__ == "__main__":
-    into, ranks, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    into.mkdir(parents=True, exist_ok=True)
-    half = Fault(cycle=0, rank=ranks // 3, iteration=steps * 6 // 10 + 3)
-    write_job(into, GeneratedJob(ranks=ranks, steps=steps, faults=(half,), checkpoint_every=max(5, steps // 20)))

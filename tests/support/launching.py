@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -308,6 +309,13 @@ def clean_environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in names and not k.startswith(prefixes)}
     # one thread: else torchrun warns, and small machines are busy with nothing
     return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def marked(mark: str) -> list[ProcessStat]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
@@ -14,7 +13,7 @@ import pytest
 
 from tests.support.launching import Launched
 
-__all__ = ["Hosts", "four_hosts", "hosts"]
+__all__ = ["Hosts", "hosts"]
 
 _made = itertools.count()
 _BECOME = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
@@ -104,29 +103,16 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Three hosts; skips where they can't be made."""
-    with _up(Hosts(tmp_path, 3)) as made:
-        yield made
-
-
-@pytest.fixture
-def four_hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """One more."""
-    with _up(Hosts(tmp_path, 4)) as made:
-        yield made
-
-
-@contextlib.contextmanager
-def _up(made: Hosts) -> Iterator[Hosts]:
+    """Four hosts; skips where they can't be made."""
     missing = [command for command in ("ip", "unshare", "mount", "hostname") if shutil.which(command) is None]
     if missing:
         pytest.skip(f"network namespaces need {', '.join(missing)}")
+    made = Hosts(tmp_path, 4)
     try:
-        try:
-            made.up()
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
+        made.up()
         yield made
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
     finally:
         made.down()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Sequence
 
-from tests.support.launching import Finished, Launched, Launcher, command_line
+from tests.support.launching import Finished, Launched, Launcher, command_line, free_port
 
 __all__ = [
     "TRAINS_UNTIL_TOLD",
@@ -32,9 +31,7 @@ while not (WHERE / "finish").exists():
 
 def meeting_place(*more: str) -> list[str]:
     """Options with which launchers on this machine meet, at a free port."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
     return ["--rdzv-backend=c10d", endpoint, f"--rdzv-id=job{port}", "--local-addr=127.0.0.1", *more]
 
