@@ -44,12 +44,11 @@ Event = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """In that cycle, the rank hangs in (or is killed at) that iteration."""
+    """In that cycle, the rank hangs in that iteration."""
 
     cycle: int
     rank: int
     iteration: int
-    kind: str = "hang"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +116,9 @@ def write_job(directory: Path, job: GeneratedJob) -> None:
         records = itertools.chain(_launcher_records(job, host, boot, plan), *of_ranks)
         _write(directory, host, boot, sorted(records, key=lambda record: record["t"]))
     for fault in job.faults:
-        if fault.kind == "hang":
-            path = directory / evidence_file(job, fault)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"rank {fault.rank} is stopped\n  data_loader.py:88 next_batch <b>&</b>\n" * 12)
+        path = directory / evidence_file(job, fault)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"rank {fault.rank} is stopped\n  data_loader.py:88 next_batch <b>&</b>\n" * 12)
 
 
 def evidence_file(job: GeneratedJob, fault: Fault) -> str:
@@ -151,7 +149,7 @@ def _cycles(job: GeneratedJob) -> Iterator[_Cycle]:
         stops = start + 3.0 + (last - first + 0.5) * job.step_s + checkpoints * 3 * job.step_s
         if fault is None:
             stops += 0.5 * job.step_s
-        noticed = stops + (TIMEOUTS["step"] if fault is not None and fault.kind == "hang" else 0.05)
+        noticed = stops + (0.05 if fault is None else TIMEOUTS["step"])
         yield _Cycle(number=number, start=start, first=first, last=last, stops=stops, ends=noticed + 0.3, fault=fault)
         if fault is None:
             return
@@ -161,11 +159,9 @@ def _cycles(job: GeneratedJob) -> Iterator[_Cycle]:
 def _cause(job: GeneratedJob, cycle: _Cycle) -> dict[str, Any] | None:
     if cycle.fault is None:
         return None
-    rank, hang = cycle.fault.rank, cycle.fault.kind == "hang"
-    hung = f"rank {rank} hung in '{job.sections[STEP]}' for 5.0 s (timeout 5.0 s)"
-    text = hung if hang else f"rank {rank} killed by SIGKILL"
-    section = job.sections[STEP] if hang else ""
-    return {"rank": rank, "kind": "hang" if hang else "signal", "text": text, "section": section}
+    rank, section = cycle.fault.rank, job.sections[STEP]
+    text = f"rank {rank} hung in '{section}' for 5.0 s (timeout 5.0 s)"
+    return {"rank": rank, "kind": "hang", "text": text, "section": section}
 
 
 def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle]) -> Iterator[dict[str, Any]]:
@@ -180,10 +176,9 @@ def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle
             yield {"t": boot + int((cycle.start + 3.0 + job.step_s) * S), "ev": "training_again", **again}
         end = boot + int(cycle.ends * S)
         for rank in ranks:
-            guilty = cycle.fault is not None and cycle.fault.rank == rank and cycle.fault.kind != "hang"
             code = 0 if cycle.fault is None else -9
-            exited = {"cycle": cycle.number, "rank": rank, "exitcode": code, "by_us": bool(code) and not guilty}
-            yield {"t": end - (S // 4 if guilty else S // 10), "ev": "rank_exited", **exited}
+            exited = {"cycle": cycle.number, "rank": rank, "exitcode": code, "by_us": bool(code)}
+            yield {"t": end - S // 10, "ev": "rank_exited", **exited}
         if cycle.fault is not None:
             waiting = [rank for rank in range(job.ranks) if rank != cycle.fault.rank][:16]
             text = f"rank {cycle.fault.rank} stopped first; {job.ranks - 1} others wait in all_reduce"
@@ -220,8 +215,6 @@ def _monitor_records(job: GeneratedJob, rank: int, boot: int, plan: list[_Cycle]
 
 def _hung(job: GeneratedJob, cycle: _Cycle, rank: int, since: int) -> Iterator[dict[str, Any]]:
     assert cycle.fault is not None
-    if cycle.fault.kind != "hang":
-        return
     who = {"rank": rank, "cycle": cycle.number}
     at = since + int(TIMEOUTS["step"] * S)
     times = {"since_ns": since, "at_ns": at, "elapsed_s": 5.0, "timeout_s": 5.0, "observed_only": False}
