@@ -126,10 +126,8 @@ def fail(trainer: Any) -> None:
     [
         (request(WorkloadAction.ShutdownWorkload), True, "the workload was shut down on request: bad luck\n"),
         (request(WorkloadAction.ExcludeThisNode), True, None),
-        (request(WorkloadAction.Continue), True, None),
         (None, False, None),
         ("ShutdownWorkload", False, None),
-        (RuntimeError("the policy is broken"), False, None),
     ],
 )
 def test_exception_policy_decides_request_and_flag(
@@ -139,8 +137,6 @@ def test_exception_policy_decides_request_and_flag(
 
     def policy(error: BaseException) -> Any:
         errors.append(error)
-        if isinstance(answer, Exception):
-            raise answer
         return answer
 
     with pytest.raises(ArithmeticError, match="x"):
@@ -150,8 +146,6 @@ def test_exception_policy_decides_request_and_flag(
     assert (fits.flag.read_text() if fits.flag.exists() else None) == flag
     assert fits.names()[-1] == "shutdown_workload_monitoring"
     assert ("must return a WorkloadControlRequest" in caplog.text) is isinstance(answer, str)
-    if isinstance(answer, Exception):
-        assert "the policy is broken" in caplog.text
 
 
 # ---- heartbeats
@@ -206,25 +200,15 @@ def test_heartbeat_timeouts_are_learned_and_used(
 
 
 @pytest.mark.parametrize(
-    ("first_steps", "steps", "more", "is_learned"),
-    [
-        (20, 22, {"save_every": 1}, True),
-        (20, 21, {"save_every": 1}, False),  # one iteration is no interval
-        (20, 40, {"save_every": 100, "enable": False}, False),  # no save
-        (0, 20, {}, False),  # no load
-    ],
+    ("steps", "is_learned"),
+    [(22, True), (21, False)],  # one iteration is no interval
 )
 def test_heartbeat_timeouts_are_learned_after_a_load_a_save_and_two_steps(
-    fits: FitBench, first_steps: int, steps: int, more: dict[str, Any], is_learned: bool
+    fits: FitBench, steps: int, is_learned: bool
 ) -> None:
-    if first_steps:
-        fits.fit(fits.heartbeats(), max_steps=first_steps)
+    fits.fit(fits.heartbeats(), max_steps=20)
     fits.forget()
-    if more.pop("enable", True):
-        fits.fit(fits.heartbeats(), max_steps=steps, **more)
-    else:
-        trainer = fits.trainer(fits.heartbeats(), max_steps=steps, save_every=None)
-        trainer.fit(Model(), ckpt_path=str(fits.save_dir / "last.ckpt"))
+    fits.fit(fits.heartbeats(), max_steps=steps, save_every=1)
     assert bool(fits.names("calculate_and_set_hb_timeouts")) is is_learned
     assert (fits.save_dir / "_ft_state.json").exists() is is_learned
 
