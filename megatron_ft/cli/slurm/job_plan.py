@@ -53,16 +53,16 @@ def add_command(commands: Any) -> None:
 
 
 def check_separator(words: Sequence[str]) -> None:
-    """Check that ``--`` precedes the arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
+    """Check that ``--`` precedes arguments of ft_launcher. ``words`` follow ``megatron-ft slurm``.
 
     Without it argparse would take some of the launcher's and of the script's options for its own.
 
     Raises:
-        ConfigError: ``--`` is missing.
+        ConfigError: ``--`` is missing, or nothing follows it.
     """
-    if not {"--", "-h", "--help"} & {*words}:
+    if not {"--", "-h", "--help"} & {*words} or words[-1] == "--":
         raise ConfigError(
-            "-- is missing: what is to be run comes after --, as in: "
+            "-- or what follows it is missing: what is to be run comes after --, as in: "
             "megatron-ft slurm --spares 1 -- --nproc-per-node 8 train.py"
         )
 
@@ -91,8 +91,6 @@ def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
             "SLURM_JOB_ID isn't set: `megatron-ft slurm` is to be run in a batch script (sbatch); "
             "to see its commands: --dry-run --nodes N"
         )
-    if not args.arguments:
-        raise ConfigError("what is to be run comes after --, as in: megatron-ft slurm -- --nproc-per-node 8 train.py")
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdecimal() and int(tasks) > 1:
         raise ConfigError(

@@ -136,7 +136,6 @@ def test_launcher_options_of_the_user_win_over_ours() -> None:
         ({}, {}, "SLURM_JOB_ID isn't set"),
         ({"nodes": 3}, JOB, "--nodes 3: only with --dry-run and outside a job"),
         ({"nodes": 0, "dry_run": True}, {}, "--nodes 0: must be at least 1"),
-        ({"arguments": []}, JOB, "comes after --"),
         ({"spares": 17}, JOB, "--spares 17: the job has 17 nodes"),
         ({"spares": -1}, JOB, "--spares -1: must be at least 0"),
         ({"max_lives": 0}, JOB, "--max-lives 0"),
@@ -154,8 +153,9 @@ def test_mistaken_slurm_options_are_refused_with_a_message(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--spares 1 --nproc-per-node 8 t.py", "-- is missing: what is to be run comes after --"),
-        ("t.py --dry-run", "-- is missing"),
+        ("--spares 1 --nproc-per-node 8 t.py", "-- or what follows it is missing: what is to be run comes after --"),
+        ("t.py --dry-run", "missing"),
+        ("--dry-run --", "missing"),
         ("--nnodes 2 -- t.py", "unrecognized arguments: --nnodes"),
         ("--chain -- t.py", r"no option chain any more: .* sbatch --dependency=afternotok:JOBID"),
         ("--sparse 1 -- t.py", "did you mean '--spares'"),
