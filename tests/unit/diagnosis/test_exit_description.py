@@ -160,46 +160,33 @@ def test_error_of_a_rank_that_lost_a_peer_is_a_consequence(error: str, follows: 
     assert not is_secondary_failure(ended(1, -9, error=error))
 
 
+FOLLOWS, ALSO = ended(0, 1, 100, error=LOST), ended(2, 1, 110, error=LOST)
+LEFT = ended(1, 0, 90, iteration=5)
+LEFT_LATER = ended(1, 0, 200, iteration=5)
+FAILED = ended(1, 7, 300, where="loader.py:88 next_batch")
+
+
 @pytest.mark.parametrize(
-    ("others", "rank", "line"),
+    ("exits", "hangs", "rank", "line"),
     [
-        (
-            [ended(1, 7, 200, where="loader.py:88 next_batch")],
-            1,
-            "rank 1 exited with code 7, in loader.py:88 next_batch, 1 other failed because of it",
-        ),
-        ([ended(1, -6, 5000)], 0, "which had lost its connection to another rank"),  # much later
-        ([], 0, "which had lost its connection to another rank"),
+        ([FOLLOWS, FAILED], [], 1, "code 7, in loader.py:88 next_batch, 1 other failed because of it"),
+        ([FOLLOWS, ended(1, -6, 5000)], [], 0, "which had lost its connection to another rank"),  # much later
+        ([FOLLOWS], [], 0, "which had lost its connection to another rank"),
+        # one had exited with 0 before the others lost it
+        ([FOLLOWS, LEFT, ALSO], [], 1, "after iteration 5, in the middle of training; 2 others failed because of it"),
+        ([FOLLOWS, LEFT_LATER], [], 0, "which had lost its connection to another rank"),
+        ([FOLLOWS, LEFT, ended(2, -9, 100)], [], 2, "1 other failed because of it"),
+        # it had raised before it was found hung: its interpreter took longer to end than the rest of its timeout
+        ([ended(0, 1, 5400, error=LOST, raised_at_ns=4200 * MS), LEFT], [hang(0)], 1, "1 other failed because of it"),
+        ([ended(0, 1, 5400, error=LOST, raised_at_ns=5200 * MS), LEFT], [hang(0)], 0, "after iteration 40"),
     ],
 )
 def test_lost_peer_is_the_cause_only_if_no_other_rank_failed_at_that_time(
-    others: list[RankExited], rank: int, line: str
+    exits: list[RankExited], hangs: list[RankHung], rank: int, line: str
 ) -> None:
-    cause = cause_of([ended(0, 1, 0, error=LOST), *others], [])
-    assert (cause.rank, cause.follows) == (rank, rank == 0)
+    cause = cause_of(exits, hangs)
+    assert (cause.rank, cause.follows) == (rank, rank == 0 and cause.kind is not CauseKind.HANG)
     assert cause.line.endswith(line)
-
-
-def test_rank_that_exited_with_0_before_the_others_lost_it_is_the_cause() -> None:
-    left = ended(1, 0, 90, iteration=5)
-    cause = cause_of([ended(0, 1, 100, error=LOST), left, ended(2, 1, 110, error=LOST)], [])
-    assert (cause.rank, cause.follows) == (1, False)
-    assert cause.line == (
-        "rank 1 exited with 0 after iteration 5, in the middle of training; 2 others failed because of it"
-    )
-    later = cause_of([ended(0, 1, 100, error=LOST), msgspec.structs.replace(left, at_ns=200 * MS)], [])
-    assert later.rank == 0
-    another = cause_of([ended(0, 1, 100, error=LOST), left, ended(2, -9, 100)], [])
-    assert another.rank == 2
-
-
-def test_verdict_on_a_rank_that_had_raised_before_counts_less_than_exits() -> None:
-    """Its interpreter took longer to end than the rest of its timeout."""
-    exits = [ended(0, 1, 5400, error=LOST, raised_at_ns=4200 * MS), ended(1, 0, 4100)]
-    cause = cause_of(exits, [hang(0)])
-    assert (cause.rank, cause.kind) == (1, CauseKind.CRASH)
-    late = cause_of([msgspec.structs.replace(exits[0], raised_at_ns=5200 * MS), exits[1]], [hang(0)])
-    assert (late.rank, late.kind) == (0, CauseKind.HANG)
 
 
 def test_a_rank_that_took_long_to_end_of_its_exception_is_the_cause_even_if_we_have_ended_it() -> None:

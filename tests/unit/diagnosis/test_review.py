@@ -12,13 +12,12 @@ from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.hang_diagnosis import blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.link.facts.shared import RankHung
 from tests.support.agents import hung
-from tests.support.job_machines import answers
+from tests.support.job_machines import begun
 
 FIRST = hung(kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0, iteration=None, at_ns=9)
 
@@ -104,17 +103,6 @@ def test_the_cause_of_a_cycle_that_is_ended_for_it_says_so() -> None:
     assert undecided.line.startswith("no collective has completed on any rank for 40.0 s (timeout 40.0 s), root cause")
 
 
-def running(nodes: str = "ab") -> Coordinator:
-    """The coordinator of a cycle of these nodes, whose launchers' links are 0, 1 ..."""
-    rules = m.Rules(min_nodes=len(nodes), max_nodes=len(nodes), max_restarts=3)
-    machine = Coordinator("c", m.JobDefinition("job", rules), parts=LEADER_PARTS)
-    for link, name in enumerate(nodes):
-        machine.heard(link, m.Hello("job", rules, name, name, owns=name == "a"), 0.0)
-        machine.heard(link, m.Ready(), 0.0)
-    answers(machine, machine.settle(0.0))
-    return machine
-
-
 def tell(machine: Coordinator, *heard: tuple[int, Any], now_s: float = 1.0) -> list[actions.Send]:
     """What it sends when it has heard these."""
     effects = [effect for link, message in heard for effect in machine.heard(link, message, now_s)] + machine.settle(
@@ -123,11 +111,11 @@ def tell(machine: Coordinator, *heard: tuple[int, Any], now_s: float = 1.0) -> l
     return [effect for effect in effects if isinstance(effect, actions.Send)]
 
 
-ASKS = Hang(0, FIRST, passive=True)
+ASKS, RULES = Hang(0, FIRST, passive=True), m.Rules(min_nodes=2, max_nodes=2, max_restarts=3)
 
 
 def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
-    machine = running()
+    machine = begun(RULES, "ab")
     (asked,) = tell(machine, (1, ASKS), (0, ASKS))
     assert (list(asked.links), asked.message) == ([0, 1], DiagnoseHang(0, passive=True))
     assert tell(machine, (0, RankSnapshots(0, (waits(0),), passive=True))) == []
@@ -141,7 +129,7 @@ def test_review_asks_and_tells_all_nodes_and_the_cycle_continues() -> None:
 
 
 def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
-    machine = running()
+    machine = begun(RULES, "ab")
     tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0),), passive=True)))
     told = None
     while told is None:
@@ -163,14 +151,14 @@ def test_a_node_that_says_nothing_is_not_waited_for_for_ever() -> None:
     ids=["moves", "shut down", "raised", "exited"],
 )
 def test_silence_is_not_told_where_a_rank_of_another_node_moves_or_may(other: RankSnapshot, is_told: bool) -> None:
-    machine = running()
+    machine = begun(RULES, "ab")
     tell(machine, (0, ASKS), (0, RankSnapshots(0, (waits(0), waits(2)), passive=True)))
     told = tell(machine, (1, RankSnapshots(0, (other,), passive=True)))
     assert [sent.message.rank for sent in told if isinstance(sent.message, Reviewed)] == ([1] if is_told else [])
 
 
 def test_a_hang_that_is_found_meanwhile_is_not_mixed_up_with_it() -> None:
-    machine = running()
+    machine = begun(RULES, "ab")
     tell(machine, (0, ASKS))
     (asked,) = tell(machine, (1, Hang(0, FIRST)))
     assert asked.message == DiagnoseHang(0)
