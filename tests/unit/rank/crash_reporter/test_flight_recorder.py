@@ -34,16 +34,12 @@ def test_digest_lists_collectives_in_flight_and_counts_of_each_group() -> None:
             entry("gloo:barrier", 2),
             entry("gloo:all_reduce", 1, group="tp"),
             entry("gloo:all_gather", 3, done=False),
+            entry("nccl:all_reduce", 7, done=False, state="completed"),
         ]
     )
     assert names(answer) == ["gloo:all_gather 3"]
-    assert answer.enqueued == {"gloo/0": 3, "gloo/tp": 1}
-    assert answer.completed == {"gloo/0": 2, "gloo/tp": 1}
-
-
-def test_two_backends_of_one_group_count_apart() -> None:
-    answer = digest([entry("gloo:barrier", 9), entry("nccl:all_reduce", 3, done=False, state="started")])
-    assert answer.enqueued == {"gloo/0": 9, "nccl/0": 3}
+    assert answer.enqueued == {"gloo/0": 3, "gloo/tp": 1, "nccl/0": 7}
+    assert answer.completed == {"gloo/0": 2, "gloo/tp": 1, "nccl/0": 7}
 
 
 def test_the_parts_of_a_batch_are_over_with_what_follows_them() -> None:
