@@ -39,10 +39,10 @@ whether a process of its own is lost. Each source has a bound, and one that does
 that may run on gets the question only: a signal may wake it. The monitors of the other ranks do the same when the
 launcher asks, so that `diagnosis` can compare ranks.
 
-**The end of a rank** (`end_of_rank.py`). The user's signal goes to the rank's main thread, where Python runs
+**The end of a rank** (`service.py`). The user's signal goes to the rank's main thread, where Python runs
 handlers, and SIGCONT after it, for a stopped process handles nothing; SIGKILL follows after a grace. What else its
 group and session hold is the launcher's to end. If the launcher is dead, the monitor ends it: by process group, by
-session, and by the path of its own socket in the environment of what has left both.
+session, and by the path of its own socket in the environment of what has left both (`end_of_rank.py`).
 
 **Deaths.** The death of its launcher ends a rank, by the kernel's parent-death signal. If a monitor dies, the
 launcher starts another one and hands it the rank's descriptors (board, pidfd, memory for stacks): no interval is

@@ -1,31 +1,16 @@
-"""End a hung rank step by step, or everything left of a rank whose launcher died."""
+"""End everything that is left of a rank whose launcher died."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 
-from megatron_ft.link.base.escalation import Escalation
-from megatron_ft.link.linux.proc import run_delays_ns
-from megatron_ft.link.linux.processes import ProcessStat, carries, kill_matching, send_signal, signal_main_thread
+from megatron_ft.link.linux.processes import ProcessStat, carries, kill_matching
 
 SWEEP_S = 2.0
 _SECOND_LOOK_S = 0.1
-
-
-def send_due_signals(pid: int, pidfd: int, escalation: Escalation) -> list[signal.Signals]:
-    """Send a rank the signals that are due now and return them. Never blocks."""
-    number = escalation.advance(time.monotonic(), lambda: run_delays_ns(pid))
-    if number is None:
-        return []
-    # Python runs handlers in the main thread only, which may sleep on in C if another thread takes the signal. Sent to
-    # the main thread, the signal is pending when SIGCONT lets a stopped process run.
-    signal_main_thread(pid, pidfd, number)
-    send_signal(pidfd, signal.SIGCONT)
-    return [number, signal.SIGCONT]
 
 
 def end_orphans(socket_path: str, group: int | None) -> list[ProcessStat]:

@@ -22,7 +22,8 @@ from megatron_ft.link.base.escalation import Escalation
 from megatron_ft.link.base.layout import BoardDamagedError
 from megatron_ft.link.facts.monitor import Detached, Signalled
 from megatron_ft.link.facts.shared import RankHung, Warning_
-from megatron_ft.link.linux.processes import is_gone, is_in, wait_gone
+from megatron_ft.link.linux.proc import run_delays_ns
+from megatron_ft.link.linux.processes import is_gone, is_in, send_signal, signal_main_thread, wait_gone
 from megatron_ft.link.log import MONITOR
 from megatron_ft.link.messages.monitor_messages import (
     ORDERS,
@@ -48,7 +49,7 @@ from megatron_ft.link.messages.rank_messages import (
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.wire import Channel, ChannelClosedError, accept_peer
 from megatron_ft.monitor.collect_evidence import collect
-from megatron_ft.monitor.end_of_rank import end_orphans, remove_run_directory, send_due_signals
+from megatron_ft.monitor.end_of_rank import end_orphans, remove_run_directory
 from megatron_ft.monitor.last_look import LastLook, take_sample
 from megatron_ft.monitor.process import MonitorSettings
 from megatron_ft.monitor.reports import Reports
@@ -408,9 +409,15 @@ class MonitorService:
     def _go_on_terminating(self, termination: Escalation) -> None:
         assert self._watched is not None
         attached, was_due_s = self._watched.attached, termination.due_s
-        for number in send_due_signals(attached.pid, attached.pidfd, termination):
-            rank, cycle, now_ns = attached.rank, attached.cycle, time.monotonic_ns()
-            self._reports.record(Signalled(rank=rank, cycle=cycle, pid=attached.pid, signal=number.name, at_ns=now_ns))
+        due = termination.advance(time.monotonic(), lambda: run_delays_ns(attached.pid))
+        if due is not None:
+            # Python runs handlers in the main thread only, which may sleep on in C if another thread takes the signal.
+            # Sent to the main thread, the signal is pending when SIGCONT lets a stopped process run.
+            signal_main_thread(attached.pid, attached.pidfd, due)
+            send_signal(attached.pidfd, signal.SIGCONT)
+            rank, cycle, pid, now_ns = attached.rank, attached.cycle, attached.pid, time.monotonic_ns()
+            for name in (due.name, signal.SIGCONT.name):
+                self._reports.record(Signalled(rank=rank, cycle=cycle, pid=pid, signal=name, at_ns=now_ns))
         if was_due_s is not None and termination.due_s is None:
             self._reports.warn(f"rank {attached.rank} (process {attached.pid}) is still running after SIGKILL")
 
