@@ -100,7 +100,10 @@ class CrashReporter:
         _current, self._pid = self, os.getpid()
         self.stack, self._questions = KeptDescriptor(stack_fd), KeptDescriptor(ask_fd)
         self._socket = socket.socket(fileno=ask_fd)
-        self.signal = _register(stack_fd)
+        numbers = range(_FIRST_SIGNAL, signal.SIGRTMAX)
+        self.signal = next((number for number in numbers if would_end_by(os.getpid(), number)), None)  # a free one
+        if self.signal is not None:
+            faulthandler.register(self.signal, file=stack_fd, all_threads=True)
         # the main thread's number first: without a signal it isn't needed
         board.words[layout.W_MAIN_THREAD] = threading.main_thread().ident or 0
         board.words[layout.W_STACK_SIGNAL] = self.signal or 0
@@ -275,15 +278,6 @@ def restore_signals() -> None:
     if _current.enabled_faulthandler:
         faulthandler.disable()
         faulthandler.enable(file=_current.stack.number, all_threads=True)
-
-
-def _register(stack_fd: int) -> int | None:
-    """Register a free real-time signal to write the stacks; None if all are in use."""
-    for number in range(_FIRST_SIGNAL, signal.SIGRTMAX):
-        if would_end_by(os.getpid(), number):
-            faulthandler.register(number, file=stack_fd, all_threads=True)
-            return number
-    return None
 
 
 def megatron_ft_crash_reporter(questions: socket.socket) -> None:
