@@ -19,11 +19,10 @@ from tests.support.training import (
     Bench,
     bench,
     clean_environment,
-    client,
     train,
 )
 
-__all__ = ["bench", "clean_environment", "client"]  # fixtures
+__all__ = ["bench", "clean_environment"]  # fixtures
 
 
 def fault_config(**values: Any) -> Any:
