@@ -131,7 +131,10 @@ class Batch:
                 ready, _, _ = select.select([pidfd, wake.fileno()], [], [], _LOOK_S)
                 if wake.fileno() in ready:
                     wake.recv(4096)
-                    self._pass_on()
+                if self._is_to_pass_on:  # the ranks save; a second signal asks the launchers to be quick
+                    self._is_to_pass_on = False
+                    say(f"received {self._asked[-1].name}: sending SIGTERM to the launchers")
+                    self._command([*_STOP, self._plan.job])
                 life, now_s = self._ended(before), time.monotonic()
                 over_s = None if life is None else over_s or now_s
                 if life is not None and over_s is not None and now_s > over_s + _STAYS_S:
@@ -140,14 +143,6 @@ class Batch:
         finally:
             os.close(pidfd)
         return step.returncode if step.returncode >= 0 else 128 - step.returncode
-
-    def _pass_on(self) -> None:
-        """Ask the launchers to terminate their ranks, which save; a second signal asks them to be quick."""
-        if not self._is_to_pass_on:
-            return
-        self._is_to_pass_on = False
-        say(f"received {self._asked[-1].name}: sending SIGTERM to the launchers")
-        self._command([*_STOP, self._plan.job])
 
     @contextlib.contextmanager
     def _taking_signals(self) -> Iterator[socket.socket]:

@@ -114,6 +114,7 @@ class EventCommand:
 
     def _kill(self) -> int | None:
         """End what is left of the command, and forget it. Return how it ended; None if it is stuck in the kernel."""
+        self._signal()
         process, self._process = self._process, None
         if self._timer is not None:
             self._timer.cancel()
@@ -123,8 +124,6 @@ class EventCommand:
             self._pidfd = -1
         if process is None:
             return None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(_GONE_S)
         return None

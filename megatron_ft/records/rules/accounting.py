@@ -544,9 +544,10 @@ class _Sums:
         lost = again if again is not None else last if failed else last + 1
         split_ns = end_ns if lost > last else _begin_of(lost, known)
         self.take(TimeClass.PRODUCTIVE, min(split_ns, end_ns), cut_out)
-        step_ns = _mean_step(known[:-1])
-        if failed and not is_known and step_ns is not None and known[-2][1] == last and lost <= last:
-            self.take(TimeClass.REDONE, min(end_ns, max(known[-2][0] + step_ns, self.at_ns)), cut_out)
+        (begin_ns, begin), (latest_ns, latest) = known[0], known[max(0, len(known) - 2)]
+        if failed and not is_known and begin < latest == last and lost <= last:
+            step_ns = (latest_ns - begin_ns) // (latest - begin)  # the mean one
+            self.take(TimeClass.REDONE, min(end_ns, max(latest_ns + step_ns, self.at_ns)), cut_out)
             self.take(TimeClass.DETECTION, end_ns, cut_out)
         else:
             self.take(TimeClass.REDONE, end_ns, cut_out)
@@ -558,13 +559,6 @@ def _pauses_in_one_step(pauses: Sequence[Span], known: Sequence[tuple[int, int]]
         for since_ns, until_ns in pauses:
             if after - before == 1 and max(since_ns, begin_ns) < min(until_ns, end_ns):
                 yield (max(since_ns, begin_ns), min(until_ns, end_ns)), TimeClass.PAUSED
-
-
-def _mean_step(known: Sequence[tuple[int, int]]) -> int | None:
-    if not known:
-        return None
-    (begin_ns, first), (end_ns, last) = known[0], known[-1]
-    return (end_ns - begin_ns) // (last - first) if last > first else None
 
 
 def _begin_of(iteration: int, known: Sequence[tuple[int, int]]) -> int:
