@@ -93,10 +93,7 @@ class Batch:
     def print_commands(self) -> None:
         """Print the commands without running them."""
         plan = self._plan
-        words = commands.srun(
-            nodes=plan.nodes, exclude=self._excluded(plan.nodes), more=plan.srun_options, launcher=plan.launcher
-        )
-        print(shlex.join(words))
+        print(shlex.join(self._srun(plan.nodes)))
         print(f"# on SIGTERM, SIGUSR1 or SIGUSR2: {shlex.join([*_STOP, plan.job])}")
         print(f"# then, from {os.path.join(plan.log_dir, LIVES_FILE)}:")
         print(f"#   lost or failed: {shlex.join(batch_script.show(plan.job))}, and srun again if enough nodes are left")
@@ -110,13 +107,7 @@ class Batch:
     # -- one step ---------------------------------------------------------------------------------------------
 
     def _step(self, nodes: int, before: int, wake: socket.socket) -> int:
-        excluded = self._excluded(nodes)
-        words = commands.srun(
-            nodes=nodes - len(excluded),
-            exclude=excluded,
-            more=self._plan.srun_options,
-            launcher=self._plan.launcher,
-        )
+        words = self._srun(nodes)
         say(shlex.join(words))
         try:
             # a session of its own: signals to this script's group aren't for srun
@@ -186,6 +177,11 @@ class Batch:
         bad = self._lives().bad_nodes()
         here = [] if job is None else [name for name in expand_hosts(job.hosts, _MOST_NODES) if name in bad]
         return here[: max(0, nodes - self._plan.needed)]
+
+    def _srun(self, nodes: int) -> list[str]:
+        plan, excluded = self._plan, self._excluded(nodes)
+        count = nodes - len(excluded)
+        return commands.srun(nodes=count, exclude=excluded, more=plan.srun_options, launcher=plan.launcher)
 
     # -- files and commands -----------------------------------------------------------------------------------
 
