@@ -85,14 +85,14 @@ def _report(args: argparse.Namespace) -> int:
         print("\n".join(lines))
         return 0 if has_timeouts else _NOTHING_FOUND
     written = ""
-    for path in track([args.html] if args.html is not None else [], "drawing", 1):
+    if args.html is not None:
         from megatron_ft.cli.render.html_page import write_page
 
         try:  # before anything is printed: `| head` ends this process
-            left_out = write_page(analyses[-1], [log_directory(each) for each in args.log_dirs], path)
+            left_out = write_page(analyses[-1], [log_directory(each) for each in args.log_dirs], args.html)
         except OSError as error:
-            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
-        written = f"wrote {path}{left_out}"
+            raise ConfigError(f"{args.html} can't be written: {error.strerror}") from None
+        written = f"wrote {args.html}{left_out}"
     if args.json:
         print(json.dumps([summary_document(each) for each in analyses], indent=2))
     else:
