@@ -213,7 +213,7 @@ class _JobLife:
     def _decided(self, decision: OfMember) -> None:
         match decision:
             case Assignment(place=None) | Stay():
-                self._result.left_out()
+                self._result.place = None  # others tell how the job ends
             case Assignment():
                 self._result.begun(decision)
             case Verdict():

@@ -162,10 +162,6 @@ class ResultFile:
         if fault is not None and all(known.cycle != fault.cycle for known in self._life.faults):
             self._life = structs.replace(self._life, faults=(*self._life.faults, fault))
 
-    def left_out(self) -> None:
-        """Record that the job goes on without this node: others tell how it ends."""
-        self.place = None
-
     def ended(self, end: LauncherEnd, *, decided: Decision | None, accounting: Accounting) -> None:
         """Record the end of the job. ``decided``: last decision this launcher knows."""
         place, ending = self.place, end.ending

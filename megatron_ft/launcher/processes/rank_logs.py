@@ -187,13 +187,10 @@ class CopiedStream:
         line, self._begun = f"{self._rank}: {self._begun}", ""
         try:
             if self._fd is None:
-                self._fd = self._open()
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                self._fd = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             if self._fd >= 0:
                 os.write(self._fd, line.encode(errors="replace"))
         except OSError as error:
             self._fd = -1
             self._say(f"--ft-per-cycle-applog-prefix: {self._path} can't be written: {error.strerror}")
-
-    def _open(self) -> int:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        return open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

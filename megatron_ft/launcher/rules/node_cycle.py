@@ -255,16 +255,15 @@ class NodeCycle:
         """Return the state of this node to report to the coordinator now."""
         if not self.ranks or self._unread or any(part.is_deciding for part in self._parts):
             return NodeState.HEALTHY
-        # a hung rank that its monitor couldn't terminate counts as failed once its grace is over
-        if self.mixed is not None or self.failed or self._is_grace_over(turn):
+        if self.mixed is not None or self.failed:
+            return NodeState.UNHEALTHY
+        # a hung rank that its monitor couldn't terminate counts as failed once its grace is over, which is extended by
+        # its threads' waits for a CPU
+        late = [each for each, grace in self.hung.items() if each not in self.exits and turn.now_s >= grace.due_s]
+        over = [each for each in late if self.hung[each].check(turn.now_s, turn.seen.run_delays_ns[each])]
+        if over:
             return NodeState.UNHEALTHY
         return NodeState.SUCCEEDED if self.all_have_ended else NodeState.HEALTHY
-
-    def _is_grace_over(self, turn: Turn) -> bool:
-        """Extend graces that are over by threads' CPU waits. Return True if one is over even so."""
-        late = [each for each, grace in self.hung.items() if each not in self.exits and turn.now_s >= grace.due_s]
-        checked = [self.hung[each].check(turn.now_s, turn.seen.run_delays_ns[each]) for each in late]
-        return any(checked)
 
     @property
     def failed(self) -> list[RankExited]:
