@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_ft.link.linux.processes import carries, kill_matching
+from tests import ROOT
+from tests.support.launching import clean_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 LAUNCHERS: dict[str, tuple[str, ...]] = {
     "ours": ("-m", "megatron_ft.launcher"),
@@ -48,31 +49,6 @@ class Stamp(NamedTuple):
     at: float
 
 
-class Enclosure:
-    """A directory for all files and a mark for all processes of something; at the end of the block both go."""
-
-    def __init__(self, launcher: str, reference: str | None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="ft-bench-"))
-        self.mark = f"{_MARK}={os.urandom(8).hex()}"
-        # nothing that makes a launcher take itself for a rank; nothing of the reference where it isn't measured
-        prefixes = ("FT_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_")
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
-        self.env = {
-            key: value for key, value in os.environ.items() if key not in names and not key.startswith(prefixes)
-        }
-        self.env |= {"TMPDIR": str(self.directory), "XDG_STATE_HOME": str(self.directory), "OMP_NUM_THREADS": "1"}
-        self.env["PYTHONPATH"] = f"{reference}{os.pathsep}{ROOT}" if launcher == "reference" else str(ROOT)
-        self.env[_MARK] = self.mark.partition("=")[2]
-
-    def __enter__(self) -> Enclosure:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if left := kill_matching(lambda stat: carries(stat.pid, self.mark.encode()), timeout_s=10.0):
-            progress(f"processes are left: {[stat.pid for stat in left]}")
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-
 class Cluster:
     """A job of some nodes with a rank each. ``with Cluster(...)``: at the end everything of it is gone.
 
@@ -91,10 +67,14 @@ class Cluster:
         options: Sequence[str],
         variables: dict[str, str],
     ) -> None:
-        self._enclosure = Enclosure(launcher, reference)
-        self.directory = self._enclosure.directory
+        self.directory = Path(tempfile.mkdtemp(prefix="ft-bench-"))
         self._stamps = self.directory / "stamps"
-        self._env = {**self._enclosure.env, **variables, "FT_BENCH_STAMPS": str(self._stamps)}
+        self._mark = f"{_MARK}={self.directory.name}"
+        # nothing that makes a launcher take itself for a rank; nothing of the reference where it isn't measured
+        path = f"{reference}{os.pathsep}{ROOT}" if launcher == "reference" else str(ROOT)
+        self._env = {**clean_environment(), **variables, _MARK: self.directory.name, "PYTHONPATH": path}
+        self._env |= {name: str(self.directory) for name in ("TMPDIR", "XDG_STATE_HOME")}
+        self._env |= {"FT_BENCH_STAMPS": str(self._stamps), "OMP_NUM_THREADS": "1"}
         self._env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._words = [sys.executable, *LAUNCHERS[launcher], *options]
         self._command = [word.replace("{directory}", str(self.directory)) for word in command]
@@ -112,7 +92,9 @@ class Cluster:
             if node is not None:
                 node.kill()
                 node.wait()
-        self._enclosure.__exit__()
+        if left := kill_matching(lambda stat: carries(stat.pid, self._mark.encode()), timeout_s=10.0):
+            progress(f"processes are left: {[stat.pid for stat in left]}")
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def stamps(self) -> list[Stamp]:
         """Return what the ranks have written so far, in whole lines."""
@@ -162,7 +144,7 @@ class Cluster:
         if node is not None:
             node.kill()
             node.wait()
-        job, node_mark = self._enclosure.mark.encode(), f"{_NODE}=n{at}\0".encode()
+        job, node_mark = self._mark.encode(), f"{_NODE}=n{at}\0".encode()
         kill_matching(lambda stat: carries(stat.pid, job) and carries(stat.pid, node_mark), timeout_s=10.0)
         self._due_s[at] = time.monotonic() + _REPLACED_AFTER_S
 
@@ -178,7 +160,7 @@ class Cluster:
     def signal(self, rank: int, number: signal.Signals) -> bool:
         """Signal the latest process of a rank. Return False if there is none."""
         pid = {stamp.rank: stamp.pid for stamp in self.stamps() if stamp.event == "user"}.get(rank)
-        if pid is None or not carries(pid, self._enclosure.mark.encode()):
+        if pid is None or not carries(pid, self._mark.encode()):
             return False
         os.kill(pid, number)
         return True
