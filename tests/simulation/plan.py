@@ -175,10 +175,10 @@ _LARGE, _HUGE = 0.005, 0.0005
 _ONE_WAY = {"host_cut", "pair_cut"}
 
 
-def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Plan:
+def plan_of(seed: int, *, nodes: int | None = None) -> Plan:
     """Draw a plan: faults that are independent of each other, or a series of faults that is hard to bear."""
     chance = random.Random(seed ^ 0x6E6574)
-    plan = plain_plan_of(seed, nodes=nodes, faults=faults, in_etcd=chance.random() < 0.25)
+    plan = plain_plan_of(seed, nodes=nodes, in_etcd=chance.random() < 0.25)
     node_lost_s = chance.choice((5.0, 5.0, 15.0))
     plan = dataclasses.replace(
         plan,
@@ -190,7 +190,7 @@ def plan_of(seed: int, *, nodes: int | None = None, faults: int | None = None) -
         shares_network=chance.random() < 0.7,
         had_former=plan.in_etcd and chance.random() < 0.1,
     )
-    is_free = nodes is None and faults is None and plan.nodes <= 50
+    is_free = nodes is None and plan.nodes <= 50
     if is_free and chance.random() < _DIRECTED:
         plan = _drawn(plan, _SERIES[chance.choice(list(_SERIES))], chance)
     drawn = [

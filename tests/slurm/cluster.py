@@ -123,25 +123,14 @@ class Cluster:
                 self.command("scontrol", "update", f"NodeName=node{number}", "State=RESUME", check=False)
         wait_for(lambda: self._idle() == self.count, 60, "all nodes are idle")
 
-    def pids(self, number: int, pattern: str) -> list[int]:
-        """Processes of that node whose command line matches."""
+    def kill(self, number: int, pattern: str) -> None:
+        """SIGKILL for processes of that node whose command line matches."""
         namespace = os.readlink(f"/proc/{self._hosts.inhabitant(number)}/ns/net")
-        found = []
         for stat in all_processes():
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{stat.pid}/ns/net") == namespace and re.search(
-                    pattern, " ".join(command_line(stat.pid))
-                ):
-                    found.append(stat.pid)
-        return found
-
-    def kill(self, number: int, pattern: str) -> int:
-        """SIGKILL for these; how many there were."""
-        found = self.pids(number, pattern)
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return len(found)
+                is_there = os.readlink(f"/proc/{stat.pid}/ns/net") == namespace
+                if is_there and re.search(pattern, " ".join(command_line(stat.pid))):
+                    os.kill(stat.pid, signal.SIGKILL)
 
     # -- Slurm ------------------------------------------------------------------------------------------------
 
