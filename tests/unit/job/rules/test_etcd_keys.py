@@ -57,16 +57,6 @@ def test_lock_is_taken_once_until_it_expires_or_is_given_up_and_each_leader_has_
     assert etcd_keys.take(etcd, JOB, "host2:1") is not None
 
 
-def test_renewed_lock_is_kept_and_one_that_has_expired_is_reported_as_lost() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    for _ in range(3):
-        etcd.pass_time(etcd_keys.LEASE_S - 1.0)
-        assert ledger.renew()
-    etcd.pass_time(etcd_keys.LEASE_S)
-    assert not ledger.renew()
-
-
 def test_next_leader_finds_the_last_decision() -> None:
     etcd = EtcdModel()
     ledger = entered(etcd, lock_taken(etcd))
@@ -118,16 +108,6 @@ def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_on
     etcd.pass_time(24 * 3600)
     assert etcd.names() == []
     assert entered(etcd, lock_taken(etcd)).former is None
-
-
-def test_leader_that_leads_for_days_renews_the_decisions() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    assert ledger.keep(record(0))
-    for _ in range(int(2 * 24 * 3600 / etcd_keys.RENEW_S)):
-        etcd.pass_time(etcd_keys.RENEW_S)
-        assert ledger.renew()
-    assert ledger.keep(record(1))
 
 
 def test_leader_without_decisions_in_etcd_any_more_has_lost_the_lock() -> None:

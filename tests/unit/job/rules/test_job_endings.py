@@ -110,17 +110,6 @@ def test_launchers_that_are_all_asked_to_stop_end_well_if_their_ranks_do() -> No
     assert job.has_quit
 
 
-def test_a_launcher_whose_ranks_did_not_end_well_when_it_was_stopped_ends_with_1_and_the_others_go_on() -> None:
-    job = Job(min_nodes=2)
-    a, b, c = job.start("abc")
-    c.leaves("stopped by SIGTERM")
-    job.run(2.0)
-    assert c.left == (1, "")
-    assert cycles(a, b) == [1, 1]
-    assert a.verdicts[0].cause_for(0).text == "node 2 (c): stopped by SIGTERM"
-    assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
-
-
 def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
     job = Job(min_nodes=2)
     a, _, c = job.start("abc")
@@ -142,18 +131,6 @@ def test_launcher_stopped_well_under_min_healthy_is_not_counted_as_finished() ->
         node.finishes()
     job.run(0.5)
     assert a.left == b.left == (0, f"the job finished on 2 of 3 nodes: {bad}")
-
-
-def test_job_succeeds_where_one_node_finishes_as_the_other_is_stopped_well() -> None:
-    job = Job(min_nodes=2)
-    a, b = job.start("ab")
-    job.run(30.0)
-    b.leaves("stopped by SIGTERM", well=True)
-    job.run(0.5)
-    a.finishes()
-    job.run(0.5)
-    assert (a.left, b.left) == ((0, ""), (0, ""))
-    assert a.verdicts[0].outcome is Outcome.SUCCEEDED
 
 
 @pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0)])
@@ -252,35 +229,6 @@ def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:
     a.do(a.member.broken(job.now_s))
     job.run(3.0)
     assert cycles(a, c) == [1, 1]
-
-
-def test_nodes_under_min_healthy_continue_without_an_excluded_one_while_enough() -> None:
-    job = Job(min_nodes=2, min_healthy=True)
-    a, b, c = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(5.0)
-    assert (b.left, b.stays, cycles(a, c), a.verdicts) == (None, True, [0, 0], [])
-    c.leaves("rank 2 asked for it", excluded=True)
-    job.run(1.0)
-    assert c.left == (1, "1 node left, at least 2 required")
-    assert code(a) == 1
-    assert follows(a) == (Outcome.FAILED, Action.GIVE_UP, 2, "1 node left, at least 2 required, giving up")
-
-
-def test_a_node_that_can_not_end_its_ranks_leaves_and_the_others_go_on() -> None:
-    job = Job(min_nodes=2)
-    a, b, c = job.start("abc")
-    b.is_quick = False
-    a.fails()
-    job.run(10.0)
-    assert cycles(a, c) == [0, 0]  # it is waited for
-    b.leaves("process 7 (python, state D) can't be killed", excluded=True)
-    job.run(2.0)
-    assert (b.left, b.stays) == (None, True)
-    assert cycles(a, c) == [1, 1]
-    told = "node 1 (b) leaves the job: process 7 (python, state D) can't be killed; the other nodes continue without it"
-    assert a.lines[-1] == told
-    assert follows(a) == (Outcome.FAILED, Action.RESTART, 2, "")
 
 
 def test_job_ends_at_once_where_a_stuck_node_leaves_too_few() -> None:

@@ -241,19 +241,6 @@ def test_verdict_and_lines_name_the_next_node_when_the_one_at_place_0_is_gone() 
     assert d.prints
 
 
-def test_launcher_that_has_printed_does_so_in_a_later_cycle_only_at_place_0() -> None:
-    job = Job(max_restarts=9)
-    a, b, c = job.start("abc")
-    a.dies()
-    job.run(3.0)
-    assert [each.prints for each in (b, c)] == [True, False]
-    (d,) = job.start("d")
-    b.fails()
-    job.run(3.0)
-    assert [each.begun.place for each in (d, b, c) if each.begun is not None] == [0, 1, 2]
-    assert [each.prints for each in (d, b, c)] == [True, False, False]
-
-
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_first_launcher_that_is_left_says_why_the_job_ends(has_begun: bool) -> None:
     job = Job(min_nodes=3, max_nodes=3, launchers=3 * has_begun, owner="c", join_timeout_s=60.0)

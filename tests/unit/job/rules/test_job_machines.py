@@ -47,12 +47,6 @@ def names(nodes: list[Node]) -> str:
     return "".join(each.instance for each in nodes)
 
 
-def test_the_first_places_are_by_rank_then_by_arrival() -> None:
-    ready = [node("c", None, 3), node("b", None, 2), node("a", 1, 4), node("d", 0, 5)]
-    assert names(choose([], ready, 9)[0]) == "dabc"
-    assert names(choose([], ready, 3)[0]) == "dab"
-
-
 def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinator() -> None:
     host = node("h", None, 9, owns=True)
     first = [node("a", None, 1), node("b", None, 2), host]

@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang
-from megatron_ft.diagnosis.leader_parts import HangsAtLeader
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import FOUNDING_S, Coordinator
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.job_cycle import JobCycle
-from megatron_ft.job.rules.leader_part import ToNodes
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
-from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
+from megatron_ft.job.rules.nodes import NEW_LEADER_S
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
 from megatron_ft.link.facts.launcher import Cause
-from tests.support.agents import hung
-from tests.support.job_machines import RULES, answers, begun, decision, led, links, member, sent
+from tests.support.job_machines import answers, begun, decision, led, links, member, sent
 
 LAST = Decision(3, "old.3", DecisionKind.START, 2, 3, restarts=1, founding="old.0")
 RECORD = DecisionRecord(LAST, "i0:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
@@ -305,15 +301,3 @@ def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_
     machine.tell(m.Goodbye("its launcher received SIGTERM"), 1.0)
     left = [(now_s, each) for now_s in range(2, 70) for each in machine.heard(m.Beat(), now_s) + machine.tick(now_s)]
     assert [(now_s, each.code) for now_s, each in left if isinstance(each, m.Dismiss)] == [(61, 1)]
-
-
-# -- the rest -----------------------------------------------------------------------------------------------------
-
-
-def test_hang_that_many_nodes_detect_is_looked_into_once() -> None:
-    part, node = HangsAtLeader(), Node("i0", "h0")
-    part.begin(JobCycle(RULES, decision(size=2), [Node("a", "a"), Node("b", "b")]))
-    hang = Hang(0, hung(rank=1, elapsed_s=3.0, timeout_s=2.0))
-    assert [*part.hear(node, 1, hang, 0.0)] == [ToNodes(DiagnoseHang(0))]
-    assert [*part.hear(node, 0, hang, 0.1)] == []
-    assert [*part.hear(node, 0, replace(hang, passive=True), 0.2)] == []

@@ -84,19 +84,6 @@ def test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothi
     assert 14.0 < after_s < 17.0
 
 
-def test_node_that_is_back_before_it_is_lost_ends_nothing() -> None:
-    job, (a, b, c) = training()
-    c.is_silent = True
-    job.run(100.0)
-    c.is_silent = False
-    job.run(5.0)
-    assert [a.ends, b.ends, c.ends] == [[], [], []]
-    for launcher in (a, b, c):
-        launcher.finishes()
-    job.run(3.0)
-    assert {launcher.left for launcher in (a, b, c)} == {(0, "")}
-
-
 def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_have_finished() -> None:
     job, (a, b, c) = training()
     c.is_silent = True

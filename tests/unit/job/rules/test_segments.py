@@ -35,20 +35,6 @@ def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int =
     return " ".join(each.instance for each in found)
 
 
-@pytest.mark.parametrize(
-    ("ready", "takes_part"),
-    [
-        ("a0 b1 a2 b3", "a0 a2 b1 b3"),
-        ("a0 b1 a2 c3 b4", "a0 a2 b1 b4"),
-        ("a0 b1 c2 a3", "a0 a3"),  # of two domains one node each
-        ("a0 a1 a2 a3 a4 b5 b6", "a0 a1 a2 a3"),
-        ("a0 b1 c2", ""),
-    ],
-)
-def test_segments_are_formed_by_arrival_at_first(ready: str, takes_part: str) -> None:
-    assert chosen("", ready) == takes_part
-
-
 def test_newcomer_of_another_domain_takes_no_place_of_a_segment_that_can_be_filled() -> None:
     slots = [node("a0", rank=0), node("a1")]
     found, _ = choose(slots, [slots[1], node("a2"), node("c3", rank=0), node("c4")], 2, 2)
