@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from types import FunctionType
 
 from tests.slurm.run import BIN, HOLD, ROOT, Run
 
@@ -296,28 +297,8 @@ def two_steps_of_a_job(run: Run) -> None:
 SMALL = "--hidden-size=32 --seq-length=16 --vocab-size=32 --train-iters=60"
 SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
 
-_NAMED = (
-    undisturbed,
-    killed_rank,
-    killed_launcher,
-    killed_rendezvous_host,
-    killed_slurmstepd,
-    power_loss_with_a_spare,
-    power_loss_of_the_first_node,
-    scancel,
-    time_limit,
-    learned_timeouts,
-    dependent_jobs,
-    excluded_node,
-    rehearsal_beside_another_job,
-    two_launchers_on_a_node,
-    sbatch_exports_nothing,
-    two_steps_of_a_job,
-    fails_for_ever,
-    batch_script_of_the_readme,
-)
 ROWS: dict[str, Row] = {
-    **{row.__name__.replace("_", " "): row for row in _NAMED},
+    **{name.replace("_", " "): row for name, row in vars().items() if isinstance(row, FunctionType) and name[0] != "_"},
     "scancel signal": _stopped(),
     "scancel batch": _stopped("--batch"),
     "scancel full": _stopped("--full"),
@@ -326,3 +307,4 @@ ROWS: dict[str, Row] = {
     "two jobs on one port": _two_jobs("--rdzv-backend=c10d --rdzv-endpoint=node1:29777"),
     "two jobs on the same nodes": _two_jobs(""),
 }
+"""Each function here without an underscore is one, and what the others return."""
