@@ -22,7 +22,7 @@ def test_the_job_loses_two_ranks_and_ends_with_the_weights_of_an_undisturbed_run
     done = subprocess.run(
         [sys.executable, "examples/demo.py", "--out", str(tmp_path / "out"), "--async-save", *SMALL, *SHORT],
         cwd=ROOT,
-        env={**clean_environment(), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
+        env={**clean_environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=280,

@@ -10,37 +10,6 @@ from tests.support.launching import Launcher
 TWO = ("--nproc-per-node", "2")
 
 
-def test_kill_exit_code_and_exception_restart_one_after_another(torch_launcher: Launcher) -> None:
-    script = """
-def main():
-    raise RuntimeError("boom\\nand more")
-if CYCLE == 0 and RANK == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-if CYCLE == 1 and RANK == 0:
-    sys.exit(3)
-if CYCLE == 2 and RANK == 1:
-    from torch.distributed.elastic.multiprocessing.errors import record
-    record(main)()
-if CYCLE < 3:
-    forever()
-say("done", RANK)
-"""
-    launched = torch_launcher.start(script, *TWO, "--max-restarts=3")
-    finished = launched.wait()
-    assert finished.code == 0
-    launched.assert_nothing_left()
-    assert launched.ends() == [
-        (1, "signal", "restart", 2),
-        (0, "crash", "restart", 1),
-        (1, "crash", "restart", 0),
-        (None, None, "finish", 0),
-    ]
-    assert launched.exits(0) == {0: (-15, True), 1: (-9, False)}
-    assert launched.exits(1)[0] == (3, False)
-    assert "rank 1 raised RuntimeError: boom and more, in script.py:11 main" in finished.err, "on one line"
-    assert [event["ranks"] for event in launched.events("cycle_started")][3][1]["rank"] == 1
-
-
 def test_an_exception_before_monitoring_has_begun_is_named(launcher: Launcher) -> None:
     """Chaos seed 127."""
     script = "def main(): raise ValueError('no such file')\nmain()"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ft.launcher.base.launcher_lines import say
 from tests import ROOT
 from tests.support.launching import clean_environment
 
@@ -134,11 +133,3 @@ def test_an_unforeseen_error_is_one_line(tmp_path: Path) -> None:
     assert ["in hear" in each["traceback"] for each in records if each["ev"] == "launcher_failed"] == [True]
     (life,) = json.loads((logs / "result.json").read_text())["lives"]
     assert (life["outcome"], life["exit_code"], life["cause"]) == ("failed", 1, failed)
-
-
-def test_a_line_of_the_launcher_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever a rank, another node or a file's name brought into it."""
-    say("rank 1 raised ValueError: \x1b[2J\x07\udc80\n[ft_launcher] all is well\r")
-    assert capsys.readouterr().err == (
-        "[ft_launcher] rank 1 raised ValueError: \\x1b[2J\\x07\\udc80 [ft_launcher] all is well \n"
-    )
