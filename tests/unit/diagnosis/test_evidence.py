@@ -15,7 +15,18 @@ from megatron_ft.link.base.layout import ArmedTimeout, SectionView
 from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
 from tests.fuzz.healthy import BOARD
 from tests.support.agents import hung
-from tests.support.evidence import exit_evidence, hang_evidence
+
+
+def hang_evidence(**known: Any) -> RankEvidence:
+    note = RankSnapshot(rank=3, host="a", pid=12)
+    return RankEvidence(**{"summary": "rank 3: does not answer", "note": note, "cycle": 0, "took_s": 0.1, **known})
+
+
+def exit_evidence(**known: Any) -> RankEvidence:
+    note = RankSnapshot(rank=3, host="a", pid=12, gone=True, exitcode=1, raised=known.pop("error", ""))
+    summary = "rank 3 exited with code 1"
+    return RankEvidence(**{"summary": summary, "note": note, "cycle": 0, "took_s": 0.1, **known})
+
 
 S = 1_000_000_000
 
