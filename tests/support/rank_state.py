@@ -28,7 +28,6 @@ import resource  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
-import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 import warnings  # noqa: E402
@@ -97,7 +96,6 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
         while hasattr(hooks[-1], "_previous"):  # ours calls the one that it found
             hooks.append(hooks[-1]._previous)
         yield name, [*map(name_of, hooks)]
-    yield "traces", [name_of(f()) for f in (sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile)]
     yield "gc", [gc.isenabled(), gc.get_threshold(), gc.get_debug(), [*map(name_of, gc.callbacks)]]
     yield "gc frozen", gc.get_freeze_count() > 0
     yield "flags", [str(sys.flags), sys.warnoptions, sys._xoptions, sys.dont_write_bytecode, sys.pycache_prefix]
@@ -106,14 +104,10 @@ def _interpreter() -> Iterator[tuple[str, Any]]:
     yield "sys.path_hooks", [*map(name_of, sys.path_hooks)]
     yield "sys.meta_path", [name_of(each) for each in sys.meta_path]
     yield "sitecustomize", [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]
-    yield "last error", [name for name in ("last_type", "last_value", "ps1") if hasattr(sys, name)]
     main: Any = sys.modules["__main__"]
     loader = [type(main.__loader__).__name__, type(main.__builtins__).__name__]
     yield "__main__", [sorted(n for n in vars(main) if n.startswith("__")), name_of(main.__spec__), *loader]
     yield "faulthandler", faulthandler.is_enabled()
-    yield "start method", multiprocessing.get_start_method(allow_none=True)
-    yield "multiprocessing", [multiprocessing.current_process().name, len(multiprocessing.active_children())]
-    yield "tempfile", [tempfile.tempdir is None or tempfile.tempdir == os.environ.get("TMPDIR")]
     for name in ("stdin", "stdout", "stderr"):
         yield f"sys.{name}", _stream(name)
     yield "replaced", replaced()
