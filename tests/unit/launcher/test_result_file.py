@@ -29,10 +29,7 @@ from tests.support.agents import verdict
 def test_life_has_trained_if_a_cycle_of_the_job_was_through_its_start(
     end: LauncherEnd, before: JobProgress, iteration: int | None, trained: bool, tmp_path: Path
 ) -> None:
-    log = mock.Mock()
-    log.do.side_effect = lambda write: write()
-    result = ResultFile(log, str(tmp_path), job="j", command=["t.py"], is_first=True, before=before)
-    result.ended(end, decided=None, accounting=reached(iteration))
+    a_result(tmp_path, place=None, before=before).ended(end, decided=None, accounting=reached(iteration))
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
     assert life.trained is trained
 
@@ -44,17 +41,18 @@ def reached(iteration: int | None) -> Accounting:
     return Accounting(cycles=(CycleSummary(cycle=0, begin_ns=0, end_ns=None, outcome="", last_iteration=iteration),))
 
 
-def a_result(directory: Path, *, place: int = 0) -> ResultFile:
+def a_result(directory: Path, *, place: int | None = 0, before: JobProgress = JobProgress()) -> ResultFile:  # noqa: B008
+    """One that is in a cycle, if it has a ``place``."""
     log = mock.Mock()
     log.do.side_effect = lambda write: write()
-    result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=JobProgress())
-    result.begun(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place))
+    result = ResultFile(log, str(directory), job="j", command=["t.py"], is_first=True, before=before)
+    if place is not None:
+        result.begun(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), place))
     return result
 
 
-def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
-    result = ResultFile(mock.Mock(), None, job="j", command=["t.py"], is_first=True, before=JobProgress())
-    result.begun(Assignment(Decision(0, "c.1", DecisionKind.START, 0, 2), 0))
+def test_a_loss_that_a_successor_tells_again_counts_once(tmp_path: Path) -> None:
+    result = a_result(tmp_path)
     result.concluded(VERDICT)
     result.concluded(VERDICT)
     assert result.bad_nodes() == {"node1": "its launcher exited"}
@@ -62,21 +60,20 @@ def test_a_loss_that_a_successor_tells_again_counts_once() -> None:
     assert result.bad_nodes() == {}
 
 
-def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ended_before", [True, False])
+def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(
+    has_ended_before: bool, tmp_path: Path
+) -> None:
     cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
     cut_off.concluded(VERDICT)
     end = Decision(1, "c.0", DecisionKind.END, 0, 2)
-    other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, accounting=reached(9))
+    if has_ended_before:
+        other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, accounting=reached(9))
     cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, accounting=reached(3))
-    (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
-    assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
-    assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
     assert cut_off.bad_nodes() == {}
-
-
-def test_a_launcher_that_lost_the_others_does_not_end_a_job_that_runs(tmp_path: Path) -> None:
-    a_result(tmp_path).ended(
-        LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, accounting=reached(3)
-    )
     (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
-    assert life.outcome is Ending.RUNNING
+    assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
+    if has_ended_before:
+        assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
+    else:
+        assert life.outcome is Ending.RUNNING

@@ -134,33 +134,20 @@ def test_user_without_a_home_is_told_to_give_a_log_directory(monkeypatch: pytest
     assert os.listdir(tmp_path) == ["home"]
 
 
-class Socket:
-    """A file in the place of a socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def is_lost(self) -> bool:
-        return not self.path.exists()
-
-    def listen_again(self) -> None:
-        self.path.touch()
-
-
 def test_deleted_run_directory_is_recreated_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said: list[str] = []
     directory = RunDirectory(said.append)
-    sockets = [Socket(Path(directory.path, name)) for name in ("launcher.sock", "monitor-0.sock")]
-    for each in sockets:
-        directory.add(each.is_lost, each.listen_again)
-        each.listen_again()
+    sockets = [Path(directory.path, name) for name in ("launcher.sock", "monitor-0.sock")]
+    for path in sockets:
+        directory.add(lambda path=path: not path.exists(), path.touch)  # type: ignore[misc]
+        path.touch()
     directory.mend()
     assert said == []
     for times in (1, 2):
         shutil.rmtree(directory.path)
         directory.mend()
-        assert not any(each.is_lost() for each in sockets)
+        assert all(path.exists() for path in sockets)
         assert Path(directory.path, "owner").exists()
         directory.mend()
         assert len(said) == times
