@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from megatron_ft.launcher.base import orphan_watch
-from megatron_ft.link.reactor import Reactor
 
 
 @pytest.mark.parametrize("half", [socket.SHUT_WR, None])
@@ -23,12 +22,3 @@ def test_output_that_is_read_or_has_no_reader_by_nature_is_no_reason_to_end(half
     near.close()
     with open(os.devnull) as file:
         assert not orphan_watch.has_reader(file.fileno())  # and so isn't watched
-
-
-def test_end_of_another_parent_than_the_step_daemon_is_no_reason_to_end() -> None:
-    """Under nohup, a launcher is to outlive the shell that has started it."""
-    reactor = Reactor()
-    watched = orphan_watch.OrphanWatch(reactor, lambda _text: None)
-    assert watched._pidfd is None
-    watched.close()
-    reactor.close()
