@@ -22,15 +22,11 @@ def kernel_log(path: str = "/dev/kmsg") -> list[str]:
     with contextlib.suppress(OSError):  # not permitted; or BlockingIOError: all of it is read
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            while record := _read(fd):
-                found += record.decode(errors="replace").splitlines()
+            while True:
+                with contextlib.suppress(BrokenPipeError):  # records were overwritten: go on with the next one
+                    if not (record := os.read(fd, _LONGEST_RECORD)):
+                        break
+                    found += record.decode(errors="replace").splitlines()
         finally:
             os.close(fd)
     return found
-
-
-def _read(fd: int) -> bytes:
-    while True:
-        # records were overwritten in the meantime: continue with the next one
-        with contextlib.suppress(BrokenPipeError):
-            return os.read(fd, _LONGEST_RECORD)

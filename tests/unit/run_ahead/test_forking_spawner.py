@@ -100,9 +100,7 @@ def test_a_server_that_says_anything_else_is_replaced(
     [
         [{"type": "forked", "pids": [7, 8]}],
         [{"type": "failed", "reason": "no more processes"}],
-        [READY],
         [{"type": "files_changed", "path": "x"}] * 2,
-        [{"type": "no such"}],
         [{"type": "files_changed", "path": "x", "fds": 1}],
     ],
 )
