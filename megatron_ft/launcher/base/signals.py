@@ -40,8 +40,8 @@ class SignalWatch:
         self._numbers = numbers
         self._reactor = reactor
         self._forwarded = forwarded
-        self._to_forward: deque[signal.Signals] = deque()
-        """Taken one at a time, as the next one: a handler may append between two lines."""
+        self.to_forward: deque[signal.Signals] = deque()
+        """Signals to forward, to be taken one at a time, as the next one: a handler may append between two lines."""
         self._keep_ignored_hangup = keep_ignored_hangup
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
@@ -89,7 +89,7 @@ class SignalWatch:
             if not (ignored and self._keep_ignored_hangup):
                 signal.signal(number, lambda number, _frame: self.note(signal.Signals(number), time.monotonic()))
         for number in self._forwarded:
-            signal.signal(number, lambda number, _frame: self._to_forward.append(signal.Signals(number)))
+            signal.signal(number, lambda number, _frame: self.to_forward.append(signal.Signals(number)))
         # the wake-up needs a handler: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if signal.SIGCONT not in (*self._numbers, *self._forwarded):
@@ -100,10 +100,6 @@ class SignalWatch:
         with contextlib.suppress(BlockingIOError):
             while self._read.recv(4096):
                 pass
-
-    def take_to_forward(self) -> list[signal.Signals]:
-        """Return the signals to forward since the last call."""
-        return [self._to_forward.popleft() for _ in range(len(self._to_forward))]
 
     def take(self) -> list[StopAsked | Continued | float]:
         """Return what has come since the last call, in order, but first that the node was continued: its pause counts

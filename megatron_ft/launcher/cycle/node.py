@@ -259,8 +259,8 @@ class LauncherNode:
 
     def _woken(self) -> None:
         self.signals.drain()
-        for number in self.signals.take_to_forward():
-            self._forward(number)
+        while self.signals.to_forward:
+            self._forward(self.signals.to_forward.popleft())
         self.on_signals()  # a forwarded one may have become a request to stop
         for slot in self.monitors.slots:
             slot.replace_if_stopped()
