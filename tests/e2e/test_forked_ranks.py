@@ -40,7 +40,7 @@ def test_a_forked_rank_ends_as_a_fresh_one_does(launcher: Launcher, tmp_path: Pa
     assert finished.code == 0, finished.err
     assert was_forked(launched)
     exits = launched.events("rank_exited")
-    assert len(exits) == count == 15
+    assert len(exits) == count == 13
     for event in exits:
         env = {**clean_environment(), "FT_CYCLE": str(event["cycle"])}
         fresh = subprocess.run(

@@ -17,13 +17,6 @@ def chain():
         raise KeyError("k") from error
 
 
-def context():
-    try:
-        inner()
-    except ValueError:
-        {}["x"]
-
-
 def hook(*arguments):
     print("hook", arguments[0], arguments[1], sys.exc_info())
 
@@ -46,11 +39,9 @@ def in_thread():
 
 ENDINGS = {
     "text": lambda: sys.exit("a text"),
-    "three": lambda: sys.exit(3),
     "pair": lambda: sys.exit((1, 2)),
     "raise": inner,
     "chain": chain,
-    "context": context,
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -75,11 +75,6 @@ class Hosts:
         """A process that is there all the time: its namespaces are the host."""
         return self._inhabitants[number - 1].pid
 
-    def listens(self, number: int, port: int) -> bool:
-        """Return True if a process listens at that port of the host, on all addresses."""
-        rows = Path(f"/proc/{self.inhabitant(number)}/net/tcp6").read_text().splitlines()[1:]
-        return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in rows)
-
     def cut(self, number: int) -> None:
         """Nothing gets there or comes from there any more; nobody is told."""
         _ip("link", "set", self._link(number), "down")
