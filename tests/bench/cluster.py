@@ -50,7 +50,7 @@ class Stamp(NamedTuple):
 
 
 class Cluster:
-    """A job of some nodes with a rank each. ``with Cluster(...)``: at the end everything of it is gone.
+    """A job of some nodes with some ranks each. ``with Cluster(...)``: at the end everything of it is gone.
 
     The scheduler's rules are the same for every launcher. A node that is lost is replaced. If a launcher ends by
     itself, the job has failed: what is left of it is ended, and all of it is started again. ``{directory}`` in a word
@@ -63,6 +63,7 @@ class Cluster:
         command: Iterable[str],
         *,
         nodes: int,
+        ranks: int = 1,
         reference: str | None,
         options: Sequence[str],
         variables: dict[str, str],
@@ -81,6 +82,7 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes] | None] = [None] * nodes
         self._due_s = [0.0] * nodes
         """When each node without a launcher gets one."""
+        self._ranks = ranks
         self._port = _free_port()
 
     def __enter__(self) -> Cluster:
@@ -125,7 +127,15 @@ class Cluster:
                 self._start(at)
 
     def _start(self, at: int) -> None:
-        words = [*self._words, "--nnodes", str(len(self._nodes)), "--nproc-per-node", "1", "--max-restarts", "20"]
+        words = [
+            *self._words,
+            "--nnodes",
+            str(len(self._nodes)),
+            "--nproc-per-node",
+            str(self._ranks),
+            "--max-restarts",
+            "20",
+        ]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "bench"]
         with (self.directory / f"output-{at}").open("a") as output:
             self._nodes[at] = subprocess.Popen(

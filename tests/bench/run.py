@@ -19,10 +19,16 @@ from typing import Any
 
 # this file is run as a script; its own directory must not hide modules of the same names
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.bench import goodput, hooks, memory_checkpoints, rules
+from tests.bench import goodput, hooks, memory_checkpoints, restarts, rules
 from tests.bench.cluster import end_on_sigterm, progress
 
-PARTS: dict[str, Any] = {"hooks": hooks, "goodput": goodput, "memory": memory_checkpoints, "rules": rules}
+PARTS: dict[str, Any] = {
+    "hooks": hooks,
+    "restarts": restarts,
+    "goodput": goodput,
+    "memory": memory_checkpoints,
+    "rules": rules,
+}
 
 
 def main() -> None:
