@@ -136,10 +136,8 @@ class LeadingStatements:
                 else:
                     self._take_all(node.orelse)
                 self._take_all(node.finalbody)
-            case ast.If() if not self._reads(node):  # the branch that the script will take, the same in all ranks
-                if not self._reads(node.test):
-                    raise EndError
-                self._take_all(node.body if self._evaluate(node.test) else node.orelse)
+            case ast.If() if not self._reads(node) or any(map(_is_import, ast.walk(node))):
+                self._take_all(self._branch(node))
             case _ if self._changes_something(node):
                 with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
                     self._changes.apply(lambda: self._evaluate(node))
@@ -147,6 +145,17 @@ class LeadingStatements:
                 self._note_value(node)
             case _ if not self.vouched:
                 raise EndError
+
+    def _branch(self, node: ast.If) -> Sequence[ast.stmt]:
+        """Return the branch that the script will take, the same in all ranks; none if that is theirs to find out."""
+        try:
+            if not self._reads(node.test):
+                raise EndError
+            return node.body if self._evaluate(node.test) else node.orelse
+        except EndError:
+            if self._reads(node):  # and imports: each rank does so itself
+                return []
+            raise
 
     def _take_all(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
@@ -243,3 +252,7 @@ class LeadingStatements:
         if isinstance(node, ast.Attribute) and (owner := self._full_name(node.value)) and owner != "?":
             return f"{owner}.{node.attr}"
         return ""
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)

@@ -76,6 +76,8 @@ class ForkServer:
         self.signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._changes = Changes()
         self._loaded = loaded_modules.current = LoadedModules(mmap.mmap(-1, loaded_modules.SIZE))
+        self._awaited: list[str] = []
+        """Modules that ranks have loaded, to be imported while nothing else is to be done."""
         self._current: Any = None
         """Text and line of the import that is being done; None while a statement is evaluated."""
         self._is_vouched = False
@@ -194,9 +196,14 @@ class ForkServer:
     def _where(self, line: int) -> str:
         return f"{os.path.basename(self._script)}:{line}" if line else ""
 
-    def _import_loaded(self) -> None:
-        """Import modules that ranks have loaded since their fork, if they are of packages that are shared already."""
-        for name in self._loaded.take():
+    def _import_loaded(self, poller: select.poll) -> None:
+        """Import modules that ranks have loaded since their fork, if they are of packages that are shared already.
+
+        An order that comes meanwhile is heard after the module that is being imported; the rest follow later.
+        """
+        self._awaited += self._loaded.take()
+        while self._awaited and not poller.poll(0):
+            name = self._awaited.pop(0)
             file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
             if name not in sys.modules and isinstance(file, str) and is_installed(file):
                 with self._watch, contextlib.suppress(Exception):  # a rank meets whatever it raises itself
@@ -219,7 +226,7 @@ class ForkServer:
         spawns: list[tuple[messages.Spawn, tuple[int, ...]]] = []
         while True:
             if not poller.poll(_IDLE_MS):
-                self._import_loaded()
+                self._import_loaded(poller)
                 continue
             try:
                 spawns += [(messages.TO_SERVER.parse(message), fds) for message, fds in self._channel.receive()]

@@ -182,6 +182,17 @@ def test_condition_or_value_that_differs_between_ranks_is_left_to_them(monkeypat
     assert walk("import os\nos.environ['RANK'] = '0'\nimport json\n")[:2] == (["import os", "import json"], 3)
     condition = "import os, sys\nif os.environ['RANK'] == '0':\n    sys.path.append('x')\nimport json\n"
     assert walk(condition)[:2] == (["import os", "import sys"], 2)
+    only_imports = "import os\nif os.environ['RANK'] == '0':\n    import queue\nimport json\n"
+    assert walk(only_imports)[:2] == (["import os", "import json"], 4)
+
+
+@pytest.mark.parametrize(
+    ("test", "done"),
+    [("'queue' in sys.argv", []), ("sys.version_info >= (3, 11)", ["import queue"]), ("unknown", [])],
+)
+def test_import_under_a_condition_is_shared_if_the_script_will_do_it(test: str, done: list[str]) -> None:
+    head, end = "import os, sys", "import json"
+    assert walk(f"{head}\nif {test}:\n    import queue\n{end}\n")[0] == ["import os", "import sys", *done, end]
 
 
 def test_fork_point_vouches_for_all_imports_above_it() -> None:
