@@ -136,7 +136,7 @@ class LeadingStatements:
                 else:
                     self._take_all(node.orelse)
                 self._take_all(node.finalbody)
-            case ast.If() if not self._reads(node) or any(map(_is_import, ast.walk(node))):
+            case ast.If(test=test) if self._reads(test):
                 self._take_all(self._branch(node))
             case _ if self._changes_something(node):
                 with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
@@ -148,14 +148,11 @@ class LeadingStatements:
 
     def _branch(self, node: ast.If) -> Sequence[ast.stmt]:
         """Return the branch that the script will take, the same in all ranks; none if that is theirs to find out."""
-        try:
-            if not self._reads(node.test):
-                raise EndError
+        with contextlib.suppress(EndError):
             return node.body if self._evaluate(node.test) else node.orelse
-        except EndError:
-            if self._reads(node):  # and imports: each rank does so itself
-                return []
-            raise
+        if not self._reads(node):
+            raise EndError
+        return []  # each rank does it itself
 
     def _take_all(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
@@ -252,7 +249,3 @@ class LeadingStatements:
         if isinstance(node, ast.Attribute) and (owner := self._full_name(node.value)) and owner != "?":
             return f"{owner}.{node.attr}"
         return ""
-
-
-def _is_import(node: ast.AST) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)

@@ -90,9 +90,9 @@ class ForkServer:
             _exit(0)
         ask_again_soon()
         atexit.register(gc.unfreeze)  # else libraries find live objects at the end, and report leaks
-        script = self._command[0]  # of whose directory a rank imports first
-        directory = os.getcwd() if script == "-m" else os.path.dirname(os.path.realpath(script))
-        directory = script if os.path.isdir(script) else directory
+        directory = script = self._command[0]  # from where a rank imports first
+        if script == "-m" or not os.path.isdir(script):
+            directory = os.getcwd() if script == "-m" else os.path.dirname(os.path.realpath(script))
         _forget_hidden(known, directory)
         if not getattr(sys.flags, "safe_path", False):
             self._changes.apply(lambda: sys.path.insert(0, directory))
@@ -197,10 +197,7 @@ class ForkServer:
         return f"{os.path.basename(self._script)}:{line}" if line else ""
 
     def _import_loaded(self, poller: select.poll) -> None:
-        """Import modules that ranks have loaded since their fork, if they are of packages that are shared already.
-
-        An order that comes meanwhile is heard after the module that is being imported; the rest follow later.
-        """
+        """Import what ranks have loaded since their fork, of packages shared already, until an order comes."""
         self._awaited += self._loaded.take()
         while self._awaited and not poller.poll(0):
             name = self._awaited.pop(0)
