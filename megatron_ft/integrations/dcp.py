@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import (
@@ -32,7 +32,6 @@ from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 __all__ = ["MemoryReader", "MemoryWriter"]
 
-_T = TypeVar("_T")
 _LABEL = "torch.distributed.checkpoint"
 
 
@@ -137,7 +136,7 @@ class MemoryReader(_InMemory, StorageReader):
         return _done(None)
 
 
-def _done(result: _T) -> Future[_T]:
-    future: Future[_T] = Future()
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
     future.set_result(result)
     return future
