@@ -70,6 +70,7 @@ def test_observing_only_tells_and_ends_nobody(launcher: Launcher) -> None:
     assert (ended["outcome"], ended["cause"]) == ("succeeded", None)
 
 
+@pytest.mark.waits
 def test_pause_turns_hang_detection_off_until_resume_after_which_a_hang_is_found(launcher: Launcher) -> None:
     meeting = ("--rdzv-id=pause-me", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     launched = launcher.start(CLIENT + TOGETHER + UNTIL_GO, *TWO, *meeting, *sections(3.0))
@@ -103,6 +104,7 @@ def test_pause_turns_hang_detection_off_until_resume_after_which_a_hang_is_found
     for verdict in launched.events("verdict", role="monitor"):
         assert (verdict["section"], verdict["timeout_s"]) == ("step", 3.0)
         assert 3.0 <= verdict["elapsed_s"] < 5.0
+        assert verdict["t"] - launched.events("resumed")[0]["t"] > 1_000_000_000
     lines = [line for line in finished.lines if "monitor" not in line]
     assert lines[1].startswith("paused by process ")
     assert lines[1].endswith(": hang detection is off on this node until `megatron-ft resume`")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.launching import Launcher
+
+pytestmark = pytest.mark.waits
 
 TWO = ("--nproc-per-node", "2")
 CLIENT = """

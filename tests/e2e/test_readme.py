@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ft.cli.main import main
 from megatron_ft.launcher.arguments import parse
 from tests.support.launching import ROOT, Launcher, clean_environment
 
@@ -86,17 +87,20 @@ def test_the_batch_script_as_it_stands_there(tmp_path: Path) -> None:
     assert f"--nnodes={int(nodes) - 1} --nproc-per-node 8 --max-restarts 10 train.py" in done.stdout
 
 
-def run_tool(*words: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "megatron_ft", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True).stdout
+def run_tool(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main([*words]) == 0
+    return capsys.readouterr().out
 
 
-def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(launcher: Launcher) -> None:
+def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launcher.directory)
     command = next(command for command in COMMANDS if command.startswith("ft_launcher"))
     config = launcher.directory / "ft.yaml"
     (template,) = re.findall(r"`megatron-ft (config-template \w+) > ft.yaml`", README)
-    config.write_text(run_tool(*template.split(), cwd=launcher.directory))
+    config.write_text(run_tool(capsys, *template.split()))
     arguments = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))[1:-1]
     launched = launcher.start(SCRIPT, *arguments, "--ft-cfg-path", str(config), env={"KILL": "0"})
     finished = launched.wait()
@@ -107,12 +111,12 @@ def test_launch_command_restarts_the_loop_after_a_kill_and_the_report_says_so(la
     )
     report = next(command for command in COMMANDS if command.startswith("megatron-ft report"))
     words = [str(launched.log_dir) if word == "LOG_DIR" else word for word in shlex.split(report)[1:]]
-    assert "killed by SIGKILL" in run_tool(*words, cwd=launcher.directory)
+    assert "killed by SIGKILL" in run_tool(capsys, *words)
     assert "page.html" in os.listdir(launcher.directory)
     of_node, of_job = re.findall(r"`megatron-ft (status[^`]*)`", README)
     assert of_node == "status"
     words = of_job.replace("LOG_DIR", str(launched.log_dir)).split()
-    assert "finished" in run_tool(*words, cwd=launcher.directory)
+    assert "finished" in run_tool(capsys, *words)
 
 
 def test_command_for_several_nodes_is_right() -> None:

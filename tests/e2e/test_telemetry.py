@@ -43,16 +43,7 @@ while not os.path.exists("end"):
     time.sleep(0.05)
 client.shutdown_workload_monitoring()
 """
-CRASH = STEPS.replace("RANK == 1:\n        forever()", "RANK == 1 and wait_for_fail():\n        os._exit(3)")
-CRASH = (
-    """
-def wait_for_fail():
-    while not os.path.exists("fail"):
-        time.sleep(0.05)
-    return True
-"""
-    + CRASH
-)
+CRASH = STEPS.replace("forever()", 'while not os.path.exists("fail"): time.sleep(0.05)\n        os._exit(3)')
 OPTIONS = ("--nproc-per-node=2", "--max-restarts=2")
 TIMEOUT = "--ft-rank-section-timeouts=step:"
 
