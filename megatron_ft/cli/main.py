@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import megatron_ft
-from megatron_ft.cli import config_template, exporter, node_commands, node_health, report
+from megatron_ft.cli import config_template, node_commands, node_health, report
 from megatron_ft.cli.slurm import job_plan as slurm
 from megatron_ft.cli.status import status
 from megatron_ft.config.files.options import with_hint
@@ -70,7 +70,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     config_template.add_command(commands)
     status.add_command(commands)
     node_commands.add_commands(commands)
-    exporter.add_command(commands)
     slurm.add_command(commands)
     node_health.add_command(commands)
     commands.add_parser("launch", help="the same as ft_launcher")

@@ -23,7 +23,7 @@ REMOVED_COMMANDS: dict[str, str] = {
     "check-config": "ft_launcher --ft-dry-run --ft-cfg-path FILE SCRIPT shows each value and its source",
     "completion": "megatron-ft --help and ft_launcher --help list what there is",
     "coordinator": "the launcher on the host of --rdzv-endpoint starts the coordinator",
-    "exporter --port": "ft_launcher serves metrics, with --ft-metrics-port",
+    "exporter": "ft_launcher serves metrics, with --ft-metrics-port; megatron-ft report tells goodput",
     "report --png": "megatron-ft report --html FILE draws the same timeline, to zoom into",
     "report --trace": "megatron-ft report --html FILE draws the same timeline, to zoom into",
     "replay": "use megatron-ft report LOG_DIR --suggest-timeouts for timeouts from observed intervals",

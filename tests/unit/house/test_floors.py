@@ -117,7 +117,7 @@ FLOORS = {
     "cli": Floor(
         inside=(*(*_VALUES, "config", "config/files", "link", "job/rules", "records/rules"),),
         outside=("rich", "numpy"),
-        outside_in_functions=("jinja2", "tensorboard"),
+        outside_in_functions=("jinja2",),
     ),
     "fault_tolerance": Floor(
         inside=("errors", "learning", "link", "link/base", "rank"), outside_in_functions=("torch",)
