@@ -40,6 +40,8 @@ from megatron_ft.launcher.schedulers.schedulers import detect, doubt, own_logs, 
 _USE_COORDINATOR = (
     "nodes meet at the coordinator that ft_launcher starts, use --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
 )
+_POD_GRACE_S = 30.0
+"""Kubernetes' default."""
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _TELLS = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
 """Options whose being given matters; those not given may be taken from the scheduler."""
@@ -91,9 +93,9 @@ def parse(argv: Sequence[str]) -> CommandLine:
     options.warnings.extend(filter(None, (*where.warnings, doubt(namespace, given, where))))
     handled = _read_torchrun_options(namespace, options)
     seconds = options.term_timeout
-    if where.grace_s is not None and seconds >= where.grace_s:
+    if where.are_pods and seconds >= _POD_GRACE_S:
         options.warnings.append(
-            f"{where.title} kills a pod {where.grace_s:g} s after SIGTERM, unless its terminationGracePeriodSeconds "
+            f"Kubernetes kills a pod {_POD_GRACE_S:g} s after SIGTERM, unless its terminationGracePeriodSeconds "
             f"says otherwise: set that to more than --term-timeout {seconds:g}, the time ranks have to save"
         )
     min_nodes, max_nodes = _check_sizes(namespace)

@@ -124,7 +124,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, say: 
     if place.note:
         announce(place.note)
     if options.observe_only:
-        announce(launcher_lines.OBSERVING_ONLY)
+        announce("observe-only: hung ranks are reported, not killed")
     return announce
 
 
@@ -180,7 +180,7 @@ class _JobLife:
                 decided.decision.founding,
                 asked_s=node.signals.asked_s,
                 persistent=checkpointed(self._node.line.options.checkpoint_iteration_file),
-                is_hurried=node.signals.is_in_a_hurry,
+                is_hurried=lambda: node.signals.is_in_a_hurry,
             )
         if TOLD_BY not in os.environ and self._node.line.max_nodes > 1:  # a job of one node has no other to prefer
             for name, reason in result.bad_nodes().items():
@@ -204,7 +204,7 @@ class _JobLife:
         entrypoint, *arguments = self._command
         self._node.start(self._command)
         agent = functools.partial(FaultTolerantAgent, launcher=self._node, coordination=coordination)
-        with private_names.agent_made_by(agent):
+        with private_names.replaced(private_names.launcher_api, "LocalElasticAgent", agent):
             launch: Callable[..., object] = elastic_launch(self._config, entrypoint)
             if "TORCHELASTIC_ERROR_FILE" in os.environ:  # a scheduler asks for that of the root cause, as of torchrun
                 launch = record(launch)

@@ -43,7 +43,7 @@ class Launcher:
         config = FaultToleranceConfig(rank_section_timeouts={"step": None, "save": None})
         self.slot = MonitorSlot(
             0,
-            socket_path=str(path),
+            path=str(path),
             options=MonitorOptions(config=config),
             reactor=reactor,
             log=NullEventLog(),

@@ -57,7 +57,7 @@ def test_monitor_that_sends_nonsense_is_replaced_once(
     said: list[str] = []
     place = MonitorSlot(
         0,
-        socket_path=str(tmp_path / "socket"),
+        path=str(tmp_path / "socket"),
         options=monitor_process.MonitorOptions(config=ConfigValues()),
         reactor=reactor,
         log=EventLog.open(str(tmp_path), role="launcher", run_id="r"),

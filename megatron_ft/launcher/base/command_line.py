@@ -62,11 +62,6 @@ class CommandLine:
         """Settings of --rdzv-conf."""
         return rendezvous_settings(self.namespace)
 
-    @property
-    def ranks_are_python(self) -> bool:
-        """True if a rank's first process is the user's Python script, not a command that may wrap it."""
-        return not self.namespace.no_python
-
 
 def rendezvous_settings(namespace: argparse.Namespace) -> dict[str, str]:
     """Settings of --rdzv-conf by name. Quotes around all of it come from a program that started no shell."""

@@ -19,7 +19,9 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.wire import SOCKET_PATH_LIMIT
@@ -29,6 +31,16 @@ _OWNER = "owner"
 """File in a run directory that is locked as long as its launcher lives."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LONGEST_SOCKET_NAME = len("/monitor-99999.sock")
+
+
+class _Socket(Protocol):
+    """A socket in the run directory; ``listener`` is None unless it is open."""
+
+    path: str
+    listener: socket.socket | None
+
+    def listen_again(self) -> None:
+        """Recreate it where it was; OSError if that isn't possible. Connections stay open."""
 
 
 class RunDirectory:
@@ -43,16 +55,13 @@ class RunDirectory:
         self.path = make_run_directory()
         self._say = say
         self._claim = claim(self.path)
-        self._sockets: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self.sockets: Sequence[_Socket] = ()
+        """Sockets that ``mend`` recreates, too."""
         self._is_reported = False
-
-    def add(self, is_lost: Callable[[], bool], listen_again: Callable[[], None]) -> None:
-        """Have ``mend`` recreate this socket, too; ``listen_again`` raises OSError where that isn't possible."""
-        self._sockets.append((is_lost, listen_again))
 
     def mend(self) -> None:
         """Recreate deleted sockets: ranks that are still to connect would find no monitor."""
-        lost = [listen_again for is_lost, listen_again in self._sockets if is_lost()]
+        lost = [each for each in self.sockets if each.listener is not None and not os.path.lexists(each.path)]
         if not lost:
             self._is_reported = False
             return
@@ -65,8 +74,8 @@ class RunDirectory:
             held, self._claim = self._claim, claim(self.path)
             if held is not None:
                 os.close(held)
-            for listen_again in lost:
-                listen_again()
+            for each in lost:
+                each.listen_again()
         except OSError as error:
             self._say_once(
                 f"the socket directory can't be recreated ({error}): ranks that aren't connected yet will fail"
@@ -273,17 +282,13 @@ def _make_directories(path: str, *, mode: int) -> None:
     Raises:
         OSError: a directory can't be made; FileExistsError if something else is in its place.
     """
-    try:
-        os.mkdir(path, mode)
-    except FileNotFoundError:
-        parent = os.path.dirname(path)
-        if os.path.isdir(parent):  # /proc and the like
-            raise
-        _make_directories(parent, mode=0o755)
-        _make_directories(path, mode=mode)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
+    for each in (*reversed(Path(path).parents), Path(path)):
+        if not os.path.isdir(each):
+            try:
+                os.mkdir(each, mode if each == Path(path) else 0o755)
+            except FileExistsError:
+                if not os.path.isdir(each):  # otherwise another launcher has just made it
+                    raise
 
 
 def _state_directory() -> str:

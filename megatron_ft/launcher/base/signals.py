@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -24,25 +24,15 @@ T = TypeVar("T")
 
 
 class SignalWatch:
-    """Notes signals that ask the launcher to stop, and others that are ``forwarded`` to the ranks.
+    """Notes signals that ask the launcher to stop, and others that are forwarded to the ranks.
 
     ``fileno`` is readable after one, and after SIGCHLD and SIGCONT.
     """
 
-    def __init__(
-        self,
-        numbers: tuple[signal.Signals, ...],
-        reactor: Reactor,
-        *,
-        forwarded: tuple[signal.Signals, ...] = (),
-        keep_ignored_hangup: bool = True,
-    ) -> None:
-        self._numbers = numbers
+    def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
-        self._forwarded = forwarded
         self.to_forward: deque[signal.Signals] = deque()
         """Signals to forward, to be taken one at a time, as the next one: a handler may append between two lines."""
-        self._keep_ignored_hangup = keep_ignored_hangup
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
@@ -52,7 +42,8 @@ class SignalWatch:
         """Requests to stop, in order; a repetition of the same request is here once."""
         self._untaken: deque[StopAsked | Continued | float] = deque()
         self._stop_requests = SecondRequest()
-        self._is_second = False
+        self.is_in_a_hurry = False
+        """True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
 
     def blocking(self, function: Callable[[], T]) -> T:
         """Run a function that may wait for other nodes, while the event loop goes on.
@@ -74,8 +65,14 @@ class SignalWatch:
     def fileno(self) -> int:
         return self._read.fileno()
 
-    def install(self) -> None:
-        """Take the handlers; calling it again takes back what another library took.
+    def install(
+        self,
+        numbers: Sequence[signal.Signals] = (),
+        *,
+        forwarded: Sequence[signal.Signals] = (),
+        keep_ignored_hangup: bool = True,
+    ) -> None:
+        """Take the handlers: ``numbers`` ask the launcher to stop.
 
         Python allows that in the main thread only. A launcher in another thread takes none, as torchrun does: signals
         stay with the program that called ``main``.
@@ -83,16 +80,16 @@ class SignalWatch:
         if threading.current_thread() is not threading.main_thread():
             return
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for number in self._numbers:
+        for number in numbers:
             # nohup ignores SIGHUP, and a job started so must outlive its terminal
             ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
-            if not (ignored and self._keep_ignored_hangup):
+            if not (ignored and keep_ignored_hangup):
                 signal.signal(number, lambda number, _frame: self.note(signal.Signals(number), time.monotonic()))
-        for number in self._forwarded:
+        for number in forwarded:
             signal.signal(number, lambda number, _frame: self.to_forward.append(signal.Signals(number)))
         # the wake-up needs a handler: a child that stopped or ended is then handled at once
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        if signal.SIGCONT not in (*self._numbers, *self._forwarded):
+        if signal.SIGCONT not in (*numbers, *forwarded):
             signal.signal(signal.SIGCONT, lambda _number, _frame: self._untaken.append(Continued()))
 
     def drain(self) -> None:
@@ -107,10 +104,6 @@ class SignalWatch:
         taken = [self._untaken.popleft() for _ in range(len(self._untaken))]
         return sorted(taken, key=lambda each: not isinstance(each, Continued))
 
-    def is_in_a_hurry(self) -> bool:
-        """Return True if no process is to be waited for any more: SIGINT or SIGTERM was a second request."""
-        return self._is_second
-
     def note(self, number: signal.Signals, now_s: float) -> None:
         """Note a request at ``now_s`` (time.monotonic)."""
         again = False
@@ -120,7 +113,7 @@ class SignalWatch:
                 if number == signal.SIGINT:  # a person: Slurm sends SIGTERM twice
                     self._untaken.append(self._stop_requests.wait_s(now_s))
                 return
-        self._is_second = self._is_second or again
+        self.is_in_a_hurry = self.is_in_a_hurry or again
         self.asked_s = now_s if self.asked_s is None else self.asked_s
         self.received.append(number)
         self._untaken.append(StopAsked(number, again))

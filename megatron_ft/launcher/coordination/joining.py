@@ -107,7 +107,7 @@ def joined(
         if within is not None:
             within.close()
         if lock is not None:
-            lock.close(is_in_a_hurry=stop.is_in_a_hurry)
+            lock.close(is_in_a_hurry=lambda: stop.is_in_a_hurry)
 
 
 def _take(place: MeetingPlace, stop: SignalWatch, is_finished: Callable[[], bool]) -> tuple[socket.socket | None, str]:

@@ -48,7 +48,7 @@ class ControlSocket:
     on_question: Callable[[], JobFacts]
     """Answers ``megatron-ft status``."""
     _channels: dict[int, tuple[Channel, int]] = field(default_factory=dict)
-    _listener: socket.socket | None = None
+    listener: socket.socket | None = None
     _complaints: RateLimiter = field(default_factory=RateLimiter)
     _idle_requests: RateLimiter = field(default_factory=RateLimiter)
 
@@ -58,12 +58,8 @@ class ControlSocket:
         Raises:
             OSError: the path can't be used.
         """
-        self._listener = listen(self.path, _BACKLOG)
-        self.reactor.watch(self._listener.fileno(), self.accept_all)
-
-    def is_lost(self) -> bool:
-        """Return True if the socket was removed."""
-        return self._listener is not None and not os.path.lexists(self.path)
+        self.listener = listen(self.path, _BACKLOG)
+        self.reactor.watch(self.listener.fileno(), self.accept_all)
 
     def listen_again(self) -> None:
         """Recreate the socket, which was removed; connections stay open.
@@ -71,7 +67,7 @@ class ControlSocket:
         Raises:
             OSError: the path can't be used.
         """
-        lost = self._listener
+        lost = self.listener
         assert lost is not None
         self.start()
         self.reactor.unwatch(lost.fileno())
@@ -80,10 +76,10 @@ class ControlSocket:
     def accept_all(self) -> None:
         """Accept all waiting connections, and read from them."""
         for _ in range(_BACKLOG + 1):  # bounded: later connections have their turn after others that wait
-            if self._listener is None:
+            if self.listener is None:
                 return
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = self.listener.accept()
             except OSError:
                 return
             self._admit(sock)
@@ -92,11 +88,11 @@ class ControlSocket:
         """Close the socket and all connections."""
         for fd in list(self._channels):
             self._drop(fd)
-        if self._listener is None:
+        if self.listener is None:
             return
-        self.reactor.unwatch(self._listener.fileno())
-        self._listener.close()
-        self._listener = None
+        self.reactor.unwatch(self.listener.fileno())
+        self.listener.close()
+        self.listener = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 

@@ -24,7 +24,6 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
-from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed, reference_variables
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_lines_about, read_last_words
@@ -84,14 +83,23 @@ class FaultTolerantAgent(TorchAgent):
         self._termination = Termination(
             launcher.reactor,
             known_children=launcher.known_children,
-            in_a_hurry=launcher.signals.is_in_a_hurry,
+            in_a_hurry=lambda: launcher.signals.is_in_a_hurry,
             say=launcher.say,
         )
         self._device_memory = DeviceMemoryWait(launcher.reactor, log=launcher.log, say=launcher.say)
         self._error_files: Mapping[int, str] = {}
         self._stderrs: Mapping[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
-        options = machine_options(launcher.line, checks_health=launcher.health is not None)
+        line = launcher.line
+        options = Options(
+            given=line.options,
+            max_nodes=line.max_nodes,
+            max_restarts=line.namespace.max_restarts,
+            ranks_are_python=not line.namespace.no_python,
+            checks_health=launcher.health is not None,
+            says_all=line.says_all,
+            shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
+        )
         parts = launcher_parts(options, launcher.monitors.paused, launcher.files.found)
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
@@ -378,7 +386,7 @@ class FaultTolerantAgent(TorchAgent):
         ours[WATCH_VARIABLE] = "off" if line.options.watch_collectives.how == OFF else "on"
         for local_rank, env in envs.items():
             env.update(ours)
-            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].socket_path
+            env["FT_RANK_MONITOR_IPC_SOCKET"] = self._monitors[local_rank].path
         if node.forking is not None:
             # nodes that join or leave restart ranks, too
             node.forking.expects_restart = self._machine.restarts_left > 0 or line.max_nodes > 1
@@ -460,16 +468,3 @@ def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     if rank_exit.exitcode == 0:
         failure.message = "exited with 0 after its monitor had found it hung"
     return failure
-
-
-def machine_options(line: CommandLine, *, checks_health: bool) -> Options:
-    """Return what the launcher's machine decides by."""
-    return Options(
-        given=line.options,
-        max_nodes=line.max_nodes,
-        max_restarts=line.namespace.max_restarts,
-        ranks_are_python=line.ranks_are_python,
-        checks_health=checks_health,
-        says_all=line.says_all,
-        shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
-    )

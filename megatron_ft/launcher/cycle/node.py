@@ -91,7 +91,10 @@ class LauncherNode:
             lambda text: self.put(Abandoned(text=text)),
             inherited_streams(line.namespace, ranks),
         )
-        self._watch_signals()
+        self.signals = SignalWatch(self.reactor)
+        forwarded = (*options.forward_signals, *line.save_signals)
+        self.signals.install(line.signals, forwarded=forwarded, keep_ignored_hangup=line.signals_are_default)
+        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
         self.run_dir = RunDirectory(say)
         self.forking = self._make_forking(server, announce)
         self._make_monitors(ranks)
@@ -111,24 +114,8 @@ class LauncherNode:
         """Ranks of the running cycle, or of the last one, by local rank; more may be added while they start."""
         self._make_keeper(ranks, announce)
         self.health = self._make_health_check()
-        for each in (self.telemetry, self.forking, self.health):
-            if each is not None:
-                self.children.append(each.pids)
-        self.children.append(lambda: helper_process.unreaped)
-        self.children.append(lambda: {worker.pid for worker in self.workers.values() if not worker.reaped})
-        listeners: list[MonitorSlot | ControlSocket | Keeper] = [*self.monitors.slots, self.control, self.keeper]
-        for listener in listeners:
-            self.run_dir.add(listener.is_lost, listener.listen_again)
-
-    def _watch_signals(self) -> None:
-        self.signals = SignalWatch(
-            self.line.signals,
-            self.reactor,
-            forwarded=(*self.line.options.forward_signals, *self.line.save_signals),
-            keep_ignored_hangup=self.line.signals_are_default,
-        )
-        self.signals.install()
-        self.reactor.watch(self.signals.fileno(), self._woken, Priority.SIGNAL)
+        self.children += [each.pids for each in (self.telemetry, self.forking, self.health) if each is not None]
+        self.run_dir.sockets = [*self.monitors.slots, self.control, self.keeper]
 
     def _make_forking(self, server: ServerProcess | None, announce: Callable[[str], None]) -> ForkingSpawner | None:
         """Return the forking spawner; None if ranks are never forked."""
@@ -161,7 +148,7 @@ class LauncherNode:
         slots = [
             MonitorSlot(
                 local_rank,
-                socket_path=os.path.join(self.run_dir.path, f"monitor-{local_rank}.sock"),
+                path=os.path.join(self.run_dir.path, f"monitor-{local_rank}.sock"),
                 options=monitor_options,
                 reactor=self.reactor,
                 log=self.log,
@@ -294,7 +281,8 @@ class LauncherNode:
 
     def known_children(self) -> set[int]:
         """Return the PIDs of processes that are no leftovers of a rank."""
-        return {pid for source in self.children for pid in source()}
+        ranks = {worker.pid for worker in self.workers.values() if not worker.reaped}
+        return ranks.union(helper_process.unreaped, *(source() for source in self.children))
 
     def _each_second(self) -> None:
         self.orphan_watch.check()

@@ -64,13 +64,14 @@ class MonitorSlot:
 
     local_rank: int
     _: KW_ONLY
-    socket_path: str
+    path: str
+    """Of the socket, in the run directory."""
     options: monitor_process.MonitorOptions
     reactor: Reactor
     log: EventLog
     say: Callable[[str], None]
     on_event: Callable[[events.MonitorReport], None]
-    _listener: socket.socket | None = None
+    listener: socket.socket | None = None
     _process: HelperProcess | None = None
     _attached: monitor_process.AttachedRank | None = None
     _board: Board | None = None
@@ -95,12 +96,12 @@ class MonitorSlot:
         Raises:
             OSError: a socket or process can't be made.
         """
-        if self._listener is None:
-            self._listener = listen(self.socket_path)
+        if self.listener is None:
+            self.listener = listen(self.path)
         spawn = functools.partial(
             monitor_process.spawn,
-            listen_fd=self._listener.fileno(),
-            socket_path=self.socket_path,
+            listen_fd=self.listener.fileno(),
+            socket_path=self.path,
             local_rank=self.local_rank,
             options=self.options,
             attached=None if self._attached is None or is_gone(self._attached.pidfd) else self._attached,
@@ -116,18 +117,14 @@ class MonitorSlot:
                 self._order(standing)  # read before it checks a rank
         self._arm_attached()
 
-    def is_lost(self) -> bool:
-        """Return True if the socket was removed."""
-        return self._listener is not None and not os.path.lexists(self.socket_path)
-
     def listen_again(self) -> None:
         """Recreate the socket, which was removed, and a process that serves it.
 
         Raises:
             OSError: the socket can't be made.
         """
-        assert self._listener is not None
-        lost, self._listener = self._listener, listen(self.socket_path)
+        assert self.listener is not None
+        lost, self.listener = self.listener, listen(self.path)
         lost.close()
         if self._process is not None:  # otherwise a process is about to be started
             self._replace("has lost its socket")
@@ -219,10 +216,10 @@ class MonitorSlot:
             self._process.dismiss()
             self._process.wait(time.monotonic() + _STOP_WAIT_S)
         self._forget_rank()
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.socket_path)
+                os.unlink(self.path)
 
     def _arm_attached(self) -> None:
         if self._arm is not None and self._attached is not None and self._arm.cycle == self._attached.cycle:
@@ -251,7 +248,7 @@ class MonitorSlot:
             self._spawn_again()
 
     def _spawn_again(self) -> None:
-        if self._listener is None or self._listener.fileno() < 0:
+        if self.listener is None or self.listener.fileno() < 0:
             return  # the job has ended
         try:
             self.start()

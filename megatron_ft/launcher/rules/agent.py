@@ -176,7 +176,7 @@ class Agent:
         self._options = options
         self._parts = parts
         self._orders = orders or CoordinatorView()
-        self.printer = JobLinePrinter(says_all=options.says_all, shares_output=options.shares_output)
+        self.printer = JobLinePrinter(options)
         self._turn = Turn(now_ns=0, seen=events.Readings({}, {}, {}, {}), printer=self.printer)
         self._health = HealthGate()
         self._next_check_ns: int | None = None
@@ -477,7 +477,7 @@ class Agent:
             self._do(now)
             is_news = now.state is NodeState.UNHEALTHY and not now.cause.follows and not orders.is_over
             if is_news and not self.printer.speaks:  # another launcher prints why the cycle ended
-                self._turn.say(cycle_lines.failed_here(now.cycle, now.cause.text))
+                self._turn.say(f"cycle {now.cycle}: {now.cause.text}")
 
     def _report_own_failure(self) -> None:
         """Report why the cycle has failed, maybe because others have lost a rank of this node that is slow to end."""
@@ -569,8 +569,6 @@ class Agent:
                 # this node has reported it, and knows more
                 if cycle.failed or cycle.found is not None:
                     return decision, replace(cycle.cause(), host=verdict.cause.host)
-                if cycle.exclude_request is not None:
-                    return decision, replace(cycle.request_cause(), host=verdict.cause.host)
             return decision, verdict.cause_for(orders.place)
         if leaving.signals:
             text = cycle_lines.stopped(leaving.signals[0].name, cycle.failures())
@@ -581,7 +579,8 @@ class Agent:
             return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
         if orders.is_cut_off:
             return replace(stops, action=Action.RESTART, reason="reconnecting to the job"), Cause(text=orders.lost)
-        cause = Cause(text=cycle_lines.taken_for_lost(orders.lost))
+        why = f" ({orders.lost})" if orders.lost else ""
+        cause = Cause(text=f"the other nodes declared this one lost{why} and continue without it")
         return replace(stops, action=Action.RESTART, reason="on standby"), cause
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:

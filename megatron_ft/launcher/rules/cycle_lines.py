@@ -32,11 +32,6 @@ def cycle_ended(cycle: int, cause: Cause, decision: RestartDecision, outcome: Ou
     return f"{follows}, {decision.restarts_left} of {counted(max_restarts, 'restart')} left"
 
 
-def failed_here(cycle: int, text: str) -> str:
-    """Format the failure of ranks of this node, if another node's launcher prints why the cycle ended."""
-    return f"cycle {cycle}: {text}"
-
-
 def asked_to_stop(*, name: str, ranks: int, timeout_s: float) -> str:
     """Format the first request to stop."""
     if not ranks:
@@ -53,14 +48,3 @@ def stopped(name: str, failed: Sequence[str]) -> str:
         return f"stopped by {name}, all ranks exited with 0"
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"stopped by {name}, {failed[0]}{more}"
-
-
-def taken_for_lost(why: str) -> str:
-    """Format why a cycle ended here if the others gave this node up."""
-    told = f" ({why})" if why else ""
-    return f"the other nodes declared this one lost{told} and continue without it"
-
-
-def job_went_on(text: str) -> str:
-    """Format the end of a job in which this launcher's ranks had no part."""
-    return f"the job ended without this node: {text or 'the other nodes finished it'}"

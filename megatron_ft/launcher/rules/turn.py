@@ -16,7 +16,6 @@ from megatron_ft.config.launcher_options import MIN_HEALTHY, RESTART_GRACE_S
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Dismiss, Tell
-from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.events import Effect, Event, Exit, LauncherExit, OrderMonitor, Readings, Write
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.all_kinds import Record
@@ -61,15 +60,11 @@ class Options:
         return self.given.workers_stop_timeout if self.given.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
 
-@dataclass(kw_only=True)
+@dataclass
 class JobLinePrinter:
-    """One per launcher. ``says_all``: it prints all lines.
+    """Printer of lines about the whole job; one per launcher."""
 
-    ``shares_output``: the output of all launchers of the job goes to one place.
-    """
-
-    says_all: bool = False
-    shares_output: bool = False
+    options: Options
     is_named: bool | None = None
     """True if this launcher prints the lines about the job, False if another one does; None: that isn't known."""
     unsaid: str = ""
@@ -95,7 +90,7 @@ class JobLinePrinter:
     @property
     def speaks(self) -> bool:
         """True if this launcher prints lines about the whole job."""
-        return self.says_all or self.is_spokesman
+        return self.options.says_all or self.is_spokesman
 
     def for_all(self, text: str, *, ends_cycle: bool = False) -> list[Tell]:
         """Return the line if this launcher prints such lines. One that ends a cycle is kept for later."""
@@ -106,13 +101,14 @@ class JobLinePrinter:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
-            said = over.text if over.code else cycle_lines.job_went_on(over.text)
+            went_on = f"the job ended without this node: {over.text or 'the other nodes finished it'}"
+            said = over.text if over.code else went_on
             is_for_all = bool(over.code) and left is not None and left.is_of_all
         # the job has failed for all its launchers, and this one has no reason of its own
         is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)
         is_same = is_end and left is not None and left.is_of_all and over.text in ("", left.text)
-        if self.shares_output and is_same:
-            return [Tell(said)] if said and (self.says_all or self.is_named) else []
+        if self.options.shares_output and is_same:
+            return [Tell(said)] if said and (self.options.says_all or self.is_named) else []
         said = said or (self.unsaid if over.code else "")
         return [Tell(said)] if said and (self.speaks or over.code or not is_for_all) else []
 

@@ -13,7 +13,6 @@ class SchedulerEnvironment:
 
     Args:
         scheduler: its value of ``--scheduler``; "none" without one.
-        title: its name for people.
         job: for people: "job 4711 step 0 restart 1".
         life: distinguishes this start of the job from all others, for launchers of any step.
         run_id: distinguishes this step, too: the rendezvous id.
@@ -26,13 +25,12 @@ class SchedulerEnvironment:
         warnings: settings of the scheduler that defeat recovery.
         hint: why only one launcher runs, if the job has several nodes and the user seems to have forgotten the others.
         save_signals: signals that users request before the end of the time limit.
-        grace_s: seconds from SIGTERM to SIGKILL, unless the user has told the scheduler otherwise.
         stopped_code: exit code of a launcher that was asked to stop; None: decided by how its ranks have ended.
-        are_pods: launchers are restarted one by one, each has an output of its own, and a file for why it ended.
+        are_pods: launchers are restarted one by one, each has an output of its own, and a file for why it ended;
+        they are killed 30 s after SIGTERM, unless the user has told the scheduler otherwise.
     """
 
     scheduler: str = "none"
-    title: str = ""
     job: str = ""
     life: str = ""
     run_id: str = ""
@@ -45,7 +43,6 @@ class SchedulerEnvironment:
     warnings: tuple[str, ...] = ()
     hint: str = ""
     save_signals: tuple[signal.Signals, ...] = ()
-    grace_s: float | None = None
     stopped_code: int | None = None
     are_pods: bool = False
 

@@ -26,9 +26,7 @@ def detect(environ: Mapping[str, str], *, full_name: str, is_asked: bool) -> Sch
     # 0 is the end of the training, but a pod whose node is drained has more to do
     known = SchedulerEnvironment(
         scheduler="kubernetes",
-        title="Kubernetes",
         job="a pod",
-        grace_s=30.0,
         stopped_code=128 + signal.SIGTERM,
         are_pods=True,
     )

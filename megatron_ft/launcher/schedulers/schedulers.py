@@ -72,7 +72,7 @@ def take(namespace: argparse.Namespace, given: Collection[str], where: Scheduler
     if not taken:
         return ""
     told = ", ".join(f"{option} {value}" for option, value in taken.items())
-    return f"{where.title} {where.job}: {told} (--scheduler none disables this)"
+    return f"{where.scheduler.capitalize()} {where.job}: {told} (--scheduler none disables this)"
 
 
 def own_logs(namespace: argparse.Namespace, where: SchedulerEnvironment) -> SchedulerEnvironment:

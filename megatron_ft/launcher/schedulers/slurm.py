@@ -46,7 +46,6 @@ def detect(environ: Mapping[str, str], *, full_name: str, is_asked: bool) -> Sch
     told = f" restart {restart}" if restart != "0" else ""  # a "life" is another count: see job.rules.lives
     known = SchedulerEnvironment(
         scheduler="slurm",
-        title="Slurm",
         job=f"job {job}{told}",
         life=f"{job}.{restart}",
         log_name=f"slurm-{job}" if step is None else f"slurm-{job}.{step}",

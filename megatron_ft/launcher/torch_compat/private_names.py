@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import logging
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -53,11 +51,6 @@ def missing_essentials() -> list[str]:
     return missing
 
 
-def agent_made_by(factory: Callable[..., LocalElasticAgent]) -> contextlib.AbstractContextManager[None]:
-    """Let ``launch_agent`` make its agent with ``factory``."""
-    return replaced(launcher_api, "LocalElasticAgent", factory)
-
-
 def say_nothing_of_death_signals() -> None:
     """Drop torch's warning that it shuts workers down after a signal: it comes after the report of their end."""
     logging.getLogger(LocalElasticAgent.__mro__[1].__module__).addFilter(
@@ -94,11 +87,6 @@ def replaced(module: Any, name: str, by: object) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
-
-
-def shut_down_agent(shutdown: Callable[..., None], death_signal: signal.Signals, timeout_s: float) -> None:
-    """Call torch's ``_shutdown``, which takes a timeout only in newer versions."""
-    shutdown(death_signal, *([timeout_s] if "timeout" in inspect.signature(shutdown).parameters else []))
 
 
 def _names_in_init(cls: type) -> set[str]:

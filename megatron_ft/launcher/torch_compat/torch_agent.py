@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -197,4 +198,5 @@ class TorchAgent(LocalElasticAgent, abc.ABC):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None) -> None:
         """End all ranks, however ``run`` ends, even by an unexpected error."""
-        private_names.shut_down_agent(super()._shutdown, death_sig, self.grace_s)
+        takes_timeout = "timeout" in inspect.signature(super()._shutdown).parameters  # only newer versions do
+        super()._shutdown(death_sig, *([self.grace_s] if takes_timeout else []))  # type: ignore[arg-type]

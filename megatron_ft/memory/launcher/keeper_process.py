@@ -77,7 +77,7 @@ class Keeper:
         self._blank = m.Prepare(0, (), 1, None, memory_pickle_key(secret), copies_key, copies_bytes_per_s)
         self._say = say
         self._on_event = on_event
-        self._listener: socket.socket | None = None
+        self.listener: socket.socket | None = None
         self._process: HelperProcess | None = None
         self._held: dict[tuple[int, SnapshotKey], int] = {}
         """Descriptor of each sealed segment, by rank and key."""
@@ -91,25 +91,21 @@ class Keeper:
 
     # -- for the run directory --------------------------------------------------------------------------------
 
-    def is_lost(self) -> bool:
-        """Return True if the socket was removed."""
-        return self._listener is not None and not os.path.lexists(self.path)
-
     def listen_again(self) -> None:
         """Recreate the socket, which was removed, with a keeper that serves it."""
-        assert self._listener is not None
-        lost, self._listener = self._listener, listen(self.path)
+        assert self.listener is not None
+        lost, self.listener = self.listener, listen(self.path)
         self._reactor.unwatch(lost.fileno())
         lost.close()
         if self._process is not None:
             self._replace("has lost its socket")
         elif self._prepared is not None:
-            self._reactor.watch(self._listener.fileno(), self._start)
+            self._reactor.watch(self.listener.fileno(), self._start)
 
     def listen(self) -> None:
         """Create the socket. From the first cycle on, the first rank that connects has the keeper started."""
         if not self.is_given_up:
-            self._listener = listen(self.path)
+            self.listener = listen(self.path)
 
     # -- what the owner asks for ------------------------------------------------------------------------------
 
@@ -119,8 +115,8 @@ class Keeper:
         if restore is not None:
             path = self._files.path_of(restore.files)
             order = replace(order, restore=restore.key, files=path, sources=restore.sources)
-        if is_first and self._listener is not None:
-            self._reactor.watch(self._listener.fileno(), self._start)
+        if is_first and self.listener is not None:
+            self._reactor.watch(self.listener.fileno(), self._start)
         self._prepared = order
         self._decided.clear()
         self._order(order)
@@ -178,9 +174,9 @@ class Keeper:
     # -- the life of the process ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._listener is None:
+        if self.listener is None:
             return
-        self._reactor.unwatch(self._listener.fileno())
+        self._reactor.unwatch(self.listener.fileno())
         self._started_s = time.monotonic()
         try:
             self._process = HelperProcess(
@@ -199,9 +195,9 @@ class Keeper:
             self._order(order)
 
     def _spawn(self, launcher_fd: int) -> subprocess.Popen[bytes]:
-        assert self._listener is not None
+        assert self.listener is not None
         assert self._xxhash is not None
-        fds = {"--socket-fd": self._listener.fileno(), "--launcher-fd": launcher_fd}
+        fds = {"--socket-fd": self.listener.fileno(), "--launcher-fd": launcher_fd}
         words = {**fds, "--parent": os.getpid(), "--xxhash": self._xxhash}
         return subprocess.Popen(  # with the launcher's limit of open files: it holds as many segments
             [*isolated_command("megatron_ft.memory.keeper"), *(str(word) for pair in words.items() for word in pair)],
@@ -236,10 +232,10 @@ class Keeper:
         self._on_event(StockTaken(Kept(), is_last=True))
 
     def _let_go_of_socket(self) -> None:
-        if self._listener is not None:
-            self._reactor.unwatch(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        if self.listener is not None:
+            self._reactor.unwatch(self.listener.fileno())
+            self.listener.close()
+            self.listener = None
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 

@@ -9,6 +9,8 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,8 +141,9 @@ def test_deleted_run_directory_is_recreated_and_reported_once(tmp_path: Path, mo
     said: list[str] = []
     directory = RunDirectory(said.append)
     sockets = [Path(directory.path, name) for name in ("launcher.sock", "monitor-0.sock")]
+    made: list[Any] = [SimpleNamespace(path=str(path), listener=True, listen_again=path.touch) for path in sockets]
+    directory.sockets = [*made, SimpleNamespace(path=f"{directory.path}/keeper.sock", listener=None)]
     for path in sockets:
-        directory.add(lambda path=path: not path.exists(), path.touch)  # type: ignore[misc]
         path.touch()
     directory.mend()
     assert said == []

@@ -17,7 +17,7 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 def watching(reactor: Any = None) -> SignalWatch:
-    return SignalWatch((), reactor)
+    return SignalWatch(reactor)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_second_request_is_one_that_a_person_could_have_made(
     assert [each.number for each in taken] == received
     assert next((each.number for each in taken if each.again), None) == second
     assert watch.take() == []
-    assert watch.is_in_a_hurry() == (second is not None)
+    assert watch.is_in_a_hurry == (second is not None)
 
 
 def test_early_second_interrupt_is_answered_with_the_seconds_left() -> None:
