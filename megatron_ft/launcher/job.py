@@ -124,7 +124,7 @@ def say_start(line: CommandLine, place: MeetingPlace, log_dir: str | None, say: 
     if place.note:
         announce(place.note)
     if options.observe_only:
-        announce("observe-only: hung ranks are reported, not killed")
+        announce(launcher_lines.OBSERVING_ONLY)
     return announce
 
 

@@ -96,7 +96,7 @@ def _start_fork_server(argv: Sequence[str]) -> ServerProcess | None:
 
 def _cannot_start(error: OSError, server: ServerProcess | None, *, has_others: bool = False) -> int:
     """Report what the launcher can't get before the job begins: files, processes, memory. Return the exit code."""
-    text = f"the launcher can't start: {launcher_lines.in_one_line(error)}"
+    text = launcher_lines.cannot_start(error)
     launcher_lines.make_printer(has_others=has_others)(text)
     return _failed(f"failed: {text}", server)
 

@@ -14,6 +14,7 @@ from megatron_ft.link.linux.processes import ProcessStat
 from megatron_ft.link.log import INFO, LAUNCHER, WARNING
 
 _WARNING = "warning: "
+OBSERVING_ONLY = "observe-only: hung ranks are reported, not killed"
 
 
 def say(text: str) -> None:
@@ -60,6 +61,11 @@ def forwarded(name: str, *, ranks: Sequence[int], unready: Sequence[int]) -> str
 def in_one_line(error: BaseException) -> str:
     """Format an unexpected error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def cannot_start(error: OSError) -> str:
+    """Format what the launcher can't get before the job begins: open files, a directory for sockets."""
+    return f"the launcher can't start: {in_one_line(error)}"
 
 
 def launcher_failed(error: BaseException) -> str:

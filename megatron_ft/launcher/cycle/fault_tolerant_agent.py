@@ -24,6 +24,7 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
 from megatron_ft.job.rules.rotation import rotated
 from megatron_ft.launcher.base import launcher_lines
+from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed, reference_variables
 from megatron_ft.launcher.cycle.parts import launcher_parts
 from megatron_ft.launcher.processes.crash_evidence import keep_evidence, kernel_lines_about, read_last_words
@@ -90,16 +91,7 @@ class FaultTolerantAgent(TorchAgent):
         self._error_files: Mapping[int, str] = {}
         self._stderrs: Mapping[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
-        line = launcher.line
-        options = Options(
-            given=line.options,
-            max_nodes=line.max_nodes,
-            max_restarts=line.namespace.max_restarts,
-            ranks_are_python=not line.namespace.no_python,
-            checks_health=launcher.health is not None,
-            says_all=line.says_all,
-            shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
-        )
+        options = machine_options(launcher.line, checks_health=launcher.health is not None)
         parts = launcher_parts(options, launcher.monitors.paused, launcher.files.found)
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
@@ -468,3 +460,16 @@ def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     if rank_exit.exitcode == 0:
         failure.message = "exited with 0 after its monitor had found it hung"
     return failure
+
+
+def machine_options(line: CommandLine, *, checks_health: bool) -> Options:
+    """Return what the launcher's machine decides by."""
+    return Options(
+        given=line.options,
+        max_nodes=line.max_nodes,
+        max_restarts=line.namespace.max_restarts,
+        ranks_are_python=not line.namespace.no_python,
+        checks_health=checks_health,
+        says_all=line.says_all,
+        shares_output=line.where.launchers > 0,  # srun's, unless told otherwise
+    )

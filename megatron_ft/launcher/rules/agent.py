@@ -579,8 +579,7 @@ class Agent:
             return replace(stops, reason=""), Cause(text=orders.lost or orders.left.text or "the job has ended")
         if orders.is_cut_off:
             return replace(stops, action=Action.RESTART, reason="reconnecting to the job"), Cause(text=orders.lost)
-        why = f" ({orders.lost})" if orders.lost else ""
-        cause = Cause(text=f"the other nodes declared this one lost{why} and continue without it")
+        cause = Cause(text=cycle_lines.taken_for_lost(orders.lost))
         return replace(stops, action=Action.RESTART, reason="on standby"), cause
 
     def _tell_end(self, decision: RestartDecision, cause: Cause | None) -> None:

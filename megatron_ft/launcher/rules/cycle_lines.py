@@ -48,3 +48,13 @@ def stopped(name: str, failed: Sequence[str]) -> str:
         return f"stopped by {name}, all ranks exited with 0"
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"stopped by {name}, {failed[0]}{more}"
+
+
+def taken_for_lost(why: str) -> str:
+    """Format why a cycle ended here if the others gave this node up."""
+    return f"the other nodes declared this one lost{f' ({why})' if why else ''} and continue without it"
+
+
+def job_went_on(text: str) -> str:
+    """Format the end of a job in which this launcher's ranks had no part."""
+    return f"the job ended without this node: {text or 'the other nodes finished it'}"

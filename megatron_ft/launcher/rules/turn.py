@@ -16,6 +16,7 @@ from megatron_ft.config.launcher_options import MIN_HEALTHY, RESTART_GRACE_S
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Dismiss, Tell
+from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.events import Effect, Event, Exit, LauncherExit, OrderMonitor, Readings, Write
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.all_kinds import Record
@@ -101,8 +102,7 @@ class JobLinePrinter:
         """Return the last line of this launcher: ``said``, or the reason of the others, as in ``left``."""
         is_for_all = over.how in (Exit.SUCCEEDED, Exit.FAILED)
         if over.how in (Exit.LEFT, Exit.STAYED):
-            went_on = f"the job ended without this node: {over.text or 'the other nodes finished it'}"
-            said = over.text if over.code else went_on
+            said = over.text if over.code else cycle_lines.job_went_on(over.text)
             is_for_all = bool(over.code) and left is not None and left.is_of_all
         # the job has failed for all its launchers, and this one has no reason of its own
         is_end = over.code != 0 and over.how in (Exit.FAILED, Exit.LEFT, Exit.STAYED)

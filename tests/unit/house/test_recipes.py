@@ -103,7 +103,7 @@ def test_reason_for_the_end_of_a_rank_is_in_the_words_on_it(patch: Patch) -> Non
     load = patch(REASON)
     words = load("launcher.processes.crash_evidence").read_last_words("", "", "quota 5 GB")
     turns, seen = load("launcher.rules.turn"), load("launcher.rules.events").Readings({0: None}, {0: words}, {}, {})
-    turn = turns.Turn(now_ns=0, seen=seen, printer=turns.JobLinePrinter())
+    turn = turns.Turn(now_ns=0, seen=seen, printer=turns.JobLinePrinter(turns.Options(given=None)))
     cycle = load("launcher.rules.node_cycle").NodeCycle(None, [], now_ns=0)
     cycle.exited(load("link.facts.launcher").RankExited(rank=3, cycle=0, exitcode=1), turn)
     assert cycle.failures() == ["rank 3 is over its quota of 5 GB"]
