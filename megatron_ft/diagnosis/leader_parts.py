@@ -91,8 +91,7 @@ class HangsAtLeader(LeaderPart):
         cycle = self._cycle
         # a question that decides takes the place of one that only reports
         is_asked = self._review is not None and (self._review.decides or not hang.decides)
-        is_refused = is_asked if hang.passive else cycle.rules.min_healthy
-        if is_refused or self._diagnosis is not None or cycle.outcome is not None:
+        if (hang.passive and is_asked) or self._diagnosis is not None or cycle.outcome is not None:
             return []
         # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
         diagnosis = Diagnosis(

@@ -87,7 +87,8 @@ class CollectiveWatch(LauncherPart):
         local_rank = cycle.ranks.index(event.rank) if is_own else min(cycle.running)
         verdict = self._verdict(local_rank, event.verdict.elapsed_s, turn)
         if options.min_healthy:
-            self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {verdict.rank} "), turn)
+            self._cycle.places[local_rank] = event.text.removeprefix(f"rank {verdict.rank} ")
+            self._deadlines.end_missing(verdict, turn)
         else:
             self._hangs.found(verdict, turn, is_seen=False)
 

@@ -220,9 +220,9 @@ class Deadlines(LauncherPart):
         # a rank that may go on gets no signal
         self._collect(others, turn, passive=self._options.min_healthy)
 
-    def end_missing(self, verdict: RankHung, where: str, turn: Turn) -> None:
+    def end_missing(self, verdict: RankHung, turn: Turn) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on."""
-        self._cycle.found_hung(verdict, turn, by_monitor=False, where=where)
+        self._cycle.found_hung(verdict, turn, by_monitor=False)
         self._end(verdict.local_rank, turn)
 
     def _end(self, local_rank: int, turn: Turn, *, evidence: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 The coordinator asks all nodes for theirs, and finds which rank is the cause. The monitor that found the hang ends its
 rank when the cycle is ended, or when its own bound is over, so that missing evidence delays nothing. Under
-``min-healthy`` each node decides for itself. Ranks that weren't found hung may go on living: nothing is sent to them.
+``min-healthy`` it ends its rank at once: the ranks of all nodes were examined before (`LastLook`), the others go on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER, describe_hang_and_iteration
 from megatron_ft.diagnosis.exceptions import collective_raised_in
 from megatron_ft.diagnosis.exits import is_secondary_failure, one_line
-from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.launcher.rules.events import Write
@@ -114,6 +113,9 @@ class HangsOnNode(LauncherPart):
         if verdict.learned:
             kill = Killed(verdict.cycle, verdict.timed, verdict.timeout_s, verdict.was_extended)
             self._learning.killed(kill, turn)
+        if self._options.min_healthy:
+            turn.order([verdict.local_rank], Release(self._cycle.cycle))
+            return
         self._verdict = self._verdict or verdict
         from_ns, known = (verdict.at_ns, verdict.local_rank) if is_seen else (turn.now_ns, None)
         self._begin(turn, from_ns=from_ns, known=known)
@@ -135,16 +137,11 @@ class HangsOnNode(LauncherPart):
         """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected."""
         if self._evidence is not None or self._is_over:
             return
-        decides = self._options.min_healthy
-        if not decides and self._verdict is not None:
+        if self._verdict is not None:
             # a job isn't given up for timeouts of our own making
             reached = self._cycle.reached(turn.seen) if self._verdict.is_certain else None
             turn.do(Hang(self._cycle.cycle, self._verdict, reached))
-        self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=decides, known=known)
-
-    @property
-    def is_deciding(self) -> bool:
-        return self._options.min_healthy and self._evidence is not None and not self._is_over
+        self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=False, known=known)
 
     @property
     def alarm_ns(self) -> int | None:
@@ -152,22 +149,14 @@ class HangsOnNode(LauncherPart):
         return earliest(*(each.due_ns for each in (evidence, self._review) if each is not None))
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
-        """Send the snapshots, or decide, once evidence on all ranks has come, or the bound is near."""
+        """Send the snapshots once evidence on all ranks has come, or the bound is near."""
         review, evidence = self._review, self._evidence
         if review is not None and review.is_complete(turn.now_ns):
             self._review = None
             review.tell(turn)
-        if evidence is None or self._is_told or self._is_over or not evidence.is_complete(turn.now_ns):
-            return
-        self._is_told = True
-        if not self._options.min_healthy:
+        if not (evidence is None or self._is_told or self._is_over) and evidence.is_complete(turn.now_ns):
+            self._is_told = True
             evidence.tell(turn)
-        elif self._verdict is not None:
-            found = blamed(evidence.of_all(turn), self._verdict, are_all=True, several=False)
-            if found is not None:
-                self.blamed(found, turn)
-            self._cycle.found = found
-            self.ending(turn)
 
     def ending(self, turn: Turn) -> None:
         """Collect no more evidence, and let the monitors end the hung ranks."""
@@ -176,8 +165,7 @@ class HangsOnNode(LauncherPart):
 
     def blamed(self, cause: Cause, turn: Turn) -> None:
         """Log the cause of a hang, if the evidence on all ranks adds something. One launcher of the job does that."""
-        is_known = self._cycle.found is not None  # then it is logged already
-        if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH) and not is_known:
+        if cause.detail and cause.kind in (CauseKind.HANG, CauseKind.CRASH):
             turn.do(Write(Finding(cycle=self._cycle.cycle, rank=cause.rank, text=cause.detail)))
 
 

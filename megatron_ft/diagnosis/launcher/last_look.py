@@ -66,11 +66,12 @@ class LastLook(LauncherPart):
         if not self._options.min_healthy or event.hanging != (rank,) or rank is None or rank not in cycle.ranks:
             return
         local_rank = cycle.ranks.index(rank)
+        cycle.places[local_rank] = event.text.removeprefix(f"rank {rank} ")
         if local_rank in suspects or local_rank not in cycle.running or local_rank in cycle.hung:
             return
         facts = {name: getattr(event.verdict, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
         verdict = cycle.verdict(local_rank, event.verdict.kind, turn, **facts)
-        self._deadlines.end_missing(verdict, event.text.removeprefix(f"rank {rank} "), turn)
+        self._deadlines.end_missing(verdict, turn)
 
     def ending(self, turn: Turn) -> None:
         self._suspects, self._is_over = {}, True

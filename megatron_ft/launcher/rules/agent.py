@@ -567,7 +567,7 @@ class Agent:
                 decision = replace(decision, action=Action.GIVE_UP, reason=stops.reason)
             if verdict.node == orders.place and told is not None and verdict.cause.text == told.cause.text:
                 # this node has reported it, and knows more
-                if cycle.failed or cycle.found is not None:
+                if cycle.failed:
                     return decision, replace(cycle.cause(), host=verdict.cause.host)
             return decision, verdict.cause_for(orders.place)
         if leaving.signals:

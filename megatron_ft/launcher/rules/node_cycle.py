@@ -69,8 +69,6 @@ class NodeCycle:
         self.shutdown_request: WorkloadControl | None = None
         self.exclude_request: WorkloadControl | None = None
         """First request of a rank for the end of the job, and for this node to be left out."""
-        self.found: Cause | None = None
-        """Rank that hangs, by comparing the evidence on all ranks; None while that is undetermined."""
         self.mixed: Cause | None = None
         """First rank that has another state than the others of the job; None if none has."""
         self.is_cut_short: bool | None = None
@@ -78,8 +76,8 @@ class NodeCycle:
         self._parts = parts
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
-        self._places: dict[int, str] = {}
-        """Places, in words, of ranks that others wait for by the evidence on all ranks."""
+        self.places: dict[int, str] = {}
+        """Places, in words, of ranks that others wait for by the evidence on all ranks of the job."""
         self._notes: dict[int, RankSnapshot] = {}
         """Evidence on ranks of a cycle that may hang."""
         self.signalled: dict[int, set[int]] = defaultdict(set)
@@ -165,11 +163,8 @@ class NodeCycle:
             **more,
         )
 
-    def found_hung(self, verdict: RankHung, turn: Turn, *, by_monitor: bool, where: str = "") -> None:
-        """Note that a rank was found hung: by its monitor, which doesn't see if it waits for another, or by us.
-
-        ``where``: its place in words, if the evidence on all ranks has shown it.
-        """
+    def found_hung(self, verdict: RankHung, turn: Turn, *, by_monitor: bool) -> None:
+        """Note that a rank was found hung: by its monitor, which doesn't see if it waits for another, or by us."""
         local_rank = verdict.local_rank
         if by_monitor and local_rank in self.hung:
             return
@@ -180,7 +175,6 @@ class NodeCycle:
             self.hung[local_rank] = Grace(turn.now_s + _HUNG_AND_ALIVE_S, turn.seen.run_delays_ns[local_rank])
         verdict = replace(verdict, rank=self.ranks[local_rank])
         self._verdicts.append(verdict)
-        self._places[local_rank] = where
         if by_monitor:
             self.overdue[local_rank] = verdict
 
@@ -253,7 +247,7 @@ class NodeCycle:
 
     def state(self, turn: Turn) -> NodeState:
         """Return the state of this node to report to the coordinator now."""
-        if not self.ranks or self._unread or any(part.is_deciding for part in self._parts):
+        if not self.ranks or self._unread:
             return NodeState.HEALTHY
         if self.mixed is not None or self.failed:
             return NodeState.UNHEALTHY
@@ -364,8 +358,8 @@ class NodeCycle:
 
     def cause(self) -> Cause:
         """Return why the cycle failed."""
-        if (known := self.mixed or self.found) is not None:
-            return known
+        if self.mixed is not None:
+            return self.mixed
         raised = {self.ranks[local_rank] for local_rank in self._raised}
         cause = find_cause(list(self.exits.values()), [] if raised else self._verdicts, raised=raised)
         if self.suspects is not None and not raised and (cause is None or cause.rank == self.suspects[0].rank):
@@ -380,14 +374,15 @@ class NodeCycle:
         if cause.kind is not CauseKind.HANG:
             return cause
         found = next(each for each in self._verdicts if each.rank == cause.rank)
-        if found.local_rank in self.overdue and self.world_size > 1 and not found.stopped:
+        is_shown = found.stopped or found.local_rank in self.places
+        if found.local_rank in self.overdue and self.world_size > 1 and not is_shown:
             # without evidence on all ranks it may only have waited for another
             return undetermined_hang(found, detail="root cause undetermined")
         return replace(cause, detail=self._place(found.local_rank))
 
     def _place(self, local_rank: int) -> str:
         note = self._notes.get(local_rank)
-        return self._places.get(local_rank) or (f"in {note.frame}" if note is not None and note.frame else "")
+        return self.places.get(local_rank) or (f"in {note.frame}" if note is not None and note.frame else "")
 
     def own_failure(self, seen: Readings) -> Cause | None:
         """Return the failure of a rank of this node that failed by itself, not only because it had lost another.

@@ -31,11 +31,6 @@ class LauncherPart:
         """Latest time of the next ``tick``."""
         return None
 
-    @property
-    def is_deciding(self) -> bool:
-        """True while the state of this node isn't reported, because this part finds out why ranks fail."""
-        return False
-
     def status(self) -> Sequence[PartState]:
         """Return what the node's next `Ready` says of this part."""
         return ()

@@ -7,12 +7,15 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.launcher.rules import events
-from megatron_ft.link.messages.monitor_messages import Collect, ExtendTimeout
+from megatron_ft.link.messages.monitor_messages import Collect, ExtendTimeout, Release
 from tests.fuzz.healthy import BOARD
-from tests.support.agents import Driven, attached, hung, observed, suspected
+from tests.support.agents import Driven, attached, found_hung, hung, observed, suspected
 
 LATE = hung(elapsed_s=60.1, timeout_s=60.0, at_ns=10**12, learned=True)
+HUNG = "hung in 'step' for 60.1 s (learned timeout 60 s)"
 PROGRESS = "rank 20 has read or written 12.0 MB"
 
 
@@ -135,6 +138,27 @@ def test_suspects_that_only_wait_go_on_under_min_healthy(
     driven.hear(reviewed(*hanging))
     assert answers(driven) == [*enumerate(until_s)]
     assert driven.all_of(events.SignalRanks) == []
+
+
+@pytest.mark.parametrize(
+    ("hanging", "told"),
+    [
+        ((0,), f"rank 0 {HUNG} after iteration 7, in train.py:7 step"),
+        ((), f"hang detected (first on rank 0: {HUNG}) after iteration 7, root cause undetermined"),
+    ],
+)
+def test_confirmed_suspect_is_ended_at_once_under_min_healthy_and_told_with_its_place(
+    hanging: tuple[int, ...], told: str
+) -> None:
+    driven = running(restart_policy="min-healthy")
+    suspect(driven)
+    driven.hear(reviewed(*hanging), found_hung(0, 0, LATE))
+    assert driven.orders(Release) == [events.OrderMonitor(0, Release(0))]
+    assert driven.orders(Collect) == [], "the ranks of all nodes were examined before"
+    driven.exits(0, -9)
+    (report,) = [each for each in driven.told if isinstance(each, m.Report)]
+    assert report.state is NodeState.UNHEALTHY
+    assert report.cause.text == told
 
 
 def test_missing_rank_is_terminated_though_its_own_timeout_is_not_over() -> None:

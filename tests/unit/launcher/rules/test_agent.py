@@ -301,21 +301,6 @@ def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: 
     assert len(told) > 1
 
 
-def test_node_under_min_healthy_decides_on_a_hang_by_itself() -> None:
-    driven = running(restart_policy="min-healthy")
-    driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
-    assert [each.order.passive for each in driven.orders(Collect)] == [True]
-    driven.hear(observed(0, 0, RankSnapshot(rank=0, state="T", has_stack=True, found_hung=True)))
-    assert driven.told == []
-    driven.hear(observed(1, 0, RankSnapshot(rank=10, local_rank=1, state="S", has_stack=True, waits_in="all_reduce")))
-    assert driven.all_of(Release) == [Release(0)]
-    assert "finding" in driven.written
-    driven.exits(0, -9)
-    ((state, text, _),) = reports(driven)
-    assert state is NodeState.UNHEALTHY
-    assert text.startswith("rank 0 hung in 'step' for 3.0 s (timeout 3.0 s, process stopped)")
-
-
 # -- requests -------------------------------------------------------------------------------------------------
 
 
