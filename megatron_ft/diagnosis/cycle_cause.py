@@ -56,19 +56,15 @@ def describe_overdue(verdict: RankHung) -> str:
         return f"raised {one_line(verdict.error)}"
     if verdict.section is not None:
         return f"hung in '{verdict.section}' for {elapsed} {note}"
-    match verdict.kind:
-        case "initial_heartbeat":
-            return f"sent no first heartbeat for {elapsed} {note}"
-        case "heartbeat":
-            return f"sent no heartbeat for {elapsed} {note}"
-        case "collectives":
-            return f"keeps the others waiting: no collective has completed on any rank for {elapsed} {note}"
-        case "startup":
-            return f"did not start monitoring within {verdict.timeout_s:g} s (--ft-startup-timeout){stopped}"
-        case "exit":
-            after = "after shutdown_workload_monitoring() (--ft-exit-timeout)"
-            return f"did not exit within {verdict.timeout_s:g} s {after}{stopped}"
-    return f"hung out of section for {elapsed} {note}"
+    within = f"within {verdict.timeout_s:g} s"
+    kinds = {
+        "initial_heartbeat": f"sent no first heartbeat for {elapsed} {note}",
+        "heartbeat": f"sent no heartbeat for {elapsed} {note}",
+        COLLECTIVES: f"keeps the others waiting: no collective has completed on any rank for {elapsed} {note}",
+        "startup": f"did not start monitoring {within} (--ft-startup-timeout){stopped}",
+        "exit": f"did not exit {within} after shutdown_workload_monitoring() (--ft-exit-timeout){stopped}",
+    }
+    return kinds.get(verdict.kind, f"hung out of section for {elapsed} {note}")
 
 
 def describe_interval(verdict: RankHung) -> str:
@@ -145,8 +141,19 @@ def find_cause(
     candidates = [rank_exit for rank_exit in failed if not rank_exit.by_us] or failed
     if not candidates:
         return None
-    if (by_rerun := _rerun_cause(failed)) is not None:
-        return by_rerun
+    if reruns := [each for each in failed if each.rerun is not None]:
+        # Megatron's rerun state machine has ended all ranks by one code. The cause is the rank whose result was
+        # rejected; if that one isn't here, the others followed it
+        rejected = [each for each in reruns if each.rerun_state is not None and each.rerun_state.own]
+        first = min(rejected or reruns, key=lambda each: each.rank)
+        return Cause(
+            kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
+            text=describe_exit(first),
+            rank=first.rank,
+            iteration=first.iteration,
+            follows=not rejected,
+            rerun=first.rerun,
+        )
     # an exit whose reason can't be read may be a consequence, too, and accuses nobody
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit) or rank_exit.unread]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)
@@ -191,25 +198,6 @@ def exited_early(end: RankExited | RankSnapshot, others: str, *, where: str = ""
         iteration=end.iteration,
         detail="; ".join(filter(None, ("in the middle of training", others))),
         host=end.host if isinstance(end, RankSnapshot) else "",
-    )
-
-
-def _rerun_cause(failed: Sequence[RankExited]) -> Cause | None:
-    """Return the cause if Megatron's rerun state machine has ended the ranks, which it does on all of them by one code.
-
-    It is the rank whose result was rejected; if that one isn't here, the others followed it.
-    """
-    reruns = [each for each in failed if each.rerun is not None]
-    if not reruns:
-        return None
-    first = min(reruns, key=lambda each: (each.rerun_state is None or not each.rerun_state.own, each.rank))
-    return Cause(
-        kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
-        text=describe_exit(first),
-        rank=first.rank,
-        iteration=first.iteration,
-        follows=first.rerun_state is None or not first.rerun_state.own,
-        rerun=first.rerun,
     )
 
 

@@ -209,22 +209,18 @@ def _place(note: RankSnapshot) -> str:
     where = f"{where} ({inner})" if inner else where
     if note.is_stopped:
         return where or "its process is stopped"
-    if note.is_stuck_in_kernel:
-        return _joined("in uninterruptible sleep", where)
-    if note.in_flight:
-        return _joined(f"in {note.in_flight[0].name}", where)
-    if note.waits_in:
-        return _joined(f"in {note.waits_in}", where)
-    if note.is_saving:
-        return _joined("in a checkpoint write", where)
-    if note.closing:
-        return _joined("has ended its monitoring", where)
-    if not note.has_stack:
-        state = f", process state {note.state}" if note.state else ""
-        return _joined(f"does not answer (no stack could be collected{state})", where)
-    if not note.has_collectives:
-        return _joined(where, "holding the GIL")
-    return _joined(where, "computing") if note.is_busy else where
+    state = f", process state {note.state}" if note.state else ""
+    what = (
+        "in uninterruptible sleep" if note.is_stuck_in_kernel else "",
+        f"in {note.in_flight[0].name}" if note.in_flight else "",
+        f"in {note.waits_in}" if note.waits_in else "",
+        "in a checkpoint write" if note.is_saving else "",
+        "has ended its monitoring" if note.closing else "",
+        "" if note.has_stack else f"does not answer (no stack could be collected{state})",
+    )
+    if known := next(filter(None, what), ""):
+        return _joined(known, where)
+    return _joined(where, "holding the GIL" if not note.has_collectives else "computing" if note.is_busy else "")
 
 
 def _joined(*parts: str) -> str:

@@ -46,8 +46,6 @@ class HangsOnNode(LauncherPart):
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
         self._cycle = cycle
-        self._verdict: RankHung | None = None
-        """First verdict of this node."""
         self._evidence: EvidenceOnNode | None = None
         """Evidence for the cause of the cycle's end."""
         self._review: EvidenceOnNode | None = None
@@ -67,7 +65,7 @@ class HangsOnNode(LauncherPart):
                 self._would_hang.add(interval)
                 self._report(event, turn)
         elif not event.passive:
-            self._begin(turn, from_ns=turn.now_ns)
+            self._begin(turn, None, from_ns=turn.now_ns)
         elif self._review is None and self._cycle.is_started:
             again_ns = turn.now_ns + _LOOK_NS if event.looks else None
             self._review = EvidenceOnNode(self._cycle, turn, from_ns=turn.now_ns, passive=True, again_ns=again_ns)
@@ -97,12 +95,12 @@ class HangsOnNode(LauncherPart):
             elif self._evidence is not None:  # evidence from before the verdict says little about the hang
                 self._evidence.noted(local_rank, report)
         elif isinstance(report, RankHung) and local_rank in self._cycle.started:
-            interval = report.timed, report.iteration
             if not report.observed_only:
                 self._cycle.found_hung(report, turn, by_monitor=True)
                 self.found(report, turn)
-            elif interval not in self._asked:  # all nodes are asked what keeps a rank that isn't ended
-                self._asked.add(interval)
+            elif (report.timed, report.iteration) not in self._asked:
+                # all nodes are asked what keeps a rank that isn't ended
+                self._asked.add((report.timed, report.iteration))
                 turn.do(Hang(self._cycle.cycle, report, passive=True))
 
     def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
@@ -116,9 +114,8 @@ class HangsOnNode(LauncherPart):
         if self._options.min_healthy:
             turn.order([verdict.local_rank], Release(self._cycle.cycle))
             return
-        self._verdict = self._verdict or verdict
         from_ns, known = (verdict.at_ns, verdict.local_rank) if is_seen else (turn.now_ns, None)
-        self._begin(turn, from_ns=from_ns, known=known)
+        self._begin(turn, verdict, from_ns=from_ns, known=known)
 
     def exited(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
@@ -128,19 +125,22 @@ class HangsOnNode(LauncherPart):
         if self._cycle.own_failure(turn.seen) is not None:
             return  # it explains the lost peer
         error = one_line(end.error or "")
-        self._verdict = self._cycle.verdict(end.local_rank, LOST_PEER, turn, iteration=end.iteration, error=error)
-        self._begin(turn, from_ns=turn.now_ns)
+        verdict = self._cycle.verdict(end.local_rank, LOST_PEER, turn, iteration=end.iteration, error=error)
+        self._begin(turn, verdict, from_ns=turn.now_ns)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
-    def _begin(self, turn: Turn, *, from_ns: int, known: int | None = None) -> None:
-        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected."""
+    def _begin(self, turn: Turn, verdict: RankHung | None, *, from_ns: int, known: int | None = None) -> None:
+        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected.
+
+        ``verdict``: of this node; None if the leader asks because of another one's.
+        """
         if self._evidence is not None or self._is_over:
             return
-        if self._verdict is not None:
+        if verdict is not None:
             # a job isn't given up for timeouts of our own making
-            reached = self._cycle.reached(turn.seen) if self._verdict.is_certain else None
-            turn.do(Hang(self._cycle.cycle, self._verdict, reached))
+            reached = self._cycle.reached(turn.seen) if verdict.is_certain else None
+            turn.do(Hang(self._cycle.cycle, verdict, reached))
         self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=False, known=known)
 
     @property
@@ -203,20 +203,15 @@ class EvidenceOnNode:
     def is_complete(self, now_ns: int) -> bool:
         return now_ns >= self.due_ns or self._asked & self._cycle.observed <= self.notes.keys()
 
-    def of_all(self, turn: Turn) -> list[RankSnapshot]:
-        """Return the snapshots of all ranks that were started."""
-        return [self.notes.get(each) or self._unseen(each, turn) for each in sorted(self._cycle.started)]
-
     def tell(self, turn: Turn) -> None:
-        """Send the snapshots to the coordinator, in as many messages as needed. One snapshot always fits."""
+        """Send the snapshots of all ranks that were started, in as many messages as needed. One always fits."""
         parts: list[tuple[RankSnapshot, ...]] = [()]
-        room = _PART_CHARS
-        for note in self.of_all(turn):
-            room -= (size := len(repr(note)))
-            if room < 0 and parts[-1]:
-                parts.append(())
-                room = _PART_CHARS - size
-            parts[-1] += (note,)
+        for local_rank in sorted(self._cycle.started):
+            part = (*parts[-1], self.notes.get(local_rank) or self._unseen(local_rank, turn))
+            if len(part) > 1 and len(repr(part)) > _PART_CHARS:
+                parts.append(part[-1:])
+            else:
+                parts[-1] = part
         last = parts[-1]
         turn.do(*(RankSnapshots(self._cycle.cycle, part, self._passive, more=part is not last) for part in parts))
 

@@ -53,39 +53,24 @@ class LastLook(LauncherPart):
         self._suspects[local_rank] = verdict
         turn.do(Hang(self._cycle.cycle, verdict, passive=True, decides=True))
 
-    def hear(self, event: Reviewed, turn: Turn) -> None:
+    def hear(self, review: Reviewed, turn: Turn) -> None:
         """Confirm the suspects that hang, and let the others go on.
 
         With ``min-healthy``, terminate the rank of this node that keeps the others waiting, if its own timeout isn't
         over.
         """
-        cycle, rank, suspects = self._cycle, event.rank, set(self._suspects)
-        if not event.decides or turn.runs != event.cycle or not cycle.is_started:
+        cycle, rank, min_healthy = self._cycle, review.rank, self._options.min_healthy
+        if not review.decides or turn.runs != review.cycle or not cycle.is_started:
             return
-        self._decide(event, turn)
-        if not self._options.min_healthy or event.hanging != (rank,) or rank is None or rank not in cycle.ranks:
-            return
-        local_rank = cycle.ranks.index(rank)
-        cycle.places[local_rank] = event.text.removeprefix(f"rank {rank} ")
-        if local_rank in suspects or local_rank not in cycle.running or local_rank in cycle.hung:
-            return
-        facts = {name: getattr(event.verdict, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
-        verdict = cycle.verdict(local_rank, event.verdict.kind, turn, **facts)
-        self._deadlines.end_missing(verdict, turn)
-
-    def ending(self, turn: Turn) -> None:
-        self._suspects, self._is_over = {}, True
-
-    def _decide(self, review: Reviewed, turn: Turn) -> None:
         suspects, self._suspects = self._suspects, {}
         heads = {local_rank: board.ring_head for local_rank in self._events if (board := turn.board(local_rank))}
         moved = (each for each, head in heads.items() if head > self._events[each])  # since the first suspicion
-        own = next((f"rank {self._cycle.ranks[each]} has called a hook" for each in moved), "")
+        own = next((f"rank {cycle.ranks[each]} has called a hook" for each in moved), "")
         progress = review.progress or own
         for local_rank, verdict in sorted(suspects.items()):
             elapsed_s, most_s = verdict.elapsed_s, MOST_EXTENDED * verdict.timeout_s
             is_enforced = verdict.learned and verdict.enforced
-            only_waits = self._options.min_healthy and review.hanging and verdict.rank not in review.hanging
+            only_waits = min_healthy and review.hanging and verdict.rank not in review.hanging
             if progress and verdict.learned and elapsed_s < most_s:
                 until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
@@ -99,7 +84,7 @@ class LastLook(LauncherPart):
                         f"{verdict.timeout_s:.4g} s, but {progress}: extending the timeout, to at most "
                         f"{most_s:.1f} s in total"
                     )
-            elif only_waits and verdict.enforced and local_rank in self._cycle.running:
+            elif only_waits and verdict.enforced and local_rank in cycle.running:
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, elapsed_s + verdict.timeout_s)))
                 timed = f"{describe_interval(verdict)} (timeout {verdict.timeout_s:.1f} s)"
                 turn.say(f"rank {verdict.rank}: {timed}, only waits for others and goes on: {review.text}")
@@ -110,3 +95,13 @@ class LastLook(LauncherPart):
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"
                     )
+        if not min_healthy or review.hanging != (rank,) or rank is None or rank not in cycle.ranks:
+            return
+        local_rank = cycle.ranks.index(rank)
+        cycle.places[local_rank] = review.text.removeprefix(f"rank {rank} ")
+        if local_rank in cycle.running and local_rank not in {*suspects, *cycle.hung}:
+            facts = {name: getattr(review.verdict, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
+            self._deadlines.end_missing(cycle.verdict(local_rank, review.verdict.kind, turn, **facts), turn)
+
+    def ending(self, turn: Turn) -> None:
+        self._suspects, self._is_over = {}, True
