@@ -72,6 +72,7 @@ class CollectiveWatch(LauncherPart):
         if event.reports or event.decides or turn.runs != event.cycle or not cycle.is_started:
             return
         ends = options.given.watch_collectives.how == END and event.is_waited and not options.given.observe_only
+        ends = ends and not (options.min_healthy and event.rank is None)  # only the rank that others wait for
         self._is_told = True
         follows = "terminating the ranks" if ends else "reported only, no rank is terminated"
         turn.say_for_all(
@@ -79,18 +80,11 @@ class CollectiveWatch(LauncherPart):
         )
         if is_asker:
             turn.do(Write(event.record(ends=ends)))
-        is_own = event.rank in cycle.ranks
-        if options.min_healthy and event.rank is not None:
-            is_asker = is_own  # each node ends its own ranks
-        if not (ends and is_asker and cycle.running):
-            return
-        local_rank = cycle.ranks.index(event.rank) if is_own else min(cycle.running)
-        verdict = self._verdict(local_rank, event.verdict.elapsed_s, turn)
-        if options.min_healthy:
-            self._cycle.places[local_rank] = event.text.removeprefix(f"rank {verdict.rank} ")
-            self._deadlines.end_missing(verdict, turn)
-        else:
-            self._hangs.found(verdict, turn, is_seen=False)
+        if ends and options.min_healthy:
+            self._deadlines.end_missing(event, turn)
+        elif ends and is_asker and cycle.running:
+            local_rank = cycle.ranks.index(event.rank) if event.rank in cycle.ranks else min(cycle.running)
+            self._hangs.found(self._verdict(local_rank, event.verdict.elapsed_s, turn), turn, is_seen=False)
 
     # -- what is due --------------------------------------------------------------------------------------------
 

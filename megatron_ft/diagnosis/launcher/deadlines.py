@@ -15,6 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.cycle_cause import describe_hang, describe_hang_and_iteration
+from megatron_ft.diagnosis.hang_messages import Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S
 from megatron_ft.diagnosis.root_cause import spans
 from megatron_ft.launcher.rules.events import SignalRanks, Write
@@ -220,10 +221,18 @@ class Deadlines(LauncherPart):
         # a rank that may go on gets no signal
         self._collect(others, turn, passive=self._options.min_healthy)
 
-    def end_missing(self, verdict: RankHung, turn: Turn) -> None:
-        """Terminate a rank of this node that keeps the others waiting; these go on."""
-        self._cycle.found_hung(verdict, turn, by_monitor=False)
-        self._end(verdict.local_rank, turn)
+    def end_missing(self, review: Reviewed, turn: Turn, suspects: Collection[int] = ()) -> None:
+        """Terminate a rank of this node that keeps the others waiting; these go on. ``suspects``: ranks that their
+        monitors terminate, if they hang."""
+        cycle, rank, found = self._cycle, review.rank, review.verdict
+        if rank is None or rank not in cycle.ranks:
+            return
+        local_rank = cycle.ranks.index(rank)
+        cycle.places[local_rank] = review.text.removeprefix(f"rank {rank} ")
+        if local_rank in cycle.running and local_rank not in {*suspects, *cycle.hung}:
+            facts = {name: getattr(found, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
+            cycle.found_hung(cycle.verdict(local_rank, found.kind, turn, **facts), turn, by_monitor=False)
+            self._end(local_rank, turn)
 
     def _end(self, local_rank: int, turn: Turn, *, evidence: bool = False) -> None:
         """Terminate a rank as its monitor would: only the process itself, with SIGKILL after a grace. ``evidence`` is

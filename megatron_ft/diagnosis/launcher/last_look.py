@@ -59,7 +59,7 @@ class LastLook(LauncherPart):
         With ``min-healthy``, terminate the rank of this node that keeps the others waiting, if its own timeout isn't
         over.
         """
-        cycle, rank, min_healthy = self._cycle, review.rank, self._options.min_healthy
+        cycle, min_healthy = self._cycle, self._options.min_healthy
         if not review.decides or turn.runs != review.cycle or not cycle.is_started:
             return
         suspects, self._suspects = self._suspects, {}
@@ -95,13 +95,8 @@ class LastLook(LauncherPart):
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"
                     )
-        if not min_healthy or review.hanging != (rank,) or rank is None or rank not in cycle.ranks:
-            return
-        local_rank = cycle.ranks.index(rank)
-        cycle.places[local_rank] = review.text.removeprefix(f"rank {rank} ")
-        if local_rank in cycle.running and local_rank not in {*suspects, *cycle.hung}:
-            facts = {name: getattr(review.verdict, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
-            self._deadlines.end_missing(cycle.verdict(local_rank, review.verdict.kind, turn, **facts), turn)
+        if min_healthy and review.hanging == (review.rank,):
+            self._deadlines.end_missing(review, turn, suspects)
 
     def ending(self, turn: Turn) -> None:
         self._suspects, self._is_over = {}, True

@@ -15,7 +15,7 @@ from tests.support.agents import Driven, attached, hung, observed
 
 TIMEOUT_S = 40.0
 BOARD = BoardSnapshot(iteration=0, first_iteration=0)
-SILENT = hung(kind="collectives", section=None, elapsed_s=40.0, timeout_s=40.0)
+SILENT = hung(kind="collectives", section=None, iteration=None, elapsed_s=40.0, timeout_s=40.0)
 REVIEW = Reviewed(cycle=0, asker=0, verdict=SILENT, text="rank 10 in train.py:3 f", rank=10, is_waited=True)
 
 
@@ -179,16 +179,16 @@ def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     assert {(each.local_rank, each.order.passive) for each in driven.orders(Collect)} == {(0, False), (1, False)}
 
 
-@pytest.mark.parametrize("why", ["nobody waits", "observe-only", "min-healthy"])
+@pytest.mark.parametrize("why", ["nobody waits", "observe-only", "min-healthy", "min-healthy, no rank is at fault"])
 def test_cycle_is_not_ended_where_no_rank_waits_or_under_observe_only(why: str) -> None:
     """Nor under ``min-healthy``, where the node of the rank at fault ends that."""
-    observes, policy = why == "observe-only", "min-healthy" if why == "min-healthy" else "any-failed"
+    observes, policy = why == "observe-only", "min-healthy" if why.startswith("min-healthy") else "any-failed"
     driven = watching(watch_collectives=f"end:{TIMEOUT_S}", observe_only=observes, restart_policy=policy)
     driven.wait(TIMEOUT_S + 1.0)
-    rank, is_waited = (None, False) if why == "nobody waits" else (99, True)
-    driven.hear(msgspec.structs.replace(REVIEW, rank=rank, is_waited=is_waited))
+    rank = 99 if why in ("observe-only", "min-healthy") else None
+    driven.hear(msgspec.structs.replace(REVIEW, rank=rank, is_waited=why != "nobody waits"))
     assert ended(driven) == driven.all_of(events.SignalRanks) == []
-    assert driven.said[-1].endswith("(terminating the ranks)" if policy == "min-healthy" else "no rank is terminated)")
+    assert driven.said[-1].endswith("(terminating the ranks)" if why == "min-healthy" else "no rank is terminated)")
 
 
 @pytest.mark.parametrize("has_raised", [False, True])
