@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from megatron_ft.errors import SnapshotError
-from megatron_ft.integrations.replication import GroupWrapper
+from megatron_ft.integrations.local_checkpoints import newest_of_all_ranks
 from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
@@ -93,8 +93,8 @@ class MemoryReader(_InMemory, StorageReader):
     def newest(cls) -> MemoryReader | None:
         """Return a reader of the newest snapshot that all ranks can load, None if there is none. A collective."""
         found = objects.available(_LABEL)
-        common = set.intersection(*map(set, GroupWrapper().all_gather_object(set(found))))
-        return cls(found[max(common)]) if common else None
+        newest = newest_of_all_ranks(found)
+        return None if newest == -1 else cls(found[newest])
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return the metadata of this rank's shards.

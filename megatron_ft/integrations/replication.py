@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_ft.rank.base import agreement
+
 
 def parse_group_sequence(replication_jump: int, replication_factor: int, world_size: int) -> list[tuple[int, ...]]:
     """Return groups of ``replication_factor`` ranks each, with ``replication_jump`` between two ranks of a group.
@@ -32,10 +34,10 @@ def parse_group_sequence(replication_jump: int, replication_factor: int, world_s
 
 
 class GroupWrapper:
-    """Process group, or all ranks if None; without torch.distributed, this process alone."""
+    """Process group, or all ranks if None."""
 
     def __init__(self, group: Any = None) -> None:
-        self._group = group
+        self.group = group
 
     @staticmethod
     def wrap(group: Any) -> GroupWrapper:
@@ -58,36 +60,6 @@ class GroupWrapper:
         assert len(mine) == 1, f"rank {rank} is in {len(mine)} of the groups, not in one"
         return GroupWrapper(mine[0])
 
-    @property
-    def group(self) -> Any:
-        return self._group
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        if self._group is None:
-            return range(self.world_size)
-        return dist.get_process_group_ranks(self._group)
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size(self._group) if dist.is_initialized() else 1
-
-    @property
-    def my_group_rank(self) -> int:
-        return dist.get_rank(self._group) if dist.is_initialized() else 0
-
-    @property
-    def my_global_rank(self) -> int:
-        return dist.get_rank() if dist.is_initialized() else 0
-
-    def all_gather_object(self, my_obj: Any) -> list[Any]:
-        """Return the objects of all ranks of the group; a collective."""
-        if not dist.is_initialized():
-            return [my_obj]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, my_obj, group=self._group)
-        return found
-
 
 class ReplicationStrategy:
     """Wish for replicas in other ranks' nodes."""
@@ -106,7 +78,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
     ) -> LazyCliqueReplicationStrategy:
         """Check the numbers, as the groups of `parse_group_sequence` would be made; none is."""
         wish = LazyCliqueReplicationStrategy(replication_jump, replication_factor)
-        parse_group_sequence(wish.replication_jump, wish.replication_factor, GroupWrapper().world_size)
+        parse_group_sequence(wish.replication_jump, wish.replication_factor, agreement.world_size())
         return wish
 
 

@@ -144,3 +144,14 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealKeep
     be_rank_0(tmp_path / "k", monkeypatch)
     yield keeper
     keeper.close()
+
+
+def share_with_another_rank(monkeypatch: pytest.MonkeyPatch, other: set[int]) -> None:
+    """Stand in for a process group of two ranks, the other of which has these iterations."""
+
+    def gather(found: list[Any], mine: Any) -> None:
+        found[:] = [mine, other]
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)

@@ -73,9 +73,7 @@ SERVED: dict[str, dict[str, str]] = {
     f"{_LOCAL}.base_state_dict": _all_in(_TENSOR_AWARE, "TensorAwareStateDict"),
     f"{_LOCAL}.basic_state_dict": _all_in(_TENSOR_AWARE, "BasicTensorAwareStateDict"),
     f"{_LOCAL}.ckpt_managers": {},
-    f"{_LOCAL}.ckpt_managers.base_manager": _all_in(
-        _MANAGERS, "BaseCheckpointManager", "CheckpointingException", "CkptID", "SameMachineReplicationException"
-    ),
+    f"{_LOCAL}.ckpt_managers.base_manager": _all_in(_MANAGERS, "CheckpointingException", "CkptID"),
     f"{_LOCAL}.ckpt_managers.local_manager": _all_in(_MANAGERS, "LocalCheckpointManager"),
     f"{_LOCAL}.replication": {},
     f"{_LOCAL}.replication.group_utils": _all_in(_REPLICATION, "GroupWrapper", "parse_group_sequence"),

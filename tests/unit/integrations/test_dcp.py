@@ -14,10 +14,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from megatron_ft.errors import SnapshotError
 from megatron_ft.integrations.dcp import MemoryReader, MemoryWriter
-from megatron_ft.integrations.replication import GroupWrapper
 from megatron_ft.memory.rank import objects
 from megatron_ft.memory.rules.snapshots import SnapshotKey
-from tests.support.keepers import RealKeeper, keeper
+from tests.support.keepers import RealKeeper, keeper, share_with_another_rank
 
 __all__ = ["keeper"]  # fixture
 
@@ -51,7 +50,7 @@ def test_reader_is_of_what_all_ranks_have(
     keeper: RealKeeper, monkeypatch: pytest.MonkeyPatch, other: set[int], iteration: int | None
 ) -> None:
     monkeypatch.setattr(objects, "available", lambda _: {10: SnapshotKey(0, 0, 10), 20: SnapshotKey(0, 0, 20)})
-    monkeypatch.setattr(GroupWrapper, "all_gather_object", lambda _, mine: [mine, other])
+    share_with_another_rank(monkeypatch, other)
     reader = MemoryReader.newest()
     assert (None if reader is None else reader.iteration) == iteration
 

@@ -28,8 +28,7 @@ def test_groups_are_a_jump_apart(jump: int, factor: int, world: int, groups: lis
 
 
 def test_strategy_checks_its_numbers_and_makes_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 8)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
     monkeypatch.delattr(dist, "new_group")
     strategy = CliqueReplicationStrategy.from_replication_params(4, 2)
     assert isinstance(strategy, LazyCliqueReplicationStrategy)
@@ -38,10 +37,13 @@ def test_strategy_checks_its_numbers_and_makes_no_group(monkeypatch: pytest.Monk
         CliqueReplicationStrategy.from_replication_params(3, 2)
 
 
-def test_wrapper_without_a_process_group_is_this_process_alone() -> None:
-    alone = GroupWrapper()
-    assert (list(alone.ranks), alone.world_size, alone.my_group_rank, alone.my_global_rank) == ([0], 1, 0, 0)
-    assert alone.all_gather_object("x") == ["x"]
-    assert GroupWrapper.wrap(alone) is alone
+def test_wrapper_is_of_a_group_or_of_the_only_one_that_has_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = GroupWrapper()
+    assert GroupWrapper.wrap(wrapper) is wrapper
     with pytest.raises(ValueError, match="not str"):
         GroupWrapper.wrap("x")
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
+    assert GroupWrapper.from_list_of_groups([(0, 1), (2, 3)]).group == (2, 3)
+    with pytest.raises(AssertionError, match="in 2 of the groups"):
+        GroupWrapper.from_list_of_groups([(1, 2), (2, 3)])
