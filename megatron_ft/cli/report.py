@@ -11,7 +11,6 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from megatron_ft.cli.base.terminal import track
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.base.codec import to_builtins
 
@@ -68,7 +67,7 @@ def _report(args: argparse.Namespace) -> int:
     from megatron_ft.cli.analysis.interval_lengths import suggestion
     from megatron_ft.cli.logs.runs import log_directory, runs_in
 
-    runs = runs_in(args.log_dirs, shows_progress=True)
+    runs = runs_in(args.log_dirs)
     if not runs:
         where = "give the directory that ft_launcher names as 'logs:'"
         print(f"megatron-ft: no event logs in {', '.join(args.log_dirs)}; {where}", file=sys.stderr)
@@ -79,7 +78,7 @@ def _report(args: argparse.Namespace) -> int:
             raise ConfigError(f"--run {args.run_number}: there {there}, from 1")
         runs = runs[args.run_number - 1 : args.run_number]
     together: dict[str, Interval] | None = {} if args.suggest_timeouts else None
-    analyses = [analyze(run, together) for run in track(runs, "analysing", len(runs))]
+    analyses = [analyze(run, together) for run in runs]
     if together is not None:
         lines, has_timeouts = suggestion(together)
         print("\n".join(lines))

@@ -41,7 +41,6 @@ class Track:
             taken, 0 if none has told.
         verdicts: on this rank, in the order of time.
         spans: beginnings and ends of intervals whose times are known, by depth and number of the section.
-        totals: seconds and number of all intervals, by section.
         still_open: number of the section, depth and beginning of intervals that ended with the rank.
     """
 
@@ -52,7 +51,6 @@ class Track:
     end_ns: int = 0
     verdicts: list[Timed[RankHung]] = field(default_factory=list)
     spans: dict[tuple[int, int], array[int]] = field(default_factory=dict)
-    totals: dict[str, tuple[float, int]] = field(default_factory=dict)
     still_open: list[tuple[int, int, int]] = field(default_factory=list)
     rows: array[int] = field(default_factory=lambda: array("q"))
 
@@ -72,8 +70,6 @@ class Track:
         summed, summed_s = -1, 0.0
         self.still_open = []
         for name, section in of.sections.items():
-            total_s, count = self.totals.get(name, (0.0, 0))
-            self.totals[name] = total_s + section.total_s, count + section.count
             if name in (OUT_OF_SECTION, HEARTBEAT):
                 continue
             number, depth = numbers.setdefault(name, len(numbers)), min(section.depth, _DEEPEST)

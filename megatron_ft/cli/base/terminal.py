@@ -1,16 +1,14 @@
-"""Texts, tables and progress on a terminal."""
+"""Texts and tables on a terminal."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable
 
-T = TypeVar("T")
 _LEAST_WIDTH = 160
 
 
@@ -23,16 +21,6 @@ def terminal() -> Console:
         # rich assumes 80 columns of a pipe, where lines may have any length
         console = Console(highlight=False, width=_LEAST_WIDTH)
     return console
-
-
-def track(items: Iterable[T], what: str, total: int) -> Iterable[T]:
-    """Yield the items; on a terminal, a bar shows how many of ``total`` are done."""
-    if not sys.stderr.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track as track_on
-
-    return track_on(items, what, total, console=Console(stderr=True), transient=True)
 
 
 def follow(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_ft.cli.base.terminal import track
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import Message, Moment, Raw, decode, name_of
 from megatron_ft.link.facts.all_kinds import RECORDS, Record
@@ -67,7 +66,7 @@ class EventLogFile:
         return max([self.opened, *(entry.t for entry in self.entries)])
 
 
-def read_directory(directory: str | Path, *, shows_progress: bool = False) -> list[EventLogFile]:
+def read_directory(directory: str | Path) -> list[EventLogFile]:
     """Return all event logs directly in ``directory``, in the order in which they were opened.
 
     Files that aren't event logs, or can't be read any more, are left out.
@@ -77,8 +76,7 @@ def read_directory(directory: str | Path, *, shows_progress: bool = False) -> li
     """
     # only files: opening a FIFO would wait for a writer
     paths = [path for path in sorted(Path(directory).iterdir()) if path.suffix == ".jsonl" and path.is_file()]
-    read = track(paths, f"reading {directory}", len(paths)) if shows_progress else paths
-    logs = [log for path in read if (log := _read_file(path)) is not None]
+    logs = [log for path in paths if (log := _read_file(path)) is not None]
     return sorted(logs, key=lambda log: log.header.wall_ns)
 
 

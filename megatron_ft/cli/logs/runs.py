@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from megatron_ft.cli.logs.read import EventLogFile, read_directory
 from megatron_ft.errors import ConfigError, ProtocolError
@@ -169,7 +170,7 @@ def log_directory(given: str) -> str:
     return within if os.path.isdir(within) and not glob.glob(f"{glob.escape(given)}/launcher-*.jsonl") else given
 
 
-def runs_in(directories: Sequence[str], *, shows_progress: bool = False) -> list[Run]:
+def runs_in(directories: Sequence[str]) -> list[Run]:
     """Return the runs with logs in these directories, oldest first. A directory named twice is read once.
 
     Raises:
@@ -178,7 +179,7 @@ def runs_in(directories: Sequence[str], *, shows_progress: bool = False) -> list
     logs = []
     for directory in dict.fromkeys(os.path.realpath(log_directory(each)) for each in directories):
         try:
-            logs += read_directory(directory, shows_progress=shows_progress)
+            logs += read_directory(directory)
         except OSError as error:
             raise ConfigError(f"{directory} can't be read: {error.strerror}") from None
     return split_runs(logs)
@@ -216,55 +217,41 @@ def split_runs(files: Sequence[EventLogFile]) -> list[Run]:
 def _run_begins(files: Sequence[EventLogFile]) -> list[int]:
     """Return when the runs of one id began: wall ns, oldest first."""
     begins: list[int] = []
-    run: list[_Launcher] = []
+    run: list[EventLogFile] = []
+    last_ns = 0
     for log in sorted((log for log in files if log.header.role == "launcher"), key=lambda log: log.header.wall_ns):
-        launcher = _Launcher(log)
-        if not run or not _goes_on(run, launcher):
-            begins.append(launcher.opened_ns)
-            run = []
-        run.append(launcher)
+        if not run or (log.header.wall_ns > last_ns and not _goes_on(run, log)):
+            begins.append(log.header.wall_ns)
+            run, last_ns = [], 0
+        run.append(log)
+        last_ns = max(last_ns, log.newest + log.wall_offset_ns)
     return begins
 
 
-class _Launcher:
-    """Facts of a launcher's log; wall ns."""
-
-    def __init__(self, log: EventLogFile) -> None:
-        self.opened_ns = log.header.wall_ns
-        self.last_ns = log.newest + log.wall_offset_ns
-        self.ended_ns: int | None = None
-        self.was_asked = False
-        """True if it was asked to leave the job, which may go on without it."""
-        self.meeting = Meeting()
-        self.cycles: list[tuple[int, int]] = []
-        """Cycles it took part in, and when each began."""
-        for entry in log.entries:
-            at_ns = entry.t + log.wall_offset_ns
-            match entry.record:
-                case CycleStarted(cycle=cycle):
-                    self.cycles.append((cycle, at_ns))
-                case Meeting() as meeting:
-                    self.meeting = meeting
-                case StopRequested() | Abandoned():
-                    self.was_asked = True
-                case RunEnded():
-                    self.ended_ns = at_ns
-
-
-def _goes_on(run: Sequence[_Launcher], launcher: _Launcher) -> bool:
-    """Return True if the run hasn't ended when the launcher starts, which then takes part in it.
+def _goes_on(run: Sequence[EventLogFile], log: EventLogFile) -> bool:
+    """Return True if a run of which nothing newer is recorded hasn't ended when a launcher starts that takes part.
 
     A launcher whose ranks train may write nothing for hours, and a killed one never records its end: the launchers
     after it show which of the two it is.
     """
-    if launcher.opened_ns <= max(each.last_ns for each in run):
-        return True
-    rank = launcher.meeting.rank
-    open_ = [each for each in run if each.ended_ns is None and (rank is None or each.meeting.rank != rank)]
-    if not open_ or launcher.meeting.how == _ALONE:
+    meeting = _meeting(log)
+    others = [each for each in run if meeting.rank is None or _meeting(each).rank != meeting.rank]
+    if meeting.how == _ALONE or all([*_told(each, RunEnded)] for each in others):
         return False
-    if launcher.cycles:  # each run counts cycles from 0
-        return min(launcher.cycles)[0] > max((cycle for each in run for cycle, _ in each.cycles), default=0)
+    begun = [pair for each in run for pair in _told(each, CycleStarted)]
+    own = [record.cycle for _, record in _told(log, CycleStarted)]
+    if own:  # each run counts cycles from 0
+        return bool(min(own) > max((record.cycle for _, record in begun), default=0))
     # a launcher that isn't asked to leave stays until the end of the job: the silent ones were killed
-    begun_ns = max((at_ns for each in run for _, at_ns in each.cycles), default=0)
-    return all(each.was_asked or each.ended_ns is None or each.ended_ns <= begun_ns for each in run)
+    begun_ns = max((at_ns for at_ns, _ in begun), default=0)
+    stayed = [each for each in run if not [*_told(each, StopRequested | Abandoned)]]
+    return all(at_ns <= begun_ns for each in stayed for at_ns, _ in _told(each, RunEnded))
+
+
+def _meeting(log: EventLogFile) -> Meeting:
+    return next((record for _, record in _told(log, Meeting)), Meeting())
+
+
+def _told(log: EventLogFile, kind: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the records of a kind, each with its time, wall ns."""
+    return ((entry.t + log.wall_offset_ns, entry.record) for entry in log.entries if isinstance(entry.record, kind))

@@ -149,15 +149,11 @@ def _slow(analysis: Analysis) -> Sheet:
             took(slow.after_s),
             took(slow.lasted_s),
             f"{slow.lag:.0%}",
-            slow.section or "-",
-            took(slow.section_s),
-            took(slow.others_s),
         )
         for slow in analysis.slow_ranks
     ]
-    first = ("slow rank", "node", "cycle", "named after", "lasted", "others wait\nfor it")
-    columns = (*first, "takes longer in", "on average", "on others")
-    return Sheet("slow", "ranks that held the others back", columns, "takes longer in", rows)
+    columns = ("slow rank", "node", "cycle", "named after", "lasted", "others wait\nfor it")
+    return Sheet("slow", "ranks that held the others back", columns, "node", rows)
 
 
 def _timeouts(analysis: Analysis) -> Sheet:

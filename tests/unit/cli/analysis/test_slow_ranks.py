@@ -1,4 +1,4 @@
-"""Slow ranks of a run, from the records of launchers and the minutes of ranks."""
+"""Slow ranks of a run, from the records of launchers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ def slow(rank: int = 1, cycle: int = 0, *, is_over: bool = False) -> SlowRank:
     return SlowRank(cycle=cycle, rank=rank, node="b", lag=0.2, waits=0.01, over_s=12.0, is_over=is_over)
 
 
-def track(rank: int, cycle: int = 0, **sections: tuple[float, int]) -> Any:
-    """A rank with a minute; ``sections``: total seconds and number of the intervals of each."""
-    return SimpleNamespace(rank=rank, cycle=cycle, totals=sections)
-
-
-def found(*records: tuple[float, Any], tracks: tuple[Any, ...] = ()) -> list[Any]:
+def found(*records: tuple[float, Any]) -> list[Any]:
     timed = [Timed(at_ns=round(at_s * S), offset_ns=0, host="b", record=record) for at_s, record in records]
     run: Any = SimpleNamespace(records=timed)
-    timeline = Timeline(run=run, begin_ns=10 * S, end_ns=0, names=(), tracks=tracks, marks=(), evidence=())
+    timeline = Timeline(run=run, begin_ns=10 * S, end_ns=0, names=(), tracks=(), marks=(), evidence=())
     return slow_ranks_of(timeline)
 
 
@@ -33,6 +28,7 @@ def test_slow_rank_lasts_until_it_is_over_or_its_cycle_has_ended() -> None:
     first, second, third = found(
         (20, slow()),
         (25, slow(7)),
+        (30, slow()),  # by a launcher that has begun to speak for the job
         (50, slow(is_over=True)),
         (60, CycleEnded(cycle=0, outcome="failed")),
         (80, slow(3, cycle=1)),
@@ -42,20 +38,3 @@ def test_slow_rank_lasts_until_it_is_over_or_its_cycle_has_ended() -> None:
         (7, 15.0, 35.0),
         (3, 70.0, None),
     ]
-
-
-def test_rank_that_a_second_launcher_names_again_is_one() -> None:
-    (only,) = found((20, slow()), (30, slow()))
-    assert only.after_s == 10.0
-
-
-def test_section_that_takes_longer_than_on_the_others_is_named_with_both_means() -> None:
-    tracks = (
-        track(0, step=(100.0, 100), data=(10.0, 100)),
-        track(1, step=(101.0, 100), data=(30.0, 100)),
-        track(2, step=(100.0, 100), data=(12.0, 100)),
-        track(1, cycle=1, step=(900.0, 10)),
-    )
-    (only,) = found((20, slow()), tracks=tracks)
-    assert (only.section, only.section_s) == ("data", 0.3)
-    assert only.others_s == 0.11
