@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_monitor_under_attack_watches_its_rank(tmp_path: Path, said: list[str]) -> None:
-    attack_monitor(tmp_path, SEED, said.append, hellos=1000, orders=500, questions=500, timeout_s=3.0)
+    attack_monitor(tmp_path, SEED, said.append, hellos=1000, questions=500, timeout_s=3.0)
 
 
 def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             match part:
                 case "monitor":
-                    attack_monitor(Path(name), seed, say, hellos=count, orders=count, questions=count)
+                    attack_monitor(Path(name), seed, say, hellos=count, questions=count)
                 case "launcher":  # its monitor is the same program as the one by itself
                     attack_launcher(Path(name), seed, say, requests=count, hellos=count // 10)
                 case "coordinator":

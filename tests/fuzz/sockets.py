@@ -20,18 +20,21 @@ from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.rules import messages as m
 from megatron_ft.link import tcp
+from megatron_ft.link.messages import control_messages
+from megatron_ft.link.messages.rank_messages import FROM_RANK, Question
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.secret import Challenge, Denied, Proof
-from megatron_ft.link.wire import Channel, encode
-from tests.fuzz.hostile import HELLOS, ORDERS, REQUESTS, Attack, Hostile, is_harmless
+from megatron_ft.link.wire import encode
+from tests.fuzz.hostile import Hostile, examples
 from tests.fuzz.watched import figures, memory_kib, watched
-from tests.support.arrived import arrived
 from tests.support.coordination import sockets, until
 from tests.support.launching import Launched
 
 Say = Callable[[str], None]
 _ANSWER_S = 60.0
 """A peer that neither answers nor hangs up for so long hangs itself. It is waited for on loaded machines, too."""
+HELLOS = examples(FROM_RANK.kinds.values())
+REQUESTS = examples(control_messages.REQUESTS.kinds.values())
 _LEFT_OPEN = 300
 _LOOK_EVERY = 500
 _MORE_KIB = 12_000
@@ -40,15 +43,11 @@ _MOST_LINES = 60
 _KINDS_OF_LINES = 6
 _MOST_QUESTION = 300
 _PARTS = 4
-_READ_EVERY = 50
 _CALLERS = 2 * 16
 """Descriptors of connections that a monitor keeps open at most."""
 _SECRET = b"fuzzing-fuzzing-fuzzing"
 _JOB = m.JobDefinition("fuzz", m.Rules(1, 1))
-_TO_COORDINATOR = (
-    *(Challenge("00" * 16), Proof("00" * 32), Denied()),
-    *(m.Hello("fuzz", _JOB.rules, "i0", "host"), m.Beat(), m.Shutdown("bye"), m.Goodbye("bye")),
-)
+_TO_COORDINATOR = (Challenge, Proof, Denied, m.Hello, m.Beat, m.Shutdown, m.Goodbye)
 
 
 def storm(
@@ -63,19 +62,33 @@ def storm(
     left: deque[socket.socket] = deque()
     with open(os.devnull) as nothing:
         while sent < messages:
-            attack = hostile.attack()
+            count, ending = rng.choice((1, 1, 1, 2, 3, 8, 30)), rng.choices(("close", "read", "leave"), (60, 30, 10))[0]
+            data, fds = hostile.data(count), [nothing.fileno()] * (rng.randrange(1, 20) if rng.random() < 0.05 else 0)
+            cut = rng.randrange(len(data)) if rng.random() < 0.4 else len(data)
             sock = reach()
-            is_connected = _send(sock, attack, nothing.fileno())
-            if is_connected and attack.ending == "read":
-                answered += _reads_to_the_end(sock)
-            if is_connected and attack.ending == "leave":
+            try:
+                if fds and sock.family == socket.AF_UNIX:
+                    cut = socket.send_fds(sock, [data[:cut]], fds)
+                else:
+                    sock.sendall(data[:cut])
+                sock.sendall(data[cut:])
+                if ending == "read":
+                    sock.shutdown(socket.SHUT_WR)
+                    answered += bool(sock.recv(1 << 16))
+                    while sock.recv(1 << 16):
+                        pass
+            except TimeoutError:
+                raise
+            except OSError:
+                ending = "close"  # the peer has hung up meanwhile, as it may
+            if ending == "leave":
                 left.append(sock)
             else:
                 sock.close()
             if len(left) > _LEFT_OPEN:
                 left[rng.randrange(len(left))].close()
                 left.popleft().close()
-            sent, connections = sent + attack.messages, connections + 1
+            sent, connections = sent + count, connections + 1
             if connections % _LOOK_EVERY == 0:
                 look()
     for sock in left:
@@ -111,40 +124,10 @@ def _reach(path: str) -> socket.socket:
             return sock
 
 
-def _send(sock: socket.socket, attack: Attack, nothing: int) -> bool:
-    """Write it; False if the peer has hung up meanwhile, as it may."""
-    try:
-        for number, piece in enumerate(attack.pieces):
-            if number == 0 and attack.fds and sock.family == socket.AF_UNIX:
-                socket.send_fds(sock, [piece], [nothing] * attack.fds)
-            else:
-                sock.sendall(piece)
-        if attack.ending == "read":
-            sock.shutdown(socket.SHUT_WR)
-    except TimeoutError:
-        raise
-    except OSError:
-        return False
-    return True
-
-
-def _reads_to_the_end(sock: socket.socket) -> bool:
-    """Whether anything came before the peer hung up."""
-    came = False
-    try:
-        while sock.recv(1 << 16):
-            came = True
-    except TimeoutError:
-        raise
-    except OSError:
-        pass  # it hung up with something of ours unread
-    return came
-
-
 def attack_monitor(
-    directory: Path, seed: int, say: Say, *, hellos: int, orders: int, questions: int, timeout_s: float = 5.0
+    directory: Path, seed: int, say: Say, *, hellos: int, questions: int, timeout_s: float = 5.0
 ) -> None:
-    """The socket of the monitor, its channel to the launcher, and the socket on which it asks the rank.
+    """The socket of the monitor, and the socket on which it asks the rank.
 
     Raises:
         AssertionError, TimeoutError: it did harm.
@@ -153,9 +136,7 @@ def attack_monitor(
     with watched(directory, timeout_s=timeout_s) as both:
         before = figures(both.monitor.pid, both.log_dir)
         say(f"rank -> monitor: {storm(partial(_reach, both.path), Hostile(rng, HELLOS), hellos, rng, both.check)}")
-        _send_orders(both.channel, Hostile(rng, ORDERS, _is_bearable), orders, both.check)
-        say(f"launcher -> monitor: {orders} orders")
-        _ask(both.fds[4], Hostile(rng, ({"id": 1}, {"id": "x"})), questions)
+        _ask(both.fds[4], Hostile(rng, examples([Question])), questions)
         say(f"monitor -> rank: {questions} questions, and the next one is answered")
         both.check()
         after = figures(both.monitor.pid, both.log_dir)
@@ -195,7 +176,9 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
             assert os.path.exists(f"/proc/{monitor_pid}"), launched.err[-3000:]
 
         for part in range(1, _PARTS + 1):
-            counts = storm(partial(_reach, control), Hostile(rng, REQUESTS, is_harmless), requests // _PARTS, rng, look)
+            counts = storm(
+                partial(_reach, control), Hostile(rng, REQUESTS, _is_harmless), requests // _PARTS, rng, look
+            )
             say(f"rank -> launcher, part {part}: {counts}; {figures(pids['launcher'], launched.log_dir)}")
         counts = storm(partial(_reach, monitor), Hostile(rng, HELLOS), hellos, rng, look)
         say(f"rank -> its launcher's monitor: {counts}")
@@ -249,34 +232,17 @@ while True:
 """
 
 
-def _is_bearable(message: dict[str, Any]) -> bool:
-    """A monitor to which its launcher writes what can't be read at all is replaced: that is another test."""
-    text = json.dumps(message, ensure_ascii=False)
-    is_readable = "[" * 100 not in text and not any("\ud800" <= each <= "\udfff" for each in text)
-    return message.get("type") != "stop" and is_readable
-
-
-def _send_orders(channel: Channel, hostile: Hostile, count: int, look: Callable[[], None]) -> None:
-    sock = socket.socket(fileno=os.dup(channel.fileno()))
-    try:
-        for number in range(count):
-            data = hostile.framed()
-            while data:
-                data = data[_put(sock, data) :]
-            if number % _READ_EVERY == 0:
-                look()  # a launcher that takes nothing for a second is none
-    finally:
-        sock.close()
-    look()
-    channel.send({"type": "resume"}, timeout_s=_ANSWER_S)
+def _is_harmless(message: dict[str, Any]) -> bool:
+    """Whether a request doesn't end the job when it is obeyed."""
+    return message.get("action") not in ("ShutdownWorkload", "ExcludeThisNode")
 
 
 def _ask(fd: int, hostile: Hostile, count: int) -> None:
     """Questions that are none, and then one that is."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         sock.setblocking(False)
-        for number in range(count):
-            _put(sock, b"" if number % 50 == 0 else hostile.body()[:_MOST_QUESTION])
+        for _ in range(count):
+            _put(sock, hostile.data(1)[4:_MOST_QUESTION])
             _take(sock)
         _put(sock, b'{"id": 123456}')
         deadline = time.monotonic() + _ANSWER_S
@@ -308,7 +274,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
         AssertionError, TimeoutError: it did harm.
     """
     rng = random.Random(seed)
-    hostile = Hostile(rng, [json.loads(arrived(each).body) for each in _TO_COORDINATOR])
+    hostile = Hostile(rng, examples(_TO_COORDINATOR))
     listener, lines, reactor = tcp.listen("127.0.0.1", 0), list[str](), Reactor()
     address = "{}:{}".format(*listener.getsockname()[:2])
     leader = LeaderProcess(reactor, _JOB, secret=_SECRET, environ=os.environ, say=lines.append)
@@ -317,7 +283,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
         sock = socket.create_connection(tcp.parse_address(address), _ANSWER_S)
         if rng.random() < 0.3:
             with contextlib.suppress(OSError):
-                sock.sendall(encode(_TO_COORDINATOR[0]))
+                sock.sendall(encode(Challenge("00" * 16)))
         return sock
 
     with contextlib.closing(reactor), contextlib.closing(leader):

@@ -8,8 +8,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.link.wire import Channel, ChannelClosedError, close_fds, listen
 from megatron_ft.monitor import process as monitor_process
-from tests.support.monitored import PRELUDE
+from tests.support.monitored import rank
 
 CYCLE = 1
 HEALTHY = """
@@ -50,7 +48,7 @@ class Watched:
         self.heard: list[dict[str, Any]] = []
         self.fds: tuple[int, ...] = ()
         """Board, wake-up, pidfd, stacks, questions: once the rank is attached."""
-        self._listener = listen(self.path)
+        self._listener, self._stack = listen(self.path), contextlib.ExitStack()
         config = FaultToleranceConfig(rank_section_timeouts={"step": timeout_s}, rank_out_of_section_timeout=timeout_s)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -62,14 +60,7 @@ class Watched:
             options=monitor_process.MonitorOptions(config=config, log_dir=str(self.log_dir), log_max_bytes=2_000_000),
         )
         theirs.close()
-        self.rank = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": self.path, "FT_CYCLE": str(CYCLE)},
-        )
+        self.rank = self._stack.enter_context(rank(self.path, script, {"FT_CYCLE": str(CYCLE)}))
         self.channel.send({"type": "guard_group", "pid": self.rank.pid})
 
     def said(self, kind: str) -> list[dict[str, Any]]:
@@ -114,11 +105,7 @@ class Watched:
     def close(self) -> None:
         with contextlib.suppress(ChannelClosedError):
             self.channel.send({"type": "stop"})
-        self.rank.kill()
-        self.rank.wait()
-        for stream in (self.rank.stdin, self.rank.stdout):
-            if stream is not None:
-                stream.close()
+        self._stack.close()
         try:
             self.monitor.wait(30)
         finally:
@@ -130,12 +117,7 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched(
-    directory: Path,
-    script: str = HEALTHY,
-    *,
-    timeout_s: float = 5.0,
-) -> Iterator[Watched]:
+def watched(directory: Path, script: str = HEALTHY, *, timeout_s: float = 5.0) -> Iterator[Watched]:
     """A rank and its monitor, attached; ended afterwards."""
     directory.mkdir(parents=True, exist_ok=True)
     both = Watched(directory, script, timeout_s)

@@ -41,6 +41,7 @@ def rank(path: Path | str, script: str, env: Mapping[str, str] | None = None) ->
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": str(path), **(env or {})},
     )
     try:

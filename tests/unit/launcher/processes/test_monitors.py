@@ -21,13 +21,14 @@ from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.codec import encode
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages import monitor_messages
-from tests.fuzz.hostile import REPORTS, Hostile
+from tests.fuzz.hostile import Hostile, examples
 from tests.support.arrived import arrived
 
 
 def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
     rng = random.Random(int(os.environ.get("FT_TEST_SEED", "6")))
-    hostile, passed = Hostile(rng, REPORTS), dict.fromkeys((message["type"] for message in REPORTS), 0)
+    hostile = Hostile(rng, examples(monitor_messages.REPORTS.kinds.values()))
+    passed = dict.fromkeys(monitor_messages.REPORTS.kinds, 0)
     for _ in range(20_000):
         message = json.loads(hostile.framed()[4:])
         try:
