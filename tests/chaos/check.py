@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.plan import ITERATIONS, Event, Outcome, Plan, expected_cause
+from tests.chaos.plan import Event, Outcome, Plan, expected_cause
 
 Record = Mapping[str, Any]
 _EXIT_CODES = {
@@ -17,9 +17,6 @@ _EXIT_CODES = {
     "launcher_term": (0, 1),
 }
 """After SIGTERM it ends with 0 if all ranks do, which save and end then."""
-_MAY_HIT_NOTHING = ("server_killed", "server_stopped", "keeper_killed", "keeper_stopped")
-"""There may be no server: ranks that are fresh interpreters need none, nor does a launcher that won't restart them. Nor
-is there a keeper before a rank has asked for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +73,6 @@ class Seen:
 
 def problems(seen: Seen) -> list[str]:
     return [problem for check in CHECKS for problem in check(seen)]
-
-
-def every_fault_happened(seen: Seen) -> Iterator[str]:
-    """Else nothing was tested."""
-    happened, needless = seen.happened(), _never_begun(seen) | _outrun(seen)
-    places = [(event.launch, event.cycle, event.phase, event.iteration) for event in seen.plan.events]
-    for number, event in enumerate(seen.plan.events):
-        if number in seen.hit() or number in needless:
-            continue
-        if number in happened:
-            if not _may_hit_nothing(seen, number):
-                yield f"this fault hit nothing: {event.describe()}"
-        elif not any(
-            places[other] == places[number] for other in happened
-        ):  # of two ranks that die at once the first may take the other with it
-            yield f"this fault never happened: {event.describe()}"
 
 
 def it_ended_as_it_should(seen: Seen) -> Iterator[str]:
@@ -163,7 +144,6 @@ def nothing_is_left(seen: Seen) -> Iterator[str]:
 
 
 CHECKS = (
-    every_fault_happened,
     the_weights_are_those_of_the_undisturbed_run,
     nothing_saved_is_redone,
     every_cause_is_named,
@@ -181,54 +161,3 @@ def _is_named(event: Event, record: Record, plan: Plan) -> bool:
 def _cause(record: Record) -> str:
     cause = record.get("cause") or {}
     return ", ".join(filter(None, (cause.get("text"), cause.get("detail"))))
-
-
-def _never_begun(seen: Seen) -> set[int]:
-    """Numbers of the faults whose iteration, cycle or launch never came, because all iterations were done before."""
-    # ranks that are asked to stop near the end may be done before they hear it: nothing is left for the next launch
-    saved = [record for record in seen.trace if record["what"] == "saved" and record["iteration"] == ITERATIONS]
-    done_in = min((record["launch"] for record in saved), default=len(seen.launches))
-    events, hit = seen.plan.events, seen.hit()
-    found: set[int] = set()
-    for number, event in enumerate(events):
-        is_done = event.launch > done_in and event.iteration >= 0
-        # what was to end its cycle or launch didn't: there was no later one
-        before = any(_ends(events[other]) and _cycle(events[other]) < _cycle(event) for other in found)
-        if number not in hit and (is_done or before):
-            found.add(number)
-    return found
-
-
-def _outrun(seen: Seen) -> set[int]:
-    """Numbers of the faults at the end of a rank that another one's ended first: there ranks don't wait for each other.
-
-    Seed 212: rank 1 was past its ``shutdown`` and had the launcher killed before rank 0 came to its own.
-    """
-    hit = seen.hit()
-    ended = [e for number, e in enumerate(seen.plan.events) if number in hit and e.is_at_end and _ends(e)]
-    return {
-        number
-        for number, event in enumerate(seen.plan.events)
-        if number not in hit and event.is_at_end
-        if any(other.rank != event.rank and _cycle(other) == _cycle(event) for other in ended)
-    }
-
-
-def _ends(event: Event) -> bool:
-    return event.outcome in (Outcome.ENDS, Outcome.LEAVES)
-
-
-def _cycle(event: Event) -> tuple[int, int]:
-    return event.launch, event.cycle
-
-
-def _may_hit_nothing(seen: Seen, number: int) -> bool:
-    """Whether nothing may have been there."""
-    event = seen.plan.events[number]
-    if event.fault in _MAY_HIT_NOTHING:
-        return True
-    # the directory is made again when the next cycle begins
-    earlier = [seen.plan.events[other] for other in seen.hit() if other < number]
-    return event.fault == "run_dir_removed" and any(
-        other.fault == event.fault and _cycle(other) == _cycle(event) for other in earlier
-    )

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
-import queue
 import random
 import runpy
 import signal
@@ -70,12 +68,12 @@ class Rank:
         os.close(fd)
 
     def _meet(self, number: int, event: Mapping[str, Any]) -> None:
-        from tests.chaos.plan import BY_RANK
+        from tests.chaos.plan import FAULTS
 
         fault = event["fault"]
         if fault == "board":
             _spoil_boards(random.Random(f"{event['seed']}, {number}"))
-        elif fault in BY_RANK:
+        elif FAULTS[fault].by == "rank":
             from megatron_ft.rank.faults.injection import InjectedFault, inject
             from tests.verdicts import job as ways
 
@@ -104,24 +102,6 @@ class Rank:
             orders.recv(64)
 
 
-class _Results:
-    """The queue of a rank's checkpoint writers, without the process that megatron-core spawns for it in each rank.
-
-    That one imports torch to hold a few kilobytes: in hundreds of runs it would be half of the work.
-    """
-
-    def __init__(self) -> None:
-        self._queue = multiprocessing.get_context("fork").SimpleQueue()
-
-    def put(self, result: Any) -> None:
-        self._queue.put(result)
-
-    def get_nowait(self) -> Any:
-        if self._queue.empty():
-            raise queue.Empty
-        return self._queue.get()
-
-
 def _spoil_boards(chance: random.Random) -> None:
     from megatron_ft.link.board import Board
 
@@ -143,12 +123,9 @@ def main() -> None:
     cpu_stand_in.install()
     import gpt_checkpoint
     import gpt_utils
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     from megatron_ft import fault_tolerance as ft
     from megatron_ft import memory_checkpoint
-
-    filesystem_async._results_queue = _Results()
 
     def before(module: Any, name: str, meet: Callable[..., None]) -> None:
         function = getattr(module, name)

@@ -25,7 +25,7 @@ from typing import Any
 from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
 from tests.chaos import job
 from tests.chaos.check import Launch, Seen
-from tests.chaos.plan import BY_RANK, EVAL_INTERVAL, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
+from tests.chaos.plan import EVAL_INTERVAL, FAULTS, ITERATIONS, LAYOUTS, RANKS, SAVE_INTERVAL, Event, Outcome, Plan
 from tests.support.campaigns import launcher_records, read_records
 from tests.support.launching import ROOT, clean_environment, command_line, marked
 
@@ -101,7 +101,7 @@ class Run:
             left += [f"{what}, after launch {number}" for what in self._wait_gone(self._processes)]
         left += self._wait_gone(self._left)
         told = {record["number"] for record in trace if record["what"] == "fault"}
-        ordered = {number for number in told if self.plan.events[number].fault not in BY_RANK}
+        ordered = {number for number in told if FAULTS[self.plan.events[number].fault].by != "rank"}
         weights = self.directory / "weights"
         return Seen(
             plan=self.plan,
@@ -198,33 +198,41 @@ class Run:
     def do(self, event: Event) -> int:
         """How many processes or files it hit."""
         assert self.process is not None
-        match event.fault:
-            case "monitor_killed" | "monitor_stopped":
-                return _signal(self._find(f"--listen-fd .*--local-rank {event.rank}\\b"), event.fault)
-            case "server_killed" | "server_stopped":
-                return _signal(self._servers(), event.fault)
-            case "keeper_killed" | "keeper_stopped":
-                return _signal(self._find("--xxhash"), event.fault)
-            case "launcher_and_keeper_killed":
-                return _signal([*self._find("--xxhash"), self.process.pid], event.fault)
-            case "launcher_killed" | "launcher_term" | "launcher_int":
-                return _signal([self.process.pid] if self.process.poll() is None else [], event.fault)
-            case "node_suspended":
-                return self._suspend()
-            case "clock_stepped":
+        match event.fault.split("_"):
+            case ["monitor", how]:
+                return signal_all(self._find(f"--listen-fd .*--local-rank {event.rank}\\b"), _SIGNALS[how])
+            case ["server", how]:
+                return signal_all(self._servers(), _SIGNALS[how])
+            case ["keeper", how]:
+                return signal_all(self._find("--xxhash"), _SIGNALS[how])
+            case ["launcher", "and", "keeper", how]:
+                return signal_all([*self._find("--xxhash"), self.process.pid], _SIGNALS[how])
+            case ["launcher", how]:
+                return signal_all([self.process.pid] if self.process.poll() is None else [], _SIGNALS[how])
+            case ["node", "suspended"]:  # as by a hypervisor: nobody is told, and time goes on
+                found = [stat.pid for stat in marked(self.mark)]
+                stopped = signal_all(found, signal.SIGSTOP)
+                time.sleep(self._chance.uniform(*_SUSPENDED_S))
+                signal_all(found, signal.SIGCONT)
+                return stopped
+            case ["clock", "stepped"]:
                 step = self._chance.choice((-86_400, -60, 60, 86_400))
                 with (self.directory / "clock").open("r+b") as file:
-                    file.write(struct.pack("q", step))
-                return 1
-            case "run_dir_removed":
-                found = list((self.directory / "tmp").glob("megatron_ft-*"))
-                for path in found:
+                    return file.write(struct.pack("q", step))
+            case ["run", "dir", "removed"]:
+                directories = list((self.directory / "tmp").glob("megatron_ft-*"))
+                for path in directories:
                     shutil.rmtree(path, ignore_errors=True)  # the launcher may remove some of it, too
-                return len(found)
-            case "disk_full" | "state_disk_full":
-                return self._fill_disk()
-            case _:
-                raise AssertionError(event.fault)
+                return len(directories)
+            case [*_, "disk", "full"]:
+                with (
+                    contextlib.suppress(OSError),
+                    (self.directory / "save" / ".filler").open("wb", buffering=0) as file,
+                ):
+                    while True:
+                        file.write(bytes(4096))
+                return 1
+        raise AssertionError(event.fault)
 
     def _servers(self) -> list[int]:
         """Process ids of fork servers; a rank has their name, too, until it runs."""
@@ -242,23 +250,6 @@ class Run:
             if found or self.process.poll() is not None or time.monotonic() > end:
                 return found
             time.sleep(0.05)
-
-    def _suspend(self) -> int:
-        """As a hypervisor does: nobody is told, and time goes on."""
-        found = [stat.pid for stat in marked(self.mark)]
-        stopped = signal_all(found, signal.SIGSTOP)
-        time.sleep(self._chance.uniform(*_SUSPENDED_S))
-        signal_all(found, signal.SIGCONT)
-        return stopped
-
-    def _fill_disk(self) -> int:
-        """How many pages went onto it."""
-        pages = 0
-        with contextlib.suppress(OSError), (self.directory / "save" / ".filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-                pages += 1
-        return pages
 
     def _free_disk(self) -> None:
         (self.directory / "save" / ".filler").unlink(missing_ok=True)
@@ -302,10 +293,6 @@ class Run:
             time.sleep(0.01)
         if self.process is not None:
             self.process.wait()
-
-
-def _signal(pids: Iterable[int], fault: str) -> int:
-    return signal_all(pids, _SIGNALS[fault.rpartition("_")[2]])
 
 
 def signal_all(pids: Iterable[int], number: int) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 RANKS = 2
 ITERATIONS = 10
@@ -26,51 +27,66 @@ _HANG = (
     r"rank {rank}( \(\w+\))? hung |"
     r"hang detected \(first on rank \d+: .*root cause undetermined; candidates: .*rank {rank}\b"
 )
-FAULTS: dict[str, tuple[str, str]] = {
-    # by the rank itself
-    "rank_killed": (Outcome.ENDS, r"rank {rank} killed by SIGKILL \(not sent by ft_launcher\)"),
-    "rank_hung": (Outcome.ENDS, _HANG),
-    "sleep": (Outcome.ENDS, _HANG),
-    "gil": (Outcome.ENDS, _HANG),
-    "exception": (Outcome.ENDS, r"rank {rank} raised InjectedFault"),
-    "segfault": (Outcome.ENDS, r"rank {rank} crashed with SIGSEGV"),
-    "exit": (Outcome.ENDS, r"rank {rank} exited with code [3-9]\b"),
-    "board": (Outcome.NOTHING, ""),
-    # by the campaign, while the rank waits
-    "monitor_killed": (Outcome.NOTHING, ""),
-    "monitor_stopped": (Outcome.NOTHING, ""),
-    "server_killed": (Outcome.NOTHING, ""),
-    "server_stopped": (Outcome.NOTHING, ""),
-    "node_suspended": (Outcome.NOTHING, ""),
-    "clock_stepped": (Outcome.NOTHING, ""),
-    "run_dir_removed": (Outcome.NOTHING, ""),
-    "state_disk_full": (Outcome.NOTHING, ""),
-    "disk_full": (Outcome.ENDS, r"rank \d+ (raised|exited with) "),
-    "launcher_term": (Outcome.LEAVES, ""),
-    "launcher_int": (Outcome.LEAVES, ""),
-    "launcher_killed": (Outcome.LEAVES, ""),
+
+
+class Fault(NamedTuple):
+    """Kind of faults: what one has to come to, and the cause that the launcher has to name.
+
+    ``by``: the rank itself, or the campaign while the rank waits. ``only``, ``never``: phases.
+    """
+
+    outcome: str
+    cause: str = ""
+    by: str = "campaign"
+    weight: int = 1
+    only: Sequence[str] = ()
+    never: Sequence[str] = ()
+    needs_memory: bool = False
+    """There is none where the job keeps no state in memory."""
+
+
+def _own(cause: str, outcome: str = Outcome.ENDS, **more: Any) -> Fault:
+    return Fault(outcome, cause, by="rank", **more)
+
+
+_KILLED = r"rank {rank} killed by SIGKILL \(not sent by ft_launcher\)"
+_WITHOUT_BOARD = ("start", "exit")
+"""Else "step", "evaluation", "save", "written" (the files of a save are there and aren't final), "finalization"."""
+_OF_BOARD: dict[str, Any] = {"outcome": Outcome.NOTHING, "never": _WITHOUT_BOARD}
+FAULTS = {
+    "rank_killed": _own(_KILLED, weight=3),
+    "rank_hung": _own(_HANG),
+    "sleep": _own(_HANG),
+    "gil": _own(_HANG),
+    "exception": _own(r"rank {rank} raised InjectedFault", weight=2),
+    "segfault": _own(r"rank {rank} crashed with SIGSEGV"),
+    "exit": _own(r"rank {rank} exited with code [3-9]\b"),
+    "board": _own("", **_OF_BOARD),
+    "monitor_killed": Fault(**_OF_BOARD),
+    "monitor_stopped": Fault(**_OF_BOARD),
+    "server_killed": Fault(Outcome.NOTHING),
+    "server_stopped": Fault(Outcome.NOTHING),
+    "node_suspended": Fault(Outcome.NOTHING),
+    "clock_stepped": Fault(Outcome.NOTHING),
+    "run_dir_removed": Fault(Outcome.NOTHING),
+    "state_disk_full": Fault(Outcome.NOTHING, only=("shutdown",)),
+    "disk_full": Fault(Outcome.ENDS, r"rank \d+ (raised|exited with) ", only=("save",)),
+    "launcher_term": Fault(Outcome.LEAVES),
+    "launcher_int": Fault(Outcome.LEAVES),
+    "launcher_killed": Fault(Outcome.LEAVES, weight=2),
+    # some milliseconds after a save has begun
+    "rank_killed_soon": _own(_KILLED, weight=4, only=("memory",), needs_memory=True),
+    "keeper_killed": Fault(Outcome.NOTHING, weight=2, needs_memory=True),
+    "keeper_stopped": Fault(Outcome.NOTHING, needs_memory=True),
+    "launcher_and_keeper_killed": Fault(Outcome.LEAVES, needs_memory=True),
 }
-"""Fault -> what it has to come to, and the cause that the launcher has to name."""
-BY_RANK = ("rank_killed", "rank_killed_soon", "rank_hung", "sleep", "gil", "exception", "segfault", "exit", "board")
 HANGS = ("rank_hung", "sleep", "gil")
 _BETWEEN = ("server_killed", "server_stopped", "launcher_term", "launcher_int", "launcher_killed", "node_suspended")
 """What can happen while there is no rank that waits for it: at the rendezvous."""
-MEMORY_FAULTS: dict[str, tuple[str, str]] = {
-    "rank_killed_soon": FAULTS["rank_killed"],
-    "keeper_killed": (Outcome.NOTHING, ""),
-    "keeper_stopped": (Outcome.NOTHING, ""),
-    "launcher_and_keeper_killed": (Outcome.LEAVES, ""),
-}
-"""What is added where the job keeps its state in memory. Killed soon: some milliseconds after a save has begun."""
 _GOES_ON = {"rank_killed_soon": 4}
 """Iterations that a rank may do before such a fault comes, and that the next cycle goes on from."""
-ALL_FAULTS = {**FAULTS, **MEMORY_FAULTS}
-_WEIGHTS = {"rank_killed": 3, "exception": 2, "launcher_killed": 2, "rank_killed_soon": 4, "keeper_killed": 2}
-
 _BEFORE_TRAINING = ("start", "setup", "load")
 _AT_END = ("shutdown", "exit")
-_WITHOUT_BOARD = ("start", "exit")
-"""Else "step", "evaluation", "save", "written" (the files of a save are there and aren't final), "finalization"."""
 LAYOUTS: Mapping[str, Sequence[str]] = {
     "dp": (),
     "async": ("--async-save",),
@@ -144,12 +160,12 @@ class Plan:
 def outcome_of(fault: str, phase: str) -> str:
     if phase == "exit" and fault in HANGS:
         return Outcome.MAY_END
-    return ALL_FAULTS[fault][0]
+    return FAULTS[fault].outcome
 
 
 def expected_cause(event: Event, *, forked: bool) -> str:
     """The pattern that the cause of its cycle has to match; ``forked``: ranks are forks of the launcher's server."""
-    pattern = ALL_FAULTS[event.fault][1]
+    pattern = FAULTS[event.fault].cause
     if event.phase == "start" and event.fault in HANGS:
         pattern += r"|rank {rank}( \(\w+\))? did not start monitoring within "
     if event.phase == "start" and event.fault == "exception" and not forked:
@@ -228,13 +244,11 @@ def _iterations(phase: str) -> Sequence[int]:
 
 
 def _fault(chance: random.Random, phase: str, *, learns: bool, memory: bool) -> str:
-    faults = {name: _WEIGHTS.get(name, 1) for name in (FAULTS | MEMORY_FAULTS if memory else FAULTS)}
-    if phase != "memory":
-        faults.pop("rank_killed_soon", None)
-    for name, where in (("disk_full", "save"), ("state_disk_full", "shutdown")):
-        if phase != where or (name == "state_disk_full" and not learns):
-            del faults[name]
-    if phase in _WITHOUT_BOARD:
-        for name in ("board", "monitor_killed", "monitor_stopped"):
-            del faults[name]
-    return chance.choices(list(faults), list(faults.values()))[0]
+    weights = {
+        name: fault.weight
+        for name, fault in FAULTS.items()
+        if phase in (fault.only or (phase,)) and phase not in fault.never and (memory or not fault.needs_memory)
+    }
+    if not learns:
+        weights.pop("state_disk_full", None)
+    return chance.choices(list(weights), list(weights.values()))[0]

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from tests.support.background import heed_the_terminal
 from tests.support.campaigns import read_records
 
 Result = dict[str, Any]
+_MANY = 10
+"""Faults of one kind, of which at least one hits something. Others come too late, or find no process to hit."""
 
 
 def main() -> int:
@@ -76,21 +79,28 @@ def main() -> int:
         results = list(read_records(log))
     bad = [result for result in results if result["problems"]]
     cycles, seconds = (sum(result[name] for result in results) for name in ("cycles", "seconds"))
-    print(f"{len(results)} runs, {cycles} cycles, {seconds:.0f} s of runs, {len(bad)} not as they have to be")
+    planned, met = (Counter(kind for result in results for kind in result.get(name, ())) for name in ("planned", "met"))
+    told = ", ".join(f"{met[kind]} of {count} {kind}" for kind, count in planned.most_common())
+    print(
+        f"{len(results)} runs, {cycles} cycles, {seconds:.0f} s of runs, {len(bad)} not as they have to be; hit: {told}"
+    )
+    never = [kind for kind, count in planned.items() if count >= _MANY and not met[kind]]
+    if never:
+        print(f"never hit anything: {', '.join(never)}")
     for result in bad:
         print(line_of(result))
         print(f"    again: python tests/chaos/run.py {'--memory ' * args.memory}--only {result['seed']}")
-    return 1 if bad else 0
+    return 1 if bad or never else 0
 
 
 def run_plan(plan: Plan, undisturbed_hash: str, library: Path, *, keep: bool) -> Result:
     """One run, and what was wrong with it, whatever that is; its directory stays if anything was."""
-    began, cycles = time.monotonic(), 0
+    began, cycles, hit = time.monotonic(), 0, set[int]()
     run = Run(plan, clock_library=library)
     try:
         with run:
             seen = run.perform(undisturbed_hash)
-        wrong, cycles = problems(seen), len(list(seen.ended()))
+        wrong, cycles, hit = problems(seen), len(list(seen.ended())), seen.hit()
     except Exception:  # noqa: BLE001 - one run doesn't end a campaign
         wrong = [f"the campaign itself raised: {traceback.format_exc()}"]
     if not keep and not wrong:
@@ -101,6 +111,8 @@ def run_plan(plan: Plan, undisturbed_hash: str, library: Path, *, keep: bool) ->
         "seconds": round(time.monotonic() - began, 1),
         "problems": wrong,
         "directory": str(run.directory) if keep or wrong else None,
+        "planned": [event.fault for event in plan.events],
+        "met": [plan.events[number].fault for number in hit],
         "says": plan.describe(),
     }
 

@@ -33,8 +33,8 @@ def main() -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     dist.init_process_group("gloo")
-    rank, life = dist.get_rank(), os.environ.get("SLURM_RESTART_COUNT", "0")
-    settings = ft.FaultToleranceSettings(enable_ft_package=True, calc_ft_timeouts=args.learn)
+    rank = dist.get_rank()
+    settings = ft.FaultToleranceSettings(enable_ft_package=True)
     state = ft.GlobalState.create(save=str(args.save), ft=settings, train_iters=args.iterations)
     ft.setup(state.cfg, state)
     (args.save / f"rank-{rank}").write_text(socket.gethostname())
@@ -49,8 +49,6 @@ def main() -> None:
         ft.on_training_step_start(state)
         if (rank, iteration) == (1, args.fails_at):
             raise ValueError("this batch can't be read")
-        if (rank, iteration, os.environ["FT_CYCLE"], life) == (1, args.dies_at, "0", "0"):
-            os.kill(os.getpid(), signal.SIGKILL)
         if (rank, iteration, os.environ["FT_CYCLE"]) == (1, args.excluded_at, "0"):
             _ask_to_be_left_out(state.rank_monitor_client)
         gradient = _gradient(weights, iteration, range(rank, _SAMPLES, dist.get_world_size()))
@@ -79,8 +77,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--save-interval", type=int, default=5)
     parser.add_argument("--hold", type=int, nargs="*", default=[])
-    parser.add_argument("--learn", action="store_true", help="timeouts are learned")
-    parser.add_argument("--dies-at", type=int, help="rank 1 is killed at this iteration of the first cycle")
     parser.add_argument("--fails-at", type=int, help="rank 1 fails at this iteration, always")
     parser.add_argument("--excluded-at", type=int, help="rank 1 asks for the exclusion of its node, in the first cycle")
     return parser.parse_args()

@@ -10,6 +10,7 @@ from types import FunctionType
 from tests.slurm.run import BIN, HOLD, ROOT, Run
 
 Row = Callable[[Run], None]
+STEP_DAEMON = r"slurmstepd: \[\d+\.\d+\]"
 LAUNCHER = r"^\S*python\S* -m megatron_ft\.launcher"
 
 
@@ -20,18 +21,17 @@ def undisturbed(run: Run) -> None:
     run.expect("finished", restarts=0)
 
 
-def killed_rank(run: Run) -> None:
-    run.submit("--dies-at", 17)
-    run.end()
-    run.expect("finished", restarts=1, faults=[("node2", "rank")])
+def _lost(act: Callable[[Run, int], None], *, is_named: bool = True) -> Row:
+    """A spare takes the place of the second node."""
 
+    def row(run: Run) -> None:
+        run.hold(nodes=3, spares=1)
+        host = run.host(1)
+        assert host != 1, "the batch script's node"
+        act(run, host)
+        run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")] if is_named else [])
 
-def killed_launcher(run: Run) -> None:
-    """A spare takes its node's place."""
-    run.hold(nodes=3, spares=1)
-    host = run.host(1)
-    run.cluster.kill(host, LAUNCHER)
-    run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")])
+    return row
 
 
 def killed_rendezvous_host(run: Run) -> None:
@@ -52,23 +52,6 @@ def power_loss_of_the_first_node(run: Run) -> None:
     run.cluster.boot_what_is_off()
     run.wait_life(2)
     run.finish("lost", "finished")
-
-
-def killed_slurmstepd(run: Run) -> None:
-    """The launcher and its ranks on that node are nobody's any more."""
-    run.hold(nodes=3, spares=1)
-    run.cluster.kill(run.host(1), r"slurmstepd: \[\d+\.\d+\]")
-    time.sleep(3)
-    run.finish("finished", restarts=1)
-
-
-def power_loss_with_a_spare(run: Run) -> None:
-    """No packet, no end of a connection."""
-    run.hold(nodes=3, spares=1)
-    host = run.host(1)
-    assert host != 1, "the batch script's node"
-    run.cluster.power_off(host)
-    run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")])
 
 
 def scancel(run: Run) -> None:
@@ -109,22 +92,6 @@ def _preempted(partition: str) -> Row:
         run.finish("stopped", "finished")
 
     return row
-
-
-def learned_timeouts(run: Run) -> None:
-    """Requeued until it has finished; what was learned in one life holds in the next."""
-    run.submit("--learn", "--iterations", 80, "--hold", 25, 50)
-    for life, hold in ((2, 25), (3, 50)):
-        run.wait_at(hold)
-        run.scancel("--signal=TERM")
-        run.wait_life(life)
-        run.go(hold)
-    run.end()
-    run.expect("stopped", "stopped", "finished", restarts=0, weights=False)
-    if not run.weights:
-        run.problems.append("it didn't train to its end")
-    if '"step"' not in (run.save / "ft_state.json").read_text():
-        run.problems.append("no timeout of step was learned")
 
 
 def dependent_jobs(run: Run) -> None:
@@ -205,16 +172,6 @@ def rehearsal_beside_another_job(run: Run) -> None:
     run.problems += [f"the other job: {problem}" for problem in other.problems]
 
 
-def two_launchers_on_a_node(run: Run) -> None:
-    """--ntasks-per-node=2."""
-    run.submit_script(
-        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --exclusive\n"
-        f"srun ft_launcher --nproc-per-node 1 --ft-log-dir={run.directory}/ft-logs {run.quick()}\n"
-    )
-    run.end()
-    run.expect(code=2, state="FAILED", weights=False, told=["srun has started 4 launchers on 2 nodes"])
-
-
 def fails_for_ever(run: Run) -> None:
     """Each life goes on counting where the one before has ended."""
     run.submit("--fails-at", 17, launcher="--max-restarts 1")
@@ -263,17 +220,6 @@ def batch_script_of_the_readme(run: Run) -> None:
     run.expect("stopped", "stopped", "finished", restarts=1, faults=[(f"node{host}", "lost")])
 
 
-def sbatch_exports_nothing(run: Run) -> None:
-    """The launchers get what the script sets: a training that ends with 0 and without its flag isn't finished."""
-    run.submit_script(
-        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --exclusive --requeue --no-kill --open-mode=append\n"
-        f"export SLURM_EXPORT_ENV=NONE FAULT_TOL_FINISHED_FLAG_FILE={run.save}/finished\n"
-        f"exec megatron-ft slurm --max-lives 1 -- --nproc-per-node 1 {run.quick()} --iterations 4\n"
-    )
-    run.end()
-    run.expect("stopped", code=1, state="FAILED", weights=False)
-
-
 def two_steps_of_a_job(run: Run) -> None:
     """Each has its own log directory, and status asks all nodes."""
     step = "srun -N1 -n1 --exact ft_launcher --nproc-per-node 1 {} > {}.txt 2>&1 &\n"
@@ -299,6 +245,11 @@ SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
 
 ROWS: dict[str, Row] = {
     **{name.replace("_", " "): row for name, row in vars().items() if isinstance(row, FunctionType) and name[0] != "_"},
+    "killed launcher": _lost(lambda run, host: run.cluster.kill(host, LAUNCHER)),
+    # the launcher and its ranks are nobody's any more
+    "killed slurmstepd": _lost(lambda run, host: run.cluster.kill(host, STEP_DAEMON), is_named=False),
+    # no packet, no end of a connection
+    "power loss with a spare": _lost(lambda run, host: run.cluster.power_off(host)),
     "scancel signal": _stopped(),
     "scancel batch": _stopped("--batch"),
     "scancel full": _stopped("--full"),

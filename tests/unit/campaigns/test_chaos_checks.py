@@ -84,8 +84,6 @@ def notes(at: int, **changes: Any) -> Callable[[Seen], Seen]:
 
 
 PLANTED = {
-    "this fault never happened: node_suspended": notes(6, what="nothing"),
-    "this fault hit nothing: node_suspended": has(missed={2}),
     "final weights are cd34": has(weights="cd34"),
     "final weights are None": has(weights=None),
     "began at iteration 0, though 3 was saved": notes(4, iteration=0),
