@@ -16,9 +16,8 @@ from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Reached
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.facts.launcher import CauseKind
-from megatron_ft.link.facts.shared import RankHung
 
 _NETWORK_S = 0.3
 """Seconds for the snapshots to arrive, added to the time in which a node collects its evidence."""
@@ -29,14 +28,12 @@ class Diagnosis:
     """Question about one hang, and the evidence that has come.
 
     Args:
-        first: verdict of the node at the place ``asker``, which has detected the hang.
-        decides: as in `Hang`.
+        hang: of the node at the place ``asker``, which has detected it.
         unheard: places of nodes whose evidence hasn't come.
     """
 
-    first: RankHung
+    hang: Hang
     asker: int
-    decides: bool
     bound_s: float
     unheard: set[int]
     notes: list[RankSnapshot] = field(default_factory=list)
@@ -51,7 +48,6 @@ class HangsAtLeader(LeaderPart):
     def __init__(self) -> None:
         self._cycle: JobCycle
         self._diagnosis: Diagnosis | None = None
-        self._reached: Reached | None = None
         self._review: Diagnosis | None = None
         """The observe-only diagnosis: its ranks go on, whatever it finds."""
 
@@ -71,7 +67,7 @@ class HangsAtLeader(LeaderPart):
 
     def _question(self, diagnosis: Diagnosis) -> DiagnoseHang:
         is_passive = diagnosis is self._review
-        return DiagnoseHang(self._cycle.decision.cycle, is_passive, looks=diagnosis.decides)
+        return DiagnoseHang(self._cycle.decision.cycle, is_passive, looks=diagnosis.hang.decides)
 
     def hear(self, node: Node, place: int, message: Any, now_s: float) -> Answers:
         if message.cycle != self._cycle.decision.cycle:
@@ -90,21 +86,20 @@ class HangsAtLeader(LeaderPart):
         """Ask all nodes for evidence. Of thousands that detect the same hang all but the first cost nothing."""
         cycle = self._cycle
         # a question that decides takes the place of one that only reports
-        is_asked = self._review is not None and (self._review.decides or not hang.decides)
+        is_asked = self._review is not None and (self._review.hang.decides or not hang.decides)
         if (hang.passive and is_asked) or self._diagnosis is not None or cycle.outcome is not None:
             return []
         # also of a launcher whose connection has just ended: its end may be what the others' ranks have felt
         diagnosis = Diagnosis(
-            first=hang.verdict,
+            hang=hang,
             asker=place,
-            decides=hang.decides,
             bound_s=now_s + EVIDENCE_S + _NETWORK_S,
             unheard=set(range(len(cycle.seats))),
         )
         if hang.passive:
             self._review = diagnosis
         else:
-            self._diagnosis, self._reached = diagnosis, hang.reached
+            self._diagnosis = diagnosis
         return [ToNodes(self._question(diagnosis))]
 
     def tick(self, now_s: float) -> Answers:
@@ -117,12 +112,12 @@ class HangsAtLeader(LeaderPart):
             return []
         found = review(
             diagnosis.notes,
-            diagnosis.first,
+            diagnosis.hang.verdict,
             cycle=cycle.decision.cycle,
             asker=diagnosis.asker,
             are_all=not diagnosis.unheard,
             several=len(cycle.seats) > 1,
-            decides=diagnosis.decides,
+            decides=diagnosis.hang.decides,
         )
         return [] if found is None else [ToNodes(found)]
 
@@ -135,7 +130,8 @@ class HangsAtLeader(LeaderPart):
         diagnosis, cycle = self._diagnosis, self._cycle
         if diagnosis is None:
             return None
-        first, is_of_lost_peer = diagnosis.first, diagnosis.first.kind == LOST_PEER
+        first, reached = diagnosis.hang.verdict, diagnosis.hang.reached
+        is_of_lost_peer = first.kind == LOST_PEER
         if is_of_lost_peer and (explained := cycle.explained) is not None:
             self._diagnosis = None  # what that node did explains the peers that were lost
             return PartVerdict(*explained)
@@ -149,12 +145,12 @@ class HangsAtLeader(LeaderPart):
         if not is_of_lost_peer:
             lost = None if cycle.judged is None else cycle.judged[1]
             if lost is not None and cycle.seats[lost].state is NodeState.LOST and rank is None:
-                return PartVerdict(Outcome.FAILED, lost, self._reached)
+                return PartVerdict(Outcome.FAILED, lost, reached)
             if found is not None and found.kind is CauseKind.HANG and rank is not None:
                 for place in cycle.own_failures:
                     cause = cycle.seats[place].report.cause
                     if cause.rank == rank and cause.kind is not CauseKind.HANG:  # its node has said how it ended
-                        return PartVerdict(Outcome.FAILED, place, self._reached)
+                        return PartVerdict(Outcome.FAILED, place, reached)
             detected = hang_cause(first)
             if found is None and not first.stopped:  # without evidence it may only have waited for another rank
                 detected = undetermined_hang(first, detail="root cause undetermined")
@@ -163,4 +159,4 @@ class HangsAtLeader(LeaderPart):
             unheard = [job_lines.node(place, cycle.seats[place].name) for place in sorted(diagnosis.unheard)]
             found = replace(found, detail=job_lines.joined([found.detail, job_lines.no_evidence(unheard)]))
         is_weak = is_of_lost_peer and bool(diagnosis.unheard) and rank is None
-        return PartVerdict(Outcome.FAILED, diagnosis.asker, self._reached, found, is_weak=is_weak)
+        return PartVerdict(Outcome.FAILED, diagnosis.asker, reached, found, is_weak=is_weak)

@@ -63,22 +63,19 @@ class HangsOnNode(LauncherPart):
             interval = event.reports, event.verdict.iteration
             if event.reports and interval not in self._would_hang:
                 self._would_hang.add(interval)
-                self._report(event, turn)
+                is_observing = self._options.given.observe_only
+                follows = (
+                    ": not killed (observe-only)" if is_observing else "; set timeouts or --ft-learn on to restart"
+                )
+                turn.say_for_all(f"would be a hang: {event.text}{follows}")
+                turn.do(Write(event.record()))
+                if event.verdict.learned:
+                    self._learning.reported(event.reports, turn)
         elif not event.passive:
             self._begin(turn, None, from_ns=turn.now_ns)
         elif self._review is None and self._cycle.is_started:
             again_ns = turn.now_ns + _LOOK_NS if event.looks else None
             self._review = EvidenceOnNode(self._cycle, turn, from_ns=turn.now_ns, passive=True, again_ns=again_ns)
-
-    def _report(self, review: Reviewed, turn: Turn) -> None:
-        """Report a hang that ends no rank."""
-        follows = "; set timeouts or --ft-learn on to restart"
-        if self._options.given.observe_only:
-            follows = ": not killed (observe-only)"
-        turn.say_for_all(f"would be a hang: {review.text}{follows}")
-        turn.do(Write(review.record()))
-        if review.verdict.learned:
-            self._learning.reported(review.reports, turn)
 
     # -- what monitors say ----------------------------------------------------------------------------------------
 
@@ -90,9 +87,7 @@ class HangsOnNode(LauncherPart):
         if isinstance(report, Observation):
             if self._review is not None:
                 self._review.noted(local_rank, report)
-            if self._is_over:
-                turn.do(Release(self._cycle.cycle))
-            elif self._evidence is not None:  # evidence from before the verdict says little about the hang
+            if self._evidence is not None:  # evidence from before the verdict says little about the hang
                 self._evidence.noted(local_rank, report)
         elif isinstance(report, RankHung) and local_rank in self._cycle.started:
             if not report.observed_only:
