@@ -50,7 +50,6 @@ class HangsOnNode(LauncherPart):
         """Evidence for the cause of the cycle's end."""
         self._review: EvidenceOnNode | None = None
         """Evidence on ranks that run on."""
-        self._is_told = self._is_over = False
         self._asked: set[tuple[str, int | None]] = set()
         """Overdue intervals (what is timed, and the iteration) of ranks that aren't ended."""
 
@@ -100,7 +99,7 @@ class HangsOnNode(LauncherPart):
 
     def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
         """Start the diagnosis of a hung rank. ``is_seen``: its monitor found it, and is collecting evidence already."""
-        if self._is_over:
+        if turn.runs is None:
             turn.do(Release(self._cycle.cycle))
             return
         if verdict.learned:
@@ -115,7 +114,7 @@ class HangsOnNode(LauncherPart):
     def exited(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
         is_left_alone = self._options.min_healthy or self._options.given.observe_only
-        if self._evidence is not None or self._is_over or is_left_alone or not is_secondary_failure(end):
+        if turn.runs is None or self._evidence is not None or is_left_alone or not is_secondary_failure(end):
             return
         if self._cycle.own_failure(turn.seen) is not None:
             return  # it explains the lost peer
@@ -130,7 +129,7 @@ class HangsOnNode(LauncherPart):
 
         ``verdict``: of this node; None if the leader asks because of another one's.
         """
-        if self._evidence is not None or self._is_over:
+        if self._evidence is not None:
             return
         if verdict is not None:
             # a job isn't given up for timeouts of our own making
@@ -140,22 +139,19 @@ class HangsOnNode(LauncherPart):
 
     @property
     def alarm_ns(self) -> int | None:
-        evidence = None if self._is_told or self._is_over else self._evidence
-        return earliest(*(each.due_ns for each in (evidence, self._review) if each is not None))
+        return earliest(*(each.due_ns for each in (self._evidence, self._review) if each is not None))
 
     def tick(self, turn: Turn, *, is_stopping: bool) -> None:
         """Send the snapshots once evidence on all ranks has come, or the bound is near."""
-        review, evidence = self._review, self._evidence
-        if review is not None and review.is_complete(turn.now_ns):
+        for each in (self._review, self._evidence):
+            if each is not None and each.is_complete(turn.now_ns):
+                each.tell(turn)
+        if self._review is not None and self._review.due_ns is None:
             self._review = None
-            review.tell(turn)
-        if not (evidence is None or self._is_told or self._is_over) and evidence.is_complete(turn.now_ns):
-            self._is_told = True
-            evidence.tell(turn)
 
     def ending(self, turn: Turn) -> None:
         """Collect no more evidence, and let the monitors end the hung ranks."""
-        self._is_over = True
+        self._evidence = None
         turn.do(Release(self._cycle.cycle))
 
     def blamed(self, cause: Cause, turn: Turn) -> None:
@@ -181,8 +177,8 @@ class EvidenceOnNode:
         self._cycle = cycle
         self._passive = passive
         until_ns = from_ns + round(EVIDENCE_S * 1e9)
-        self.due_ns = until_ns - _LAST_NOTES_NS
-        """Time by which the snapshots have to be sent."""
+        self.due_ns: int | None = until_ns - _LAST_NOTES_NS
+        """Time by which the snapshots have to be sent; None once they are."""
         self._asked = cycle.observed
         self.notes: dict[int, RankSnapshot] = {}
         """Snapshots by local rank."""
@@ -196,7 +192,8 @@ class EvidenceOnNode:
         self.notes[local_rank] = replace(before, found_hung=found_hung, progress=progress)
 
     def is_complete(self, now_ns: int) -> bool:
-        return now_ns >= self.due_ns or self._asked & self._cycle.observed <= self.notes.keys()
+        are_all = self._asked & self._cycle.observed <= self.notes.keys()
+        return self.due_ns is not None and (are_all or now_ns >= self.due_ns)
 
     def tell(self, turn: Turn) -> None:
         """Send the snapshots of all ranks that were started, in as many messages as needed. One always fits."""
@@ -207,7 +204,7 @@ class EvidenceOnNode:
                 parts.append(part[-1:])
             else:
                 parts[-1] = part
-        last = parts[-1]
+        last, self.due_ns = parts[-1], None
         turn.do(*(RankSnapshots(self._cycle.cycle, part, self._passive, more=part is not last) for part in parts))
 
     def _unseen(self, local_rank: int, turn: Turn) -> RankSnapshot:

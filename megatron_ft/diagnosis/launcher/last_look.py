@@ -34,7 +34,7 @@ class LastLook(LauncherPart):
         self._deadlines = deadlines
 
     def begin(self, cycle: NodeCycle, turn: Turn) -> None:
-        self._cycle, self._is_over = cycle, False
+        self._cycle = cycle
         self._suspects: dict[int, RankHung] = {}
         """Suspects by local rank."""
         self._events: dict[int, int] = {}
@@ -44,7 +44,7 @@ class LastLook(LauncherPart):
 
     def hear_monitor(self, local_rank: int, report: RankReport, turn: Turn) -> None:
         """Have all ranks of the job examined, if a timeout of a rank of this node is over."""
-        if not isinstance(report, Suspect) or self._is_over or not self._cycle.has(local_rank, report.cycle):
+        if not (isinstance(report, Suspect) and turn.runs is not None and self._cycle.has(local_rank, report.cycle)):
             return
         verdict = replace(report.verdict, rank=self._cycle.ranks[local_rank])
         if not self._suspects:
@@ -97,6 +97,3 @@ class LastLook(LauncherPart):
                     )
         if min_healthy and review.hanging == (review.rank,):
             self._deadlines.end_missing(review, turn, suspects)
-
-    def ending(self, turn: Turn) -> None:
-        self._suspects, self._is_over = {}, True

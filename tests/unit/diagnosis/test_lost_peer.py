@@ -230,16 +230,6 @@ def test_failure_of_another_node_explains_lost_peers_at_once() -> None:
     assert (judged.node, judged.cause.text) == (2, "rank 2 killed by SIGKILL")
 
 
-def test_node_whose_launcher_died_just_before_the_diagnosis_is_named_for_the_lost_peers() -> None:
-    machine = failing(dies=3)
-    for link in (0, 1, 2, 4):
-        exited = RankSnapshot(rank=link, gone=True, exitcode=0)
-        machine.heard(link, RankSnapshots(0, (failed(1) if link == 1 else exited,)), 1.1)
-    assert verdicts(machine, 1.2) == []
-    (judged,) = verdicts(machine, 1.31)
-    assert (judged.node, judged.cause.text) == (3, "its launcher exited")
-
-
 def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_does_not_come_in_time() -> None:
     """Node 0 says nothing, so the cause is undetermined when the time is over; by then node 3 may yet come back."""
     machine = failing(dies=3, is_reset=True)

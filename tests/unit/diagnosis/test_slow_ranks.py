@@ -162,15 +162,6 @@ def test_rank_is_named_after_three_lags_in_a_row_and_cleared_after_two_windows_w
     assert told.slow == ((0,) if slow else ())
 
 
-def test_hang_names_no_rank() -> None:
-    """The others are in one collective for ever, and only the rank that hangs isn't: the verdict is another's."""
-    leader = Leader()
-    for tick in range(200):
-        looks = [RankWaits(0, 50, 0, 0), *(RankWaits(rank, 50, 50, int(tick == 0)) for rank in (1, 2, 3))]
-        lags = leader.told(looks, tick * TELL_S)
-        assert lags is None or not lags.slow
-
-
 def test_ranks_of_which_too_little_was_seen_are_not_compared() -> None:
     leader = Leader()
     for tick in range(40):
