@@ -13,7 +13,7 @@ from typing import Any
 from megatron_ft.cli.status.jobs import RunningJob, choose, find_jobs, order, running_ranks, show_rank
 from megatron_ft.config.kinds import SIGNAL
 from megatron_ft.errors import ConfigError, FaultToleranceError
-from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
+from megatron_ft.link.messages.monitor_messages import Pause, Resume
 
 _NOTHING_DONE = 1
 _ON_EACH_NODE = (
@@ -23,8 +23,8 @@ _ON_EACH_NODE = (
 
 
 def add_commands(commands: Any) -> None:
-    pause = functools.partial(_order, PauseDetection(), "paused until `megatron-ft resume`", "was paused already")
-    resume = functools.partial(_order, ResumeDetection(), "resumed", "was not paused")
+    pause = functools.partial(_order, Pause(), "paused until `megatron-ft resume`", "was paused already")
+    resume = functools.partial(_order, Resume(), "resumed", "was not paused")
     _add(commands, "pause", "suspend hang detection on this node until `resume`", _ON_EACH_NODE, pause)
     _add(commands, "resume", "resume hang detection; the pause counts against no timeout", _ON_EACH_NODE, resume)
     parser = _add(
@@ -78,9 +78,7 @@ def _add(
     return parser
 
 
-def _order(
-    what: PauseDetection | ResumeDetection, done: str, was_done: str, jobs: list[RunningJob], _: argparse.Namespace
-) -> int:
+def _order(what: Pause | Resume, done: str, was_done: str, jobs: list[RunningJob], _: argparse.Namespace) -> int:
     code = 0
     for job in jobs:
         try:

@@ -71,15 +71,8 @@ def tidies_up(stat: ProcessStat) -> bool:
     if stat.comm == "torch_shm_manag":  # the kernel keeps 15 characters of torch_shm_manager
         return True
     # reading that of a process stuck in the kernel may block for ever
-    return reads.call(lambda: b"multiprocessing.resource_tracker" in command_line(stat.pid), False, bound_s=READ_S)
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    command = reads.call(lambda: processes.contents(f"/proc/{stat.pid}/cmdline"), b"", bound_s=READ_S)
+    return b"multiprocessing.resource_tracker" in command
 
 
 def exit_code_unreaped(pid: int) -> int | None:

@@ -159,7 +159,6 @@ class Reports:
             iteration=snapshot and snapshot.iteration,
             open_sections=() if snapshot is None else tuple(s.name for s in snapshot.open_sections),
             last_transition_ns=snapshot and snapshot.last_transition_ns,
-            shut_down=snapshot and snapshot.closing,
         )
         self.record(record)
 

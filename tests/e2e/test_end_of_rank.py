@@ -15,6 +15,7 @@ import pytest
 
 from megatron_ft.link import process_tree
 from megatron_ft.link.file_queue import FileQueue
+from megatron_ft.link.linux import processes
 from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import carries, read_stat
 from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
@@ -139,11 +140,12 @@ def test_a_process_whose_command_line_can_t_be_read_keeps_no_other_one_waiting(m
         assert stuck is not None
         assert tracker is not None
         wait_until(lambda: tidies_up(tracker), 10)
-        read, never = process_tree.command_line, threading.Event()
+        read, never = processes.contents, threading.Event()
         monkeypatch.setattr(process_tree, "reads", FileQueue())
         monkeypatch.setattr(process_tree, "READ_S", 0.05)
+        path = f"/proc/{stuck.pid}/cmdline"
         monkeypatch.setattr(
-            process_tree, "command_line", lambda pid: never.wait(60) and b"" if pid == stuck.pid else read(pid)
+            processes, "contents", lambda place: never.wait(60) and b"" if place == path else read(place)
         )
         assert not tidies_up(stuck)
         assert not tidies_up(stuck)

@@ -57,13 +57,13 @@ while True:
 """
     with watched(tmp_path, timeout_s=2.0) as both:
         for cycle in (CYCLE, CYCLE + 1, 2**62):
-            answer = exchange(both.path, {"type": "hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
+            answer = exchange(both.path, {"type": "rank_hello", "cycle": cycle, "rank": 0, "warmup_iterations": 0})
             assert b'"rank_refused"' in answer, answer
         before, sent = figures(both.monitor.pid, both.log_dir)["fds"], tmp_path / "sent"
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock, sent.open("w") as file:
                 sock.connect(both.path)
-                hello = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
+                hello = {"type": "rank_hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
                 socket.send_fds(sock, [encode(hello, 3)], 3 * [file.fileno()])
                 sock.recv(1000)
         wait_until(lambda: str(sent) not in open_files(both.monitor.pid))

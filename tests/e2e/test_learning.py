@@ -175,8 +175,11 @@ def test_step_that_computes_for_longer_than_ever_ends_nobody_here_or_on_another_
     assert [node.events("verdict", role="monitor") for node in nodes] == [[], []]
     assert [len(node.events("cycle_ended")) for node in nodes] == [1, 1]
     given = [each for node in nodes for each in node.events("more_time")]
-    assert all(each["section"] == "step" and each["until_s"] <= 4 * each["timeout_s"] for each in given)
-    first = next(each for each in given if each["rank"] == 1)  # a later one may be after the end of the long step
+    assert {each["verdict"]["section"] for each in given} == {"step"}
+    assert all(each["until_s"] <= 4 * each["verdict"]["timeout_s"] for each in given)
+    first = next(
+        each for each in given if each["verdict"]["rank"] == 1
+    )  # a later one may be after the end of the long step
     assert first["progress"].startswith("rank 0 computes")
     said = next(finished.err for finished in ended if "longer than its learned timeout of" in finished.err)
     assert "s, but rank 0 computes in script.py" in said
@@ -232,5 +235,5 @@ def test_step_that_waits_for_a_file_system_ends_nobody(
     assert finished.code == 0, finished.err
     assert launched.events("verdict", role="monitor") == []
     given = launched.events("more_time")
-    assert {each["section"] for each in given} == {"step"}
+    assert {each["verdict"]["section"] for each in given} == {"step"}
     assert given[0]["progress"].startswith("rank 0 waits for its file system (in fuse_")

@@ -97,7 +97,7 @@ import socket
 from megatron_ft.link.wire import encode
 first = socket.socket(socket.AF_UNIX)
 first.connect({str(tmp_path / "s")!r})
-first.sendall(encode({{"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}}))
+first.sendall(encode({{"type": "rank_hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}}))
 first.close()
 say('gave up')
 sys.stdin.readline()

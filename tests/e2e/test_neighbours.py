@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 STRANGER = 12345
 CONNECTIONS = {"keeper.sock": 20}
 """The keeper rests after each; the others get more than a launcher holds at a time."""
-HELLO = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 1}
+HELLO = {"type": "rank_hello", "cycle": 0, "rank": 0, "warmup_iterations": 1}
 NO_UMASK = ("sh", "-c", 'umask 0; exec "$@"', "sh")
 SCRIPT = """
 from megatron_ft import RankMonitorClient

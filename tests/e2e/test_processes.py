@@ -25,7 +25,6 @@ from megatron_ft.link.linux import processes
 from megatron_ft.link.linux.proc import waiting_channels
 from megatron_ft.link.linux.processes import ProcessStat, read_stat, signal_main_thread
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.rank.reference.compatibility import is_process_alive
 from tests.support.launching import wait_until
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -212,18 +211,6 @@ def test_waiting_channels_cover_the_children_of_a_process() -> None:
     finally:
         asleep.kill()
         asleep.wait()
-
-
-def test_a_process_that_has_ended_is_not_alive_before_it_is_waited_for() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert is_process_alive(child.pid)
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it has ended, and leave it as it is
-        assert not is_process_alive(child.pid)
-    finally:
-        child.communicate()
-    assert not is_process_alive(child.pid)
 
 
 def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:

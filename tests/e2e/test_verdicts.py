@@ -133,7 +133,7 @@ client.shutdown_workload_monitoring()
     assert "saved" in finished.out
     assert evidence(launched, 0).keys() == {0}
     (ended,) = [event for event in launched.events("rank_exited") if event["rank"] == 0]
-    assert ended["signal"] == signal.SIGKILL
+    assert ended["exitcode"] == -signal.SIGKILL
 
 
 def test_control_characters_of_an_exception_do_not_reach_the_terminal(launcher: Launcher) -> None:

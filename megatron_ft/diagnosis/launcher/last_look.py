@@ -74,8 +74,7 @@ class LastLook(LauncherPart):
             if progress and verdict.learned and elapsed_s < most_s:
                 until_s = min(max(_MORE * elapsed_s, elapsed_s + _LEAST_MORE_S), most_s)
                 turn.do(OrderMonitor(local_rank, ExtendTimeout(verdict.cycle, until_s)))
-                facts = {name: getattr(verdict, name) for name in MoreTime.__struct_fields__ if hasattr(verdict, name)}
-                turn.do(Write(MoreTime(**facts, until_s=until_s, progress=progress)))
+                turn.do(Write(MoreTime(verdict=verdict, until_s=until_s, progress=progress)))
                 interval = verdict.iteration, verdict.timed
                 if is_enforced and interval not in self._said:
                     self._said.add(interval)

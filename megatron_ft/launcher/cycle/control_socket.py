@@ -19,12 +19,11 @@ from megatron_ft.link.messages.control_messages import (
     REQUESTS,
     Answer,
     Ok,
-    PauseDetection,
     Request,
-    ResumeDetection,
     Status,
 )
 from megatron_ft.link.messages.job_facts import JobFacts
+from megatron_ft.link.messages.monitor_messages import Pause, Resume
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import Channel, ChannelClosedError, check_peer, listen
 
@@ -43,7 +42,7 @@ class ControlSocket:
     say: Callable[[str], None]
     on_request: Callable[[WorkloadControl], None]
     """Gets the requests of ranks."""
-    on_order: Callable[[PauseDetection | ResumeDetection, int], bool]
+    on_order: Callable[[Pause | Resume, int], bool]
     """Handles ``megatron-ft pause`` and ``resume``, given the sender's PID; True if it has an effect."""
     on_question: Callable[[], JobFacts]
     """Answers ``megatron-ft status``."""
@@ -129,7 +128,7 @@ class ControlSocket:
         """Act on one message. Return the answer."""
         if isinstance(asked, Status):
             return self.on_question()
-        if isinstance(asked, PauseDetection | ResumeDetection):
+        if isinstance(asked, Pause | Resume):
             return Ok(changed=self.on_order(asked, pid))
         # control sequences for a terminal, and characters that no file can hold, are replaced
         words = printable(asked.description[: 2 * _MAX_DESCRIPTION]).split()

@@ -26,7 +26,6 @@ from megatron_ft.link.facts.monitor import Attached
 from megatron_ft.link.facts.shared import RankHung, Warning_
 from megatron_ft.link.helper_process import HelperProcess
 from megatron_ft.link.linux.processes import is_gone
-from megatron_ft.link.messages.control_messages import PauseDetection, ResumeDetection
 from megatron_ft.link.messages.monitor_messages import (
     REPORTS,
     GuardGroup,
@@ -338,25 +337,25 @@ class Monitors:
     def __getitem__(self, local_rank: int) -> MonitorSlot:
         return self.slots[local_rank]
 
-    def pause_or_resume(self, order: PauseDetection | ResumeDetection, by: int) -> bool:
+    def pause_or_resume(self, order: Pause | Resume, by: int) -> bool:
         """Suspend hang detection on this node, or resume it, for process ``by``. Return True if that changes anything.
 
         The time of a pause counts for no rank.
         """
         since_ns, now_ns = self.paused.since_ns, time.monotonic_ns()
-        if not (self.paused.begin(now_ns) if isinstance(order, PauseDetection) else self.paused.end(now_ns)):
+        if not (self.paused.begin(now_ns) if isinstance(order, Pause) else self.paused.end(now_ns)):
             return False
         for slot in self.slots:
             slot.pause(self.paused.since_ns)
         if since_ns is None:
             self._say_seldom(f"paused by process {by}: hang detection is off on this node until `megatron-ft resume`")
-            self._log.write(Paused(by=by))
+            self._log.write(Paused())
         else:
             after = f"{(now_ns - since_ns) / 1e9:.1f} s"
             self._say_seldom(
                 f"hang detection resumed by process {by} after {after}; the pause counts against no timeout"
             )
-            self._log.write(Resumed(by=by))
+            self._log.write(Resumed())
         return True
 
     def _say_seldom(self, line: str) -> None:

@@ -66,8 +66,7 @@ S_OPENED_AT = 8  # after the 8 words of the name
 S_OPEN_COUNT = 9
 S_TIMEOUT = 10
 S_CALCULATED = 11  # 1: the rank's client has calculated it from observed intervals
-S_ARMED = 12  # (monitor) as W_OUT_OF_SECTION_ARMED and the words after it
-S_ARMED_FLAGS = 13
+S_ARMED = 12  # (monitor) as W_OUT_OF_SECTION_ARMED, and the flags after it
 
 RING = SECTION_TABLE + SECTION_WORDS * MAX_SECTIONS
 RING_EVENTS = 4096  # a power of two

@@ -6,8 +6,6 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import force_setattr
-
 from megatron_ft.link.base.codec import (
     Count,
     Cycle,
@@ -25,6 +23,7 @@ from megatron_ft.link.base.control import WorkloadControl
 from megatron_ft.link.base.process_facts import Holding, ProcessFacts
 from megatron_ft.link.base.rerun import Rerun, RerunState, rerun_meaning
 from megatron_ft.link.base.wording import when
+from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.memory.rules.snapshots import SnapshotKey
 
 # -- the job ----------------------------------------------------------------------------------------------------
@@ -109,23 +108,11 @@ class SignalForwarded(Fact, frozen=True, kw_only=True):
 
 
 class Paused(Fact, frozen=True, kw_only=True):
-    """Hang detection on this node is paused.
-
-    Args:
-        by: process that asked for it.
-    """
-
-    by: Pid | None = None
+    """Hang detection on this node is paused."""
 
 
 class Resumed(Fact, frozen=True, kw_only=True):
-    """Hang detection on this node is on again.
-
-    Args:
-        by: process that asked for it.
-    """
-
-    by: Pid | None = None
+    """Hang detection on this node is on again."""
 
 
 class LauncherFailed(Fact, frozen=True, kw_only=True):
@@ -369,7 +356,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
     """A rank's process has ended, at ``t``.
 
     Args:
-        exitcode: negative for the signal that ended it, which is in ``signal``, too.
+        exitcode: negative for the signal that ended it.
         by_us: the launcher or the monitor has ended it.
         iteration: iteration completed by then.
         error: its exception, if known.
@@ -389,7 +376,6 @@ class RankExited(Fact, frozen=True, kw_only=True):
     local_rank: LocalRank = 0
     pid: Pid | None = None
     exitcode: Int
-    signal: Int | None = None
     by_us: bool = False
     iteration: Int | None = None
     error: str | None = None
@@ -402,9 +388,6 @@ class RankExited(Fact, frozen=True, kw_only=True):
     kernel: tuple[str, ...] = ()
     unread: bool = False
     after_run: bool = False
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "signal", -self.exitcode if self.exitcode < 0 else None)
 
     @property
     def rerun(self) -> Rerun | None:
@@ -485,21 +468,12 @@ class MoreTime(Fact, frozen=True, kw_only=True):
     """A learned timeout was over, but a rank made progress: this one isn't terminated yet.
 
     Args:
-        kind, section: what was overdue, as in a ``verdict``.
-        elapsed_s: duration so far.
-        timeout_s: learned timeout.
+        verdict: what was overdue, as in a ``verdict``; ``timeout_s`` is the learned timeout.
         until_s: extended limit, from the start of the interval.
         progress: which rank made progress, and how, in words.
     """
 
-    rank: Rank
-    cycle: Cycle
-    kind: str
-    section: str | None = None
-    local_rank: LocalRank | None = None
-    iteration: Int | None = None
-    elapsed_s: Seconds | None = None
-    timeout_s: Seconds | None = None
+    verdict: RankHung
     until_s: Seconds | None = None
     progress: str = ""
 

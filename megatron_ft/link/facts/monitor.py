@@ -107,7 +107,6 @@ class RankGone(Fact, frozen=True, kw_only=True):
         iteration: iteration completed by then.
         open_sections: names, outermost first.
         last_transition_ns: time of its last section event.
-        shut_down: it had ended its monitoring.
     """
 
     rank: Rank
@@ -116,7 +115,6 @@ class RankGone(Fact, frozen=True, kw_only=True):
     iteration: Int | None = None
     open_sections: tuple[str, ...] = ()
     last_transition_ns: Moment | None = None
-    shut_down: bool | None = None
 
 
 class Signalled(Fact, frozen=True, kw_only=True):

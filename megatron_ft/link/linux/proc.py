@@ -13,7 +13,7 @@ import contextlib
 import os
 
 from megatron_ft.link.base.process_facts import ProcessFacts, ThreadFacts
-from megatron_ft.link.linux.processes import children, is_masked, read_stat
+from megatron_ft.link.linux.processes import children, contents, is_masked, read_stat
 
 _MAX_THREADS = 256
 _MAX_PROCESSES = 256
@@ -141,8 +141,4 @@ def _tids(pid: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MAX_TEXT).decode(errors="replace")
-    except OSError:
-        return ""  # ended in the meantime, or not permitted
+    return contents(path)[:_MAX_TEXT].decode(errors="replace")

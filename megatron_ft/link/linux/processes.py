@@ -174,23 +174,23 @@ def would_end_by(pid: int, number: int) -> bool:
 
 def is_masked(place: str, number: int, *names: str) -> bool | None:
     """Return True if any of these sets (proc(5)) of the thread at this place has the signal; None if it is gone."""
-    try:
-        with open(f"{place}/status", errors="replace") as file:  # the name may be cut within a character
-            lines = [line.partition(":") for line in file]
-    except OSError:
-        return None
-    masks = [int(mask, 16) for name, _, mask in lines if name in names]
+    lines = [line.partition(b":") for line in contents(f"{place}/status").split(b"\n")]
+    masks = [int(mask, 16) for name, _, mask in lines if name.decode(errors="replace") in names]
     return any(mask >> (number - 1) & 1 for mask in masks) if masks else None
 
 
 def carries(pid: int, marker: bytes) -> bool:
     """Return True if a process was started with ``marker`` in its environment."""
+    return marker in contents(f"/proc/{pid}/environ")
+
+
+def contents(path: str) -> bytes:
+    """Return the content of a file in /proc; empty if its process has ended, or is another user's."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return marker in file.read()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        # ended, or another user's: not a match either way
-        return False
+        return b""
 
 
 def kill_matching(

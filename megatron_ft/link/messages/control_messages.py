@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from megatron_ft.link.base.codec import Message, Vocabulary
 from megatron_ft.link.base.control import WorkloadControl
 from megatron_ft.link.messages.job_facts import JobFacts
-
-
-class PauseDetection(Message, frozen=True):
-    """Suspend hang detection on this node."""
-
-    NAME: ClassVar[str] = "pause"
-
-
-class ResumeDetection(Message, frozen=True):
-    """Resume hang detection."""
-
-    NAME: ClassVar[str] = "resume"
+from megatron_ft.link.messages.monitor_messages import Pause, Resume
 
 
 class Status(Message, frozen=True):
     """Ask for the state of the job. The answer is a `JobFacts`."""
 
 
-Request = WorkloadControl | PauseDetection | ResumeDetection | Status
+Request = WorkloadControl | Pause | Resume | Status
 REQUESTS: Vocabulary[Request] = Vocabulary(Request)
 
 

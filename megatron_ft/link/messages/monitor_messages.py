@@ -79,7 +79,7 @@ class ExtendTimeout(Message, frozen=True):
 
 
 class Pause(Message, frozen=True):
-    """Suspend hang detection from now on, or from ``since_ns`` on."""
+    """Suspend hang detection from now on, or from ``since_ns`` on. Requests to a launcher have no ``since_ns``."""
 
     since_ns: Moment | None = None
 

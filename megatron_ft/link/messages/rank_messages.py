@@ -6,7 +6,7 @@ Everything else that a monitor knows of its rank is on the progress board.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from megatron_ft.diagnosis.collectives import Collectives
 from megatron_ft.diagnosis.stacks import Frame
@@ -32,7 +32,6 @@ class RankHello(Message, frozen=True, kw_only=True):
     watch_only: bool = False
     state_path: StatePath = ""
     learns: bool = False
-    NAME: ClassVar[str] = "hello"
 
 
 class ShowRank(Message, frozen=True):
@@ -49,7 +48,6 @@ class RankWelcome(Message, frozen=True, kw_only=True):
     config: Mapping[str, Any]
     log_dir: str | None = None
     run_id: str = ""
-    NAME: ClassVar[str] = "welcome"
 
 
 class RankRefused(Message, frozen=True):

@@ -54,7 +54,10 @@ def send(address: str, offer: Offer, key: bytes, lend: Lend, bytes_per_s: int, c
 def take(peer: Link, want: Fetch, is_wanted: Callable[[], bool]) -> int:
     """Return the descriptor of a sealed segment that the other keeper has. Raises one of `FAILURES`."""
     peer.send(want)
-    return peer.receive_segment(peer.expect(Granted, _VERIFY_S).nbytes, work.room_maker(is_wanted))
+    answer = peer.receive(_VERIFY_S)
+    if not isinstance(answer, Granted):
+        raise SnapshotError(answer.why if isinstance(answer, NotKept) else "the answer is of another kind")
+    return peer.receive_segment(answer.nbytes, work.room_maker(is_wanted))
 
 
 def _give(

@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link.secure_channel import (
@@ -23,14 +22,13 @@ from megatron_ft.link.secure_channel import (
 )
 from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
 from megatron_ft.memory.base import segment
-from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers, NotKept
+from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 
 STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
 _PURPOSE = "memory copies"
 _PROOF_BYTES = 32
 FAILURES = (OSError, ProtocolError, SnapshotError)
-_T = TypeVar("_T")
 
 
 class Link:
@@ -65,15 +63,6 @@ class Link:
     def receive(self, timeout_s: float = STALL_S) -> BetweenKeepers:
         """Return the next message."""
         return BETWEEN_KEEPERS.parse(decode(self._receive(timeout_s)))
-
-    def expect(self, kind: type[_T], timeout_s: float = STALL_S) -> _T:
-        """Return the next message, which is the answer of this kind."""
-        answer = self.receive(timeout_s)
-        if isinstance(answer, NotKept):
-            raise SnapshotError(answer.why)
-        if not isinstance(answer, kind):
-            raise ProtocolError("the answer is of another kind")
-        return answer
 
     def send_segment(self, fd: int, nbytes: int, bytes_per_s: int, on_piece: Callable[[], None]) -> None:
         """Send the content of a segment, no faster than allowed. ``on_piece`` may raise."""

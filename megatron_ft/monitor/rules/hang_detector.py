@@ -8,7 +8,6 @@ stood still are at the top of `megatron_ft.monitor`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,13 +38,6 @@ class Check(NamedTuple):
     """An interval that was overdue in two readings."""
 
 
-class _Suspect(NamedTuple):
-    """An interval seen overdue once; a second reading, not before ``confirm_at_ns``, makes it a verdict."""
-
-    key: IntervalKey
-    confirm_at_ns: int
-
-
 class Gap(NamedTuple):
     """A span in which the node was stopped, or may have been.
 
@@ -72,7 +64,8 @@ class HangDetector:
     """Latest time that was planned for the next check; None: none."""
     gaps: list[Gap] = field(default_factory=list)
     """In order, without overlap."""
-    suspect: _Suspect | None = None
+    suspect: tuple[IntervalKey, int] | None = None
+    """An interval seen overdue once; a second reading, not before that time (ns), makes it a verdict."""
     put_off: int = 0
     """Number of late second readings in a row, each counted as a first one."""
     dismissed: set[IntervalKey] = field(default_factory=set)
@@ -131,10 +124,10 @@ class HangDetector:
         self.last_look_ns = max(self.last_look_ns, now_ns)
 
     def _judge_overdue(self, board: BoardSnapshot, interval: Interval, now_ns: int) -> Check:
-        if self.suspect is None or self.suspect.key != interval.key:
-            self.suspect = _Suspect(interval.key, now_ns + CONFIRM_AFTER_NS)
-        if now_ns < self.suspect.confirm_at_ns:
-            self.asked_ns = self.suspect.confirm_at_ns
+        if self.suspect is None or self.suspect[0] != interval.key:
+            self.suspect = interval.key, now_ns + CONFIRM_AFTER_NS
+        if now_ns < self.suspect[1]:
+            self.asked_ns = self.suspect[1]
             return Check(self.asked_ns)
         self.asked_ns = None  # a check after this one isn't late
         verdict = RankHung(
@@ -200,10 +193,7 @@ def _add_gap(gaps: list[Gap], gap: Gap) -> None:
     gaps.append(gap)
     if len(gaps) <= _MAX_GAPS:
         return
-    # merge older spans first: a merged span no longer tells when in it an interval began
-    pairs = list(itertools.pairwise(gaps))
-    shares = [(newer.end_ns - older.start_ns) / (gap.end_ns - older.start_ns) for older, newer in pairs]
-    at = shares.index(min(shares))
-    older, newer = pairs[at]
+    # the two oldest become one, which no longer tells when in it an interval began: fewer hangs, never a false one
+    older, newer = gaps[:2]
     lost_ns, doubtful_ns = older.lost_ns + newer.lost_ns, older.doubtful_ns + newer.doubtful_ns
-    gaps[at : at + 2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]
+    gaps[:2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]

@@ -92,12 +92,9 @@ def read_fault_plan(path: str | os.PathLike[str], world_size: int) -> tuple[Plan
     try:
         with open(path, encoding="utf-8") as file:
             plan = msgspec.convert(yaml.safe_load(file), _FaultPlan)
-    except OSError as error:
-        raise ConfigError(f"{source}: the fault plan can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{source}: the fault plan isn't a text file") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: the fault plan isn't YAML: {' '.join(str(error).split())}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{source}: the fault plan isn't YAML that can be read: {why}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {error}; {_ALLOWED}") from None
     drawn: dict[tuple[int, int, int], PlannedFault] = {}

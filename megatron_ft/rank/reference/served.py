@@ -24,7 +24,6 @@ _CLIENT = {
     **_all_in("megatron_ft.errors", "RankMonitorClientError"),
 }
 _SERVER = _all_in("megatron_ft.rank.client.server", "RankMonitorServer")
-_COMPATIBILITY = "megatron_ft.rank.reference.compatibility"
 _FAULTS = _all_in("megatron_ft.rank.faults.simulated", "SimulatedFaultParams")
 _HEARTBEATS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceCallback")
 _SECTIONS = _all_in("megatron_ft.integrations.lightning", "FaultToleranceSectionsCallback")
@@ -55,17 +54,13 @@ SERVED: dict[str, dict[str, str]] = {
     },
     f"{_FT}.rank_monitor_client": _CLIENT,
     f"{_FT}.rank_monitor_server": _SERVER,
-    f"{_FT}.utils": _all_in(_COMPATIBILITY, "is_process_alive", "wait_for_mp_events"),
     _PTL: {
         **_FAULTS,
         **_HEARTBEATS,
         **_SECTIONS,
         "StragglerDetectionCallback": f"{_PTL}.straggler_det_callback:StragglerDetectionCallback",
     },
-    f"{_PTL}._utils": {
-        **_FAULTS,
-        "is_module_available": f"{_COMPATIBILITY}:is_module_available",
-    },
+    f"{_PTL}._utils": _FAULTS,
     f"{_PTL}.fault_tolerance_callback": {**_FAULTS, **_HEARTBEATS},
     f"{_PTL}.fault_tolerance_sections_callback": {**_FAULTS, **_SECTIONS},
     _CHECKPOINTING: {},

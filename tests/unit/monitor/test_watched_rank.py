@@ -132,7 +132,7 @@ def test_armed_words_that_were_written_over_are_repaired_and_hide_no_hang(clock:
     recorder = Recorder(watched.board, SectionTimeouts(section=TIMEOUTS, out_of_section=0.2))
     recorder.start("step")
     step = layout.slot(0)
-    for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED_FLAGS, 0)):
+    for word, value in ((layout.S_ARMED, 2**60), (layout.S_ARMED + 1, 0)):
         watched.board.words[step + word] = value
     clock.pass_s(0.5)
     watched.read()

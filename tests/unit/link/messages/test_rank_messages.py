@@ -11,7 +11,7 @@ from tests.support.arrived import arrived
 
 @pytest.mark.parametrize("state_path", ["x" * 4097, "a\0b", 7, None])
 def test_a_hello_with_a_path_that_no_file_can_have_is_refused(state_path: object) -> None:
-    said = {"type": "hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
+    said = {"type": "rank_hello", "cycle": 0, "rank": 0, "warmup_iterations": 0}
     for path in ("x" * 4096, "/a0\\\n\udcff"):
         assert FROM_RANK.parse(arrived({**said, "state_path": path})).state_path == path
     with pytest.raises(ProtocolError, match=r"hello: .* - at `[$].state_path`"):
