@@ -10,7 +10,7 @@ from megatron_ft.errors import ConfigError, FaultToleranceError, ProtocolError
 from megatron_ft.link.base.codec import Message, Vocabulary
 from megatron_ft.link.base.wording import counted
 from megatron_ft.link.linux.processes import all_processes, read_stat
-from megatron_ft.link.messages.control_messages import ANSWERS, Ok, Request, Status
+from megatron_ft.link.messages.control_messages import ANSWERS, Ok, Status
 from megatron_ft.link.messages.job_facts import JobFacts, RankRow
 from megatron_ft.link.messages.rank_messages import SHOWN, RankRefused, ShowRank
 from megatron_ft.link.wire import ChannelClosedError, connect
@@ -113,7 +113,7 @@ def facts_of(job: RunningJob) -> JobFacts:
     return answer
 
 
-def order(job: RunningJob, what: Request) -> bool:
+def order(job: RunningJob, what: Message) -> bool:
     """Send an order to a launcher. Return True if it changed anything.
 
     Raises:
