@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -24,10 +25,11 @@ from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.job.rules.messages import Stay, Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
+from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import directories, launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import joining
-from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
+from megatron_ft.launcher.coordination.meeting_place import MeetingPlace, meeting_place
 from megatron_ft.launcher.cycle.fault_tolerant_agent import FaultTolerantAgent, JobOverError
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed
 from megatron_ft.launcher.outcome import LauncherEnd, ResultFile, end_of, read_lives, utc
@@ -39,8 +41,9 @@ from megatron_ft.launcher.torch_compat import private_names
 from megatron_ft.link.base.wording import printable
 from megatron_ft.link.facts import launcher as records
 from megatron_ft.link.linux import process_setup
+from megatron_ft.link.linux.processes import process_began_ns
 from megatron_ft.link.log import DEBUG, ERROR, LAUNCHER
-from megatron_ft.records.event_log import EventLog
+from megatron_ft.records.event_log import EventLog, NullEventLog
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 _Say = Callable[[str], None]
@@ -49,6 +52,50 @@ _POD_BACK_S = 600.0
 """Seconds a pod may take to return: Kubernetes waits for up to 6 minutes before it starts a pod again."""
 TOLD_BY = "FT_BAD_NODES_TOLD_BY"
 """Variable of a program that starts the launchers and reports bad nodes itself (megatron-ft slurm)."""
+
+
+def launch(line: CommandLine, server: ServerProcess | None, clean_up: Callable[[str], int]) -> LauncherEnd:
+    """Open the logs, run the job, and return how it has ended.
+
+    ``clean_up`` takes the reason of an unforeseen failure, and returns the exit code.
+
+    Raises:
+        ConfigError: a user error; no rank was started.
+        OSError: the launcher can't get what it needs before the job begins.
+    """
+    missing = private_names.missing_essentials()
+    if missing:
+        raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")
+    log_dir: str | None = None
+    log: EventLog = NullEventLog()
+    try:
+        log_dir = directories.make_log_directory(
+            ft_log_dir=line.options.log_dir,
+            torch_log_dir=line.namespace.log_dir,
+            run_id=line.run_id,
+            job_name=line.where.log_name,
+        )
+    except OSError as error:
+        line.options.warnings.append(f"no logs are written: {error}")
+    try:
+        place = meeting_place(line, os.environ)
+        config, command = arguments.torch_launch_config(line, log_dir=log_dir)
+    except ConfigError:
+        if line.options.log_dir is None and log_dir is not None:
+            directories.remove_if_empty(log_dir)
+        raise
+    if log_dir is not None:
+        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, began_ns=process_began_ns())
+    with contextlib.closing(log):
+        try:
+            return run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
+        except (ConfigError, OSError):
+            raise  # reported by the caller
+        except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
+            text = report_unforeseen(error, log, launcher_lines.make_printer(has_others=line.max_nodes > 1))
+            code = clean_up(f"failed: {text}")
+            log.write(records.RunEnded(exit_code=code))
+            return LauncherEnd(code, error=error)
 
 
 def run(
@@ -64,9 +111,6 @@ def run(
     """Run the job and tidy up; return how it has ended. ``server`` forks ranks, if there is one already.
 
     A ``log_dir`` of None: no logs, as one of the line's warnings says.
-
-    Raises:
-        ConfigError: a user error found only now; no rank was started.
     """
     say = launcher_lines.make_printer(has_others=line.max_nodes > 1)
     announce = say_start(line, place, log_dir, say)

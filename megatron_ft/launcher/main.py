@@ -26,7 +26,6 @@ from megatron_ft.link.standard_error import put
 from megatron_ft.run_ahead.forking_spawner import ServerProcess
 
 if TYPE_CHECKING:
-    from megatron_ft.launcher.base.command_line import CommandLine
     from megatron_ft.launcher.outcome import LauncherEnd
 
 _LONGEST_EXIT_S = 10.0
@@ -163,7 +162,7 @@ def _ending_at_once_on_interrupt() -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEnd:
     began_s = time.monotonic()
-    from megatron_ft.launcher import arguments, dry_run, outcome  # torch takes a second to import
+    from megatron_ft.launcher import arguments, dry_run, job, outcome  # torch takes a second to import
     from megatron_ft.launcher.base.given_flags import given_flags
 
     words = sys.argv[1:] if argv is None else argv
@@ -181,53 +180,9 @@ def _run(argv: Sequence[str] | None, server: ServerProcess | None) -> LauncherEn
         LAUNCHER.set_level(config.log_level)
         os.environ[LEVEL_VARIABLE] = str(config.log_level)
     try:
-        return _launch(line, server)
+        return job.launch(line, server, lambda reason: _failed(reason, server))
     except OSError as error:
         return outcome.LauncherEnd(_cannot_start(error, server, has_others=line.max_nodes > 1), error=error)
-
-
-def _launch(line: CommandLine, server: ServerProcess | None) -> LauncherEnd:
-    from megatron_ft.launcher import arguments, job, outcome
-    from megatron_ft.launcher.base import directories
-    from megatron_ft.launcher.coordination.meeting_place import meeting_place
-    from megatron_ft.launcher.torch_compat import private_names
-    from megatron_ft.link.facts.launcher import RunEnded
-    from megatron_ft.link.linux.processes import process_began_ns
-    from megatron_ft.records.event_log import EventLog, NullEventLog
-
-    missing = private_names.missing_essentials()
-    if missing:
-        raise ConfigError(f"ft_launcher doesn't work with this torch, which has no {', '.join(missing)}")
-    log_dir: str | None = None
-    log: EventLog = NullEventLog()
-    try:
-        log_dir = directories.make_log_directory(
-            ft_log_dir=line.options.log_dir,
-            torch_log_dir=line.namespace.log_dir,
-            run_id=line.run_id,
-            job_name=line.where.log_name,
-        )
-    except OSError as error:
-        line.options.warnings.append(f"no logs are written: {error}")
-    try:
-        place = meeting_place(line, os.environ)
-        config, command = arguments.torch_launch_config(line, log_dir=log_dir)
-    except ConfigError:
-        if line.options.log_dir is None and log_dir is not None:
-            directories.remove_if_empty(log_dir)
-        raise
-    if log_dir is not None:
-        log = EventLog.open(log_dir, role="launcher", run_id=line.run_id, began_ns=process_began_ns())
-    with contextlib.closing(log):
-        try:
-            return job.run(line, config, command, place=place, log=log, log_dir=log_dir, server=server)
-        except (ConfigError, OSError):
-            raise  # reported by the caller
-        except Exception as error:  # noqa: BLE001 - whatever it is: one line, and an exit in order
-            text = job.report_unforeseen(error, log, launcher_lines.make_printer(has_others=line.max_nodes > 1))
-            code = _failed(f"failed: {text}", server)
-            log.write(RunEnded(exit_code=code))
-            return outcome.LauncherEnd(code, error=error)
 
 
 if __name__ == "__main__":

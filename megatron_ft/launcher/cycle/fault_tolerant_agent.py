@@ -77,7 +77,8 @@ class FaultTolerantAgent(TorchAgent):
         coordination: Coordination,
         **torch_arguments: Any,
     ) -> None:
-        super().__init__(grace_s=launcher.line.options.workers_stop_timeout, **torch_arguments)
+        super().__init__(**torch_arguments)
+        self.grace_s = launcher.line.options.workers_stop_timeout
         report_unlisted(LAUNCHER.debug)
         self._launcher, self._coordination = launcher, coordination
         self._monitors, self._say = launcher.monitors, launcher.say

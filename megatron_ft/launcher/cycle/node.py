@@ -22,7 +22,7 @@ from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.processes.health_command import HealthCheck, command_of, job_directories
 from megatron_ft.launcher.processes.monitors import Monitors, MonitorSlot
 from megatron_ft.launcher.processes.rank_logs import inherited_streams
-from megatron_ft.launcher.processes.worker import Worker, find_setpriv
+from megatron_ft.launcher.processes.worker import Worker
 from megatron_ft.launcher.rules.events import Event, LauncherExit
 from megatron_ft.launcher.schedulers import schedulers
 from megatron_ft.link import helper_process, process_tree
@@ -30,7 +30,7 @@ from megatron_ft.link.base.hosts import segment_file
 from megatron_ft.link.facts.all_kinds import Record
 from megatron_ft.link.facts.launcher import Abandoned, SignalForwarded
 from megatron_ft.link.file_queue import bounded_call
-from megatron_ft.link.linux.process_setup import become_subreaper, soft_limit_before
+from megatron_ft.link.linux.process_setup import become_subreaper
 from megatron_ft.link.linux.processes import send_signal, would_end_by
 from megatron_ft.link.reactor import Priority, Reactor
 from megatron_ft.link.secret import read_secret
@@ -83,7 +83,6 @@ class LauncherNode:
             run_id=line.run_id,
             node=socket.gethostname(),
             reactor=self.reactor,
-            setpriv=find_setpriv(soft_limit_before()) if options.on_event else (),
             say=say,
         )
         self.orphan_watch = OrphanWatch(

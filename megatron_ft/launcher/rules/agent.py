@@ -206,7 +206,7 @@ class Agent:
             runs=self.cycle.cycle if runs else None,
             is_ready=self.phase is AgentPhase.READY and not self._orders.has_begun,
         )
-        self._do(*self.printer.hear(event))
+        self._turn.do(*self.printer.hear(event))
         self._hear(event)
         if self._downtime is not None and self._downtime.report_end(self.cycle, turn):
             self._downtime = None
@@ -252,9 +252,6 @@ class Agent:
             self.phase = phase
         else:
             _unlisted(f"{self.phase} is not followed by {phase}")
-
-    def _do(self, *effects: Effect) -> None:
-        self._turn.do(*effects)
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -329,7 +326,7 @@ class Agent:
             return
         if request.action == WorkloadAction.ShutdownWorkload.name:
             self.cycle.shutdown_request = self.cycle.shutdown_request or request
-            self._do(Shutdown(request.text))
+            self._turn.do(Shutdown(request.text))
         else:
             self.cycle.exclude_request = self.cycle.exclude_request or request
 
@@ -358,7 +355,7 @@ class Agent:
                 self._run()
             case AgentPhase.ENDING if ending is not None and ending.is_over(turn.now_ns):
                 self._enter(AgentPhase.TERMINATING)
-                self._do(ending.order(turn.now_ns))
+                self._turn.do(ending.order(turn.now_ns))
             case AgentPhase.JUDGING:
                 self._judge()
             case AgentPhase.DONE if self._leaving.signals:
@@ -396,7 +393,7 @@ class Agent:
             self._get_ready()
         elif self.phase is AgentPhase.JOINING or is_due:
             self._enter(AgentPhase.CHECKING)
-            self._do(events.CheckHealth())
+            self._turn.do(events.CheckHealth())
         elif self.phase is AgentPhase.READY and self._orders.has_begun:
             decision = self._orders.take().decision
             self._enter(AgentPhase.STARTING)
@@ -404,7 +401,7 @@ class Agent:
             self.cycle = NodeCycle(decision, self._parts, now_ns=self._turn.now_ns)
             for part in self._parts:
                 part.begin(self.cycle, self._turn)
-            self._do(events.StartRanks(decision))
+            self._turn.do(events.StartRanks(decision))
 
     def _get_ready(self) -> None:
         self._enter(AgentPhase.READY)
@@ -413,7 +410,7 @@ class Agent:
             self._tell_ready()
 
     def _tell_ready(self) -> None:
-        self._do(Ready(Parts(*(state for part in self._parts for state in part.status()))))
+        self._turn.do(Ready(Parts(*(state for part in self._parts for state in part.status()))))
 
     # -- a cycle ----------------------------------------------------------------------------------------------
 
@@ -455,7 +452,7 @@ class Agent:
                 self._end_ranks(self._orders.outcome)
             elif self._next_check_ns is not None and self._turn.now_ns >= self._next_check_ns:
                 self._next_check_ns = None
-                self._do(events.CheckHealth())
+                self._turn.do(events.CheckHealth())
 
     def _report(self, state: NodeState, cause: Cause | None = None) -> None:
         """Report this node's state once, and again if it follows no longer from another node's, or a rank is mixed.
@@ -474,7 +471,7 @@ class Agent:
             now = Report(cycle.cycle, state, told_cause, cycle.reached(seen, why), ranks=ranks, is_mixed=is_mixed)
         if not (is_known and now.cause.follows):
             orders.told = now
-            self._do(now)
+            self._turn.do(now)
             is_news = now.state is NodeState.UNHEALTHY and not now.cause.follows and not orders.is_over
             if is_news and not self.printer.speaks:  # another launcher prints why the cycle ended
                 self._turn.say(f"cycle {now.cycle}: {now.cause.text}")
@@ -600,8 +597,8 @@ class Agent:
             line = cycle_lines.cycle_ended(cycle.cycle, cause, decision, self._outcome, self._options.max_restarts)
             # for this node alone, as far as it knows: no other node explains it
             is_own = self._verdict is None or self._leaving.is_due or self._leaving.goodbye is not None
-            self._do(*([Tell(line)] if is_own else self.printer.for_all(line, ends_cycle=True)))
-        self._do(Write(ended))
+            self._turn.do(*([Tell(line)] if is_own else self.printer.for_all(line, ends_cycle=True)))
+        self._turn.do(Write(ended))
 
     # -- the end of this launcher's part ------------------------------------------------------------------------
 
@@ -643,7 +640,7 @@ class Agent:
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self._enter(AgentPhase.LEAVING)
         if self._orders.left is None:
-            self._do(goodbye)
+            self._turn.do(goodbye)
 
     def _leave_excluded(self, left: Dismiss | None) -> None:
         """Continue the others without this node, if they are enough; its launcher stays, if there are others."""
@@ -670,4 +667,4 @@ class Agent:
 
     def _over(self, over: LauncherExit, said: str = "") -> None:
         self._enter(AgentPhase.OVER)
-        self._do(*self.printer.over(over, self._orders.left, said), over)
+        self._turn.do(*self.printer.over(over, self._orders.left, said), over)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from megatron_ft.config.launcher_options import RESTART_GRACE_S
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules.messages import Goodbye
 from megatron_ft.job.rules.restart_policy import Outcome
@@ -139,7 +140,9 @@ class RankShutdown:
         """Return the termination order, once ``is_over``."""
         options = self._options
         is_quick = self._outcome is Outcome.FAILED and self._end is not None and self._end.restarts
-        grace_s = options.restart_grace if is_quick else options.given.workers_stop_timeout
+        # without the failed rank nothing can be saved together any more, and each second is one of the job's
+        is_quick = is_quick and not options.given.is_set("workers_stop_timeout")
+        grace_s = RESTART_GRACE_S if is_quick else options.given.workers_stop_timeout
         if self._by_signals:
             # a wrapper may have died of the signal at once; its children have the same time
             left_s = None if options.ranks_are_python else max(0.0, (self.alarm_ns - now_ns) / 1e9)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from megatron_ft.config.config import ConfigValues
-from megatron_ft.config.launcher_options import MIN_HEALTHY, RESTART_GRACE_S
+from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Dismiss, Tell
@@ -50,15 +50,6 @@ class Options:
     def min_healthy(self) -> bool:
         """True if failed ranks of a node don't end the cycle as long as enough nodes are healthy."""
         return self.given.restart_policy == MIN_HEALTHY
-
-    @property
-    def restart_grace(self) -> float:
-        """Seconds from SIGTERM to SIGKILL for ranks that are restarted because one of them has failed.
-
-        Unless the user has said how long, it is short: without that rank nothing can be saved together any more, and
-        each second of it is one of the job's.
-        """
-        return self.given.workers_stop_timeout if self.given.is_set("workers_stop_timeout") else RESTART_GRACE_S
 
 
 @dataclass

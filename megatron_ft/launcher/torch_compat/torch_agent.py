@@ -124,10 +124,8 @@ class WorkerContext(PContext):
 class TorchAgent(LocalElasticAgent, abc.ABC):
     """The agent of one node. Rank numbering, environment and log files are torch's."""
 
-    def __init__(self, *, grace_s: float, **torch_arguments: Any) -> None:
-        super().__init__(**torch_arguments)
-        self.grace_s = grace_s
-        """Seconds from SIGTERM to SIGKILL, however the ranks end."""
+    grace_s: float
+    """Seconds from SIGTERM to SIGKILL, however the ranks end."""
 
     # -- to be given --------------------------------------------------------------------------------------
 

@@ -39,7 +39,6 @@ class Telemetry:
         run_id: str,
         node: str,
         reactor: Reactor,
-        setpriv: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
         """Open them. ``node``: name of this node.
@@ -71,7 +70,7 @@ class Telemetry:
             say(f"metrics: http://{host or node}:{self._server.port}/metrics")
         self._show(GaugeValues())
         if options.on_event is not None:
-            self._command = EventCommand(options.on_event, reactor=reactor, say=say, setpriv=setpriv)
+            self._command = EventCommand(options.on_event, reactor=reactor, say=say)
 
     def pids(self) -> set[int]:
         """Return the PIDs of processes started here."""

@@ -51,7 +51,17 @@ FLOORS = {
         outside_in_functions=("prometheus_client",),
     ),
     "records/launcher": Floor(
-        inside=("errors", "config", "link", *_VALUES, "job/rules", "records", "records/rules", "launcher/base"),
+        inside=(
+            "errors",
+            "config",
+            "link",
+            *_VALUES,
+            "job/rules",
+            "records",
+            "records/rules",
+            "launcher/base",
+            "launcher/processes",
+        ),
     ),
     # pure; their parts at the leader know its rules, those on a launcher its machine
     "diagnosis": Floor(inside=(*_VALUES, "job/rules"), pure=True),

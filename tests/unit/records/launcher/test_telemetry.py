@@ -27,9 +27,7 @@ def readings(*, is_last: bool = False) -> GaugeValues:
 
 def telemetry(said: list[str], **options: str) -> Telemetry:
     with closing(Reactor()) as reactor:
-        return Telemetry(
-            LauncherOptions(**options), run_id="job", node="a", reactor=reactor, setpriv=(), say=said.append
-        )
+        return Telemetry(LauncherOptions(**options), run_id="job", node="a", reactor=reactor, say=said.append)
 
 
 def minute_of(lengths_s: list[float]) -> Minute:
