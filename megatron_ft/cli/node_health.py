@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +25,7 @@ from megatron_ft.link.base.rank_variables import DIRECTORIES_VARIABLE
 from megatron_ft.link.base.wording import counted
 from megatron_ft.link.linux import kernel_facts, nvml
 
-CHECKS = ("gpu", "disk", "net", "storage", "mounts", "segment", "nvidia-smi")
+CHECKS = ("gpu", "disk", "net", "storage", "mounts", "segment")
 LEAST_FREE_BYTES = 1 << 30
 """Free bytes required in each checked directory."""
 _UNFIT = 1
@@ -40,7 +39,7 @@ _DESCRIPTION = """\
 Check that this node is ready for ranks: GPUs that are visible and need no reset, no Xid in the kernel's log but 13, 31,
 43, 45, 63 and 94 (gpu), the temporary directory (disk) and those of the job (storage) respond and have 1 GiB free,
 network links that are up (net), mounted network file systems that answer (mounts), no mark of this Slurm job or array
-task in --segment-health-check-dir (segment), nvidia-smi that exits with 0. Exit code: 0; 1 if it isn't, after one line
+task in --segment-health-check-dir (segment). Exit code: 0; 1 if it isn't, after one line
 that says why. ft_launcher --ft-node-health-command 'megatron-ft node-health gpu,disk,net,storage' runs it before each
 cycle."""
 
@@ -137,8 +136,6 @@ def _planned(name: str, ranks: int, segment_dir: str) -> list[tuple[str, Problem
             return [(name, partial(gpu_problems, ranks))]
         case "net":
             return [(name, net_problems)]
-        case "nvidia-smi":
-            return [(name, _nvidia_smi)]
         case "mounts":
             mounts = network_mounts(_MOUNTS.read_text(errors="surrogateescape").splitlines())
             return [(name, lustre_problems), *((f"mounts: {each}", partial(_mount, each)) for each in mounts)]
@@ -256,9 +253,3 @@ def _word(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _nvidia_smi() -> list[str]:
-    done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    said = (done.stdout + done.stderr).strip().splitlines()
-    return [f"nvidia-smi ended with code {done.returncode}: {said[-1] if said else ''}"] if done.returncode else []

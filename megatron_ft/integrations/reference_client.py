@@ -9,7 +9,6 @@ import logging
 import sys
 from typing import Any
 
-from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts, state_from_dict
 from megatron_ft.link.base.intervals import WARMUP_ITERATIONS
 from megatron_ft.rank.client import client
 from megatron_ft.rank.faults import simulated
@@ -49,14 +48,3 @@ class RankMonitorClient(client.RankMonitorClient):
         if type(iteration) is int and iteration >= 0 and self._recorder is not None:
             self._recorder.iteration(iteration)
         super().start_section(section)
-
-    @property
-    def loaded_hb_timeouts(self) -> HeartbeatTimeouts | None:
-        """Heartbeat timeouts of the loaded state, or None."""
-        return None if self._loaded is None else state_from_dict(self._loaded)[0]
-
-    @property
-    def loaded_section_timeouts(self) -> SectionTimeouts | None:
-        """Section timeouts of the loaded state, or None."""
-        loaded = None if self._loaded is None else state_from_dict(self._loaded)[1]
-        return loaded if loaded is not None and loaded.calculated else None

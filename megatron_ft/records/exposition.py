@@ -85,8 +85,6 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
         while not self._is_closed:
             try:
                 request, address = self._listener.accept()
-            except ConnectionError:
-                continue
             except OSError:
                 if not self._is_closed:
                     time.sleep(_NO_DESCRIPTOR_S)  # none is free now

@@ -162,9 +162,8 @@ def suggestion(found: Mapping[str, Interval]) -> tuple[list[str], bool]:
     What too few intervals were observed of is a comment: a section without a timeout ends no rank, one with a timeout
     that is too short ends healthy ones.
     """
-    sections: list[str] = []
+    lines: list[str] = []
     comments: list[str] = []
-    outside: list[str] = []
     for name in [*(name for name in found if name not in (HEARTBEATS, OUT_OF_SECTION)), OUT_OF_SECTION]:
         interval = found.get(name) or Interval(name=name)
         # JSON's quotes are YAML's, too: a name from a log may hold anything
@@ -175,17 +174,8 @@ def suggestion(found: Mapping[str, Interval]) -> tuple[list[str], bool]:
             comments.append(f"# {key}: no value: {number} observed on the rank with most, {LEAST_INTERVALS} are needed")
             continue
         longest_s = max(interval.longest_s or 0.0, interval.left_out_s or 0.0)
-        line = f"{key}: {interval.suggested_s:g}  # {RULE}; the longest of {interval.most} took {longest_s:.4g} s"
-        if name == OUT_OF_SECTION:
-            outside.append(f"  {line}")
-        else:
-            sections.append(f"    {line}")
-    if not sections and not outside:
-        return comments, False
-    return [
-        "fault_tolerance:",
-        *(["  rank_section_timeouts:"] if sections else []),
-        *sections,
-        *outside,
-        *comments,
-    ], True
+        if not lines:
+            lines += ["fault_tolerance:", *([] if name == OUT_OF_SECTION else ["  rank_section_timeouts:"])]
+        told = f"{RULE}; the longest of {interval.most} took {longest_s:.4g} s"
+        lines.append(f"{'  ' if name == OUT_OF_SECTION else '    '}{key}: {interval.suggested_s:g}  # {told}")
+    return [*lines, *comments], bool(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,19 +11,11 @@ from megatron_ft.cli.analysis.timeline import FIRST, FIRST_NS, LAST, LAST_NS, Ti
 MOST_POINTS = 400
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Mean time from one iteration to the next in a stretch of the run, ``at_s`` seconds after its beginning."""
+def step_times(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the mean times from one iteration to the next, in seconds, at most ``MOST_POINTS`` stretches of the run.
 
-    at_s: float
-    median_s: float
-    slowest_s: float
-    slowest_rank: int
-    iteration: int
-
-
-def step_times(timeline: Timeline) -> list[StepTime]:
-    """Return the step times, at most ``MOST_POINTS``; minutes in which a rank began one iteration tell none."""
+    ``at`` is since its beginning, ``rank`` the slowest one. Minutes in which a rank began one iteration tell none.
+    """
     rows, tracks = timeline.minutes, timeline.tracks
     ranks = np.repeat([track.rank for track in tracks], [len(track.minutes) for track in tracks])
     several = rows[:, LAST] > rows[:, FIRST]
@@ -37,13 +29,12 @@ def step_times(timeline: Timeline) -> list[StepTime]:
         (mine,) = np.nonzero(stretches == stretch)
         slowest = mine[step_s[mine].argmax()]
         points.append(
-            StepTime(
-                at_s=float(at_s[mine].mean()),
-                median_s=float(np.median(step_s[mine])),
-                slowest_s=float(step_s[slowest]),
-                slowest_rank=int(ranks[slowest]),
-                iteration=int(rows[mine, LAST].max()),
-            )
+            {
+                "at": round(float(at_s[mine].mean()), 1),
+                "median": round(float(np.median(step_s[mine])), 4),
+                "slowest": round(float(step_s[slowest]), 4),
+                "rank": int(ranks[slowest]),
+            }
         )
     return points
 

@@ -154,15 +154,7 @@ def _data(analysis: Analysis, evidence: Sequence[dict[str, Any]]) -> dict[str, A
         "ranks": timeline.ranks,
         **_timeline_data(timeline, failures),
         "iterations": iterations_over_time(timeline),
-        "steps": [
-            {
-                "at": round(each.at_s, 1),
-                "median": round(each.median_s, 4),
-                "slowest": round(each.slowest_s, 4),
-                "rank": each.slowest_rank,
-            }
-            for each in step_times(timeline)
-        ],
+        "steps": step_times(timeline),
         "cycles": [
             {"number": each.cycle, "begin": since(each.begin_ns), "end": since(each.end_ns)}
             for each in timeline.run.cycles

@@ -189,19 +189,15 @@ class Batch:
         path = os.path.join(self._plan.log_dir, LIVES_FILE)
         try:
             return Lives.parse(read_own(path))
-        except FileNotFoundError:
-            return Lives()
         except (OSError, ValueError) as error:
-            say(f"{path} can't be read: {error}")
+            if not isinstance(error, FileNotFoundError):
+                say(f"{path} can't be read: {error}")
             return Lives()
 
     def _ended(self, before: int) -> Life | None:
         """Return the life that this step began, once it has ended; a file system that is silent may tell later."""
-        path = os.path.join(self._plan.log_dir, LIVES_FILE)
-        with contextlib.suppress(OSError, ValueError):
-            lives: tuple[Life, ...] = bounded_call(lambda: Lives.parse(read_own(path)).lives, ())
-            return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
-        return None
+        lives: tuple[Life, ...] = bounded_call(lambda: self._lives().lives, ())
+        return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
 
     def _allocation(self) -> commands.Job | None:
         answer = self._command(batch_script.show(self._plan.job), quietly=True)

@@ -12,7 +12,7 @@ from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import RankMonitorClientError
 from megatron_ft.integrations import reference_client as reference
 from megatron_ft.integrations.reference_client import RankMonitorClient
-from megatron_ft.learning.timeouts import HeartbeatTimeouts, SectionTimeouts
+from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.rank.client import client as ours
 from megatron_ft.rank.faults import simulated
 
@@ -37,19 +37,6 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     monkeypatch.setattr(simulated, "_taken", "")
     monkeypatch.delenv("FT_SIM_FAULT_DESC", raising=False)
     return found
-
-
-def test_loaded_timeouts_are_attributes_once_a_state_is_loaded() -> None:
-    client = RankMonitorClient()
-    assert (client.iter_idx, client.rank_monitor_socket, client.timeouts_calc) == (0, None, None)
-    assert client.logger.name.startswith("nvidia_resiliency_ext.")
-    assert client.loaded_hb_timeouts is None
-    assert client.loaded_section_timeouts is None
-    client.load_state_dict(STATE)
-    assert client.loaded_hb_timeouts == HeartbeatTimeouts(10.0, 5.0, True)
-    assert client.loaded_section_timeouts == SectionTimeouts({"step": 3.0}, 7.0, {"step"}, True)
-    client.load_state_dict({"current_timeouts": {}})
-    assert client.loaded_section_timeouts is None
 
 
 def test_the_warm_up_is_five_iterations_unless_the_script_says_another_number(inits: list[int | None]) -> None:

@@ -209,7 +209,7 @@ def test_step_times_are_those_of_the_median_and_the_slowest_rank(tmp_path: Path)
         events = [(5.0 + number * step_s, ITERATION, number) for number in range(11)]
         logs.write("monitor", *told(rank, 0, 2.0, *events))
     (point,) = step_times(only(tmp_path).timeline)
-    assert (point.median_s, point.slowest_s, point.slowest_rank) == (1.0, 1.5, 2)
+    assert (point["median"], point["slowest"], point["rank"]) == (1.0, 1.5, 2)
     assert iterations_over_time(only(tmp_path).timeline) == [(5.0, 0), (15.0, 10)]
 
 

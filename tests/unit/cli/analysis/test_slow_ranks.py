@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from megatron_ft.cli.analysis.slow_rank_summary import slow_ranks_of
+from megatron_ft.cli.analysis.analysis import slow_ranks_of
 from megatron_ft.cli.analysis.timeline import Timeline
 from megatron_ft.link.facts.all_kinds import Timed
 from megatron_ft.link.facts.launcher import CycleEnded, SlowRank
