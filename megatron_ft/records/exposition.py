@@ -46,7 +46,7 @@ def as_text(collect: Collect) -> bytes:
     return generate_latest(_registry(collect))
 
 
-class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
+class MetricsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Serves the values at ``/metrics`` (and at any other path), from threads of its own."""
 
     daemon_threads = True
@@ -62,52 +62,37 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
         handler: Any = type("Handler", (MetricsHandler,), {"timeout": _REQUEST_S})
         try:
-            self._listener = _listen(host, port)
+            listener = _listen(host, port)
         except OSError as error:
             number = error.errno or 0
             why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name server
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else f"port {port}"
             raise ConfigError(f"no metrics can be served at {where}: {why}") from None
-        super().__init__(self._listener.getsockname(), handler.factory(_registry(collect)))
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = listener.getsockname()[1]
+        super().__init__(listener.getsockname(), handler.factory(_registry(collect)), bind_and_activate=False)
+        self.socket.close()  # replaced by one of the right family
+        self.socket = listener
         self._room = threading.Semaphore(_MOST_REQUESTS)
-        self._is_closed = False
-        threading.Thread(target=self._serve, name="metrics", daemon=True).start()
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; requests in progress are left to their threads."""
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() alone doesn't
-        self._listener.close()
+        threading.Thread(target=self.shutdown, daemon=True).start()  # it waits for the loop
+        self.server_close()
 
-    def _serve(self) -> None:
-        while not self._is_closed:
-            try:
-                request, address = self._listener.accept()
-            except OSError:
-                if not self._is_closed:
-                    time.sleep(_NO_DESCRIPTOR_S)  # none is free now
-                continue
-            if not self._room.acquire(blocking=False):
-                request.close()
-                continue
-            try:
-                self.process_request(request, address)
-            except RuntimeError:  # no more threads are allowed
-                self._room.release()
-                request.close()
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def get_request(self) -> tuple[Any, Any]:
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+            return super().get_request()
+        except OSError:
+            time.sleep(_NO_DESCRIPTOR_S)  # none is free now
+            raise
 
-    def shutdown_request(self, request: Any) -> None:
-        with contextlib.suppress(OSError):  # the scraper has gone
-            request.shutdown(socket.SHUT_WR)
-        request.close()
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            try:
+                super().finish_request(request, client_address)
+            finally:
+                self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a scraper that has gone, or is too slow."""

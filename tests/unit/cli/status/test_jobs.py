@@ -1,9 +1,8 @@
-"""Asking a launcher for its status: the question, the answer, and peers that don't answer or don't read."""
+"""What a launcher answers to a question for its status, and one that doesn't answer."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from megatron_ft.cli.status import jobs
 from megatron_ft.cli.status.jobs import RunningJob, facts_of
 from megatron_ft.diagnosis.waits import Lags, RankLag
 from megatron_ft.errors import FaultToleranceError
-from megatron_ft.launcher.cycle.control_socket import ControlSocket
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.rules.status_rows import RankReading
 from megatron_ft.link.base.escalation import Grace
@@ -25,42 +23,24 @@ from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.board import Board
 from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
 from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankState
-from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import listen
 from megatron_ft.records.rules.metrics import RANK_LAG, JobMetrics, NodeActivity
-from tests.support.asleep import asleep_s
 from tests.support.boards import new_board
 
 
 class FakeLauncher:
-    """The control socket and the status of a launcher, with boards that nobody writes."""
+    """The status of a launcher, with boards that nobody writes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         self.boards: dict[int, Board] = {}
         self.paused = Pauses()
-        self.said: list[str] = []
-        self.reactor = Reactor()
         line = SimpleNamespace(
             run_id="demo",
             namespace=SimpleNamespace(max_restarts=3),
             options=SimpleNamespace(observe_only=False),
         )
         self.status = JobStatus(cast("Any", line), log_dir="/logs", monitors=cast("Any", self))
-        self.control = ControlSocket(
-            str(directory / "launcher.sock"),
-            self.reactor,
-            say=self.said.append,
-            on_request=lambda _request: None,
-            on_order=lambda _order, _pid: False,
-            on_question=self.status.facts,
-        )
-        self.control.start()
-        self.job = RunningJob(launcher_pid=os.getpid(), run_id="demo", socket=self.control.path)
-        self.longest_sleep_s = 0.0
         self.lags = Lags(0, 0.0)
-        self._stop = False
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
     def __getitem__(self, local_rank: int) -> Any:
         """As ``Monitors`` has it."""
@@ -102,28 +82,13 @@ class FakeLauncher:
         for local_rank in range(count):
             self.boards[local_rank] = new_board(rank=10 + local_rank, sections={"step": 10.0}, out_of_section=30.0)
 
-    def close(self) -> None:
-        """Stop to answer."""
-        self._stop = True
-        self._thread.join()
-        self.control.close()
-        self.reactor.close()
-        for board in self.boards.values():
-            board.close()
-
-    def _run(self) -> None:
-        while not self._stop:
-            before_s = asleep_s()
-            self.reactor.run_once(0.02)
-            self.longest_sleep_s = max(self.longest_sleep_s, asleep_s() - before_s)
-
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLauncher]:
-    monkeypatch.setattr(jobs, "ANSWER_S", 60.0)  # a loaded machine may need longer than a person would wait
-    fake = FakeLauncher(tmp_path)
+def fake() -> Iterator[FakeLauncher]:
+    fake = FakeLauncher()
     yield fake
-    fake.close()
+    for board in fake.boards.values():
+        board.close()
 
 
 def states(facts: JobFacts) -> list[RankState]:
@@ -135,25 +100,25 @@ def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher) -> None:
     record = fake.cycle_started(4)
     record.exits[0] = SimpleNamespace(exitcode=-9)
     record.hung[2] = Grace(1.0, {})
-    facts = facts_of(fake.job)
+    facts = fake.status.facts()
     assert [row.exit_code for row in facts.ranks] == [-9, None, None, None]
     assert states(facts) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG, RankState.NOT_ATTACHED]
     cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
     ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
     fake.agent.ended = fake.agent.failed = ended
-    facts = facts_of(fake.job)
+    facts = fake.status.facts()
     assert (facts.phase, facts.restarts_left) == (JobPhase.RESTARTING, 1)
     assert facts.last_cause is not None
     assert len(facts.last_cause.text) == 2000
     fake.cycle_started(3, cycle=1)
-    assert states(facts_of(fake.job)) == [RankState.NOT_ATTACHED] * 3
+    assert states(fake.status.facts()) == [RankState.NOT_ATTACHED] * 3
 
 
 def test_rank_that_holds_the_others_back_is_in_the_facts_and_its_lag_in_the_metrics(fake: FakeLauncher) -> None:
     lags = RankLag(1, "b", 0.3, 0.1), RankLag(0, "a", 0.02, 0.4)
     fake.lags = Lags(0, 12.0, lags, slow=(1,))
     fake.cycle_started(2)
-    assert facts_of(fake.job).slow_ranks == lags[:1]
+    assert fake.status.facts().slow_ranks == lags[:1]
     fake.agent.activity = NodeActivity.TRAINING
     shown = {each.metric: each.values for each in JobMetrics().series(fake.status.readings(), of_job=True)}
     assert shown[RANK_LAG] == {("1", "b"): 0.3, ("0", "a"): 0.02}
@@ -164,9 +129,9 @@ def test_damaged_board_is_shown_until_it_is_well_again(fake: FakeLauncher) -> No
     fake.cycle_started(2)
     board = fake.boards[0]
     count, board.words[W_SECTION_COUNT] = board.words[W_SECTION_COUNT], 1000
-    assert states(facts_of(fake.job)) == [RankState.DAMAGED, RankState.RUNNING]
+    assert states(fake.status.facts()) == [RankState.DAMAGED, RankState.RUNNING]
     board.words[W_SECTION_COUNT] = count
-    assert states(facts_of(fake.job)) == [RankState.RUNNING, RankState.RUNNING]
+    assert states(fake.status.facts()) == [RankState.RUNNING, RankState.RUNNING]
 
 
 def test_launcher_that_does_not_answer_is_given_up_in_bounded_time(
