@@ -61,12 +61,12 @@ def choose(
     spares = [node for node in nodes if node.instance not in kept]
     segments: list[Segment | None] = [None] * len(parts)
     chosen = 0
-    for at, left in sorted(enumerate(survivors), key=lambda each: (each[1].count(None), _count(each[1], bad))):
+    for at, left in sorted(enumerate(survivors), key=lambda each: each[1].count(None)):
         segment = _filled(left, spares) if chosen < most else None
         for node in segment or ():
             del free[node.instance]
         segments[at], chosen = segment, chosen + (segment is not None)
-    new = iter(_new_segments(list(free.values()), size, most - chosen, bad))
+    new = iter(_new_segments(free.values(), size)[: most - chosen])
     segments = [next(new, None) if segment is None else segment for segment in segments]
     further = [node for segment in new for node in segment]
     # places whose nodes are all lost are kept for those that come back
@@ -110,33 +110,20 @@ def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
 def _wanted(
     nodes: Sequence[Node], slots: Sequence[Node], most: int, size: int, *, bad: Collection[str], named: str
 ) -> list[Node]:
-    """These nodes without the bad ones that ``most`` segments don't need and that had no place or were just named."""
-    seated = {slot.instance for slot in slots} - {named}
+    """These nodes without the bad ones that ``most`` segments don't need.
+
+    Those of a segment that is whole stay, but for one that was just named.
+    """
+    here, wanted = {node.instance for node in nodes}, [*nodes]
+    parts = [{slot.instance for slot in slots[at : at + size]} for at in range(0, len(slots), size)]
+    seated = set[str]().union(*(part for part in parts if part <= here)) - {named}
+    had_places = {slot.hello.domain for slot in slots}
     doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
-    if not doubtful:
-        return [*nodes]
-    counts = Counter(node.hello.domain for node in nodes)
-    sound = counts - Counter(node.hello.domain for node in doubtful)
-    had_places = {node.hello.domain for node in nodes if node.instance in seated}
-    # what each further segment of a domain takes: nothing, as long as its sound nodes make one
-    takes = [
-        (max(0, min(size, number * size - sound[domain])), domain not in had_places, domain)
-        for domain, count in counts.items()
-        for number in range(1, count // size + 1)
-    ]
-    room: Counter[str] = Counter()
-    for count, _, domain in sorted(takes, key=lambda each: each[:2])[:most]:
-        room[domain] += count
-    left_out = set()
-    for node in sorted(doubtful, key=lambda each: each.instance != named):  # it has a place to keep
-        room[node.hello.domain] -= 1
-        if room[node.hello.domain] < 0:
-            left_out.add(node.instance)
-    return [node for node in nodes if node.instance not in left_out]
-
-
-def _count(nodes: Iterable[Node | None], bad: Collection[str]) -> int:
-    return sum(node is not None and node.instance in bad for node in nodes)
+    for node in sorted(doubtful, key=lambda each: (each.instance == named, each.hello.domain in had_places)):
+        others = [each for each in wanted if each is not node]
+        if usable(others, size) >= most * size:
+            wanted = others
+    return wanted
 
 
 def _survivors(slots: Sequence[Node], ready: dict[str, Node]) -> list[Node | None]:
@@ -160,15 +147,9 @@ def _filled(left: Sequence[Node | None], spares: list[Node]) -> Segment | None:
     return segment
 
 
-def _new_segments(nodes: Sequence[Node], size: int, most: int, bad: Collection[str]) -> list[Segment]:
-    """Segments of one domain each, nodes in their order. Of more than ``most``, those with bad nodes are left out."""
+def _new_segments(nodes: Iterable[Node], size: int) -> list[Segment]:
+    """Segments of one domain each, nodes in their order."""
     by_domain: dict[str, Segment] = {}
     for node in nodes:
         by_domain.setdefault(node.hello.domain, []).append(node)
-    found = []
-    for domain in by_domain.values():
-        whole = set(sorted(domain, key=lambda node: node.instance in bad)[: len(domain) - len(domain) % size])
-        fit = [node for node in domain if node in whole]
-        found += [fit[at : at + size] for at in range(0, len(fit), size)]
-    chosen = sorted(range(len(found)), key=lambda at: _count(found[at], bad))[:most]
-    return [found[at] for at in sorted(chosen)]
+    return [domain[at : at + size] for domain in by_domain.values() for at in range(0, len(domain) - size + 1, size)]
