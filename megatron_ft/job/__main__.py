@@ -90,12 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reactor = Reactor()
     service = Service(reactor, machine, listener=listener, secret=secret, keep=keep, say=_say, ledger=ledger)
-
-    def orphaned() -> None:
-        reactor.unwatch(owner)
-        service.orphaned()
-
-    reactor.watch(owner, orphaned)
+    reactor.watch(owner, service.close)  # the launcher that holds the lock has ended
     reactor.run_until(lambda: service.is_over)
     return 0
 

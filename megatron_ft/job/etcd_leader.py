@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from megatron_ft.errors import ConfigError
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Send
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
@@ -124,7 +125,7 @@ class LeaderInEtcd:
 
     @property
     def _dismissal(self) -> Dismiss:
-        change, code = self._waiting[0], self._rules.try_again_code
+        change, code = self._waiting[0], TRY_AGAIN_CODE
         if isinstance(change, DecisionRecord) and change.decision.kind is DecisionKind.END:
             code = change.decision.code
         return Dismiss(code, f"no decision could be kept for {self._rules.join_timeout_s:g} s: {self.problem}")

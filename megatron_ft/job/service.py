@@ -113,11 +113,6 @@ class Service:
         self._reactor.post(lambda: theirs.close() if self.is_over else self._adopt(theirs, "", ""))
         return ours
 
-    def orphaned(self) -> None:
-        """The launcher that started this leader has ended."""
-        self._machine.orphaned()
-        self._turn_soon()
-
     def close(self) -> None:
         """Close all connections."""
         self.is_over = True

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.support.launching import Launcher, wait_until
+from tests.support.launching import Launcher
 from tests.support.nodes import (
     TRAINS_UNTIL_TOLD,
     cycles_of,
@@ -44,9 +44,6 @@ def test_a_launcher_that_was_frozen_is_done_without_and_stands_by(launcher: Laun
     assert "the other nodes declared this one lost" in nodes[2].err
     for node in nodes[:2]:
         node.wait_for("1 node on standby for the next restart: ")
-    # they are none of its cycle any more, so it misses none of them
-    with pytest.raises(AssertionError):
-        wait_until(lambda: "the other nodes continue without it" in nodes[2].err, 2)
     tell(launcher, "fail-1-0")
     for node in nodes:
         node.wait_for("^cycle 2 of . in 3")

@@ -48,9 +48,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
     ],
     "job/rules/nodes.py": [
         ("max(NEW_LEADER_S, limit_s)", "NEW_LEADER_S"),
-        (" and self.gone_s > slept_s + GRACE_S", ""),
-        ("max(self.gone_s, slept_s) + limit_s", "self.gone_s + limit_s"),
-        ("return self.gone_s + GRACE_S", "return self.gone_s"),
+        ("else self.gone_s + GRACE_S", "else self.gone_s"),
         ("self.decided, self.place = decided, decided.place", "self.decided = decided"),
     ],
     "job/rules/coordinator.py": [
@@ -68,7 +66,9 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("FORMER_S = 15.0", "FORMER_S = 0.0"),
         ("if now_s >= FORMER_S and missing <= 0:", "if False:"),
         ("self._unacknowledged = here | (set(instances) - gone)", "self._unacknowledged = here"),
-        ("if not silent and not reset:\n            self._un", "if True:\n            self._un"),
+        ("if not silent:\n            self._un", "if True:\n            self._un"),
+        (" or self._clock.now_s <= self._clock.slept_s + GRACE_S", ""),
+        ("node.heard_s if silent or is_end else self._clock.now_s", "node.heard_s"),
         ("if node.standing.shutdown:", "if False:"),
         ("for node in self._nodes.values()) if rules.at_once else 0", "for node in self._nodes.values())"),
         ("if now_s - node.heard_s >= limit_s:", "if False:"),

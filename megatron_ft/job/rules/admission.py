@@ -65,10 +65,7 @@ def _options(rules: Rules) -> dict[str, str]:
         ours["scale_up_at_once"]: "set" if rules.at_once else "not set",
         "--rdzv-conf last_call_timeout": last_call,
         "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
-        "the exit code of a job that makes no progress": str(rules.no_progress_code),
-        "the number of failed starts after which it ends": str(rules.max_failed_starts),
         ours["segment"]: str(rules.segment),
         ours["node_lost_timeout"]: f"{rules.node_lost_s:g}",
         "the number of launchers that srun has started": str(rules.launchers),
-        "the exit code of a job that is to be started again": str(rules.try_again_code),
     }

@@ -19,17 +19,16 @@ from megatron_ft.job.rules.messages import NodePhase, Tell
 from megatron_ft.job.rules.next_cycle import last_call_s
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import usable
-from megatron_ft.job.rules.restart_policy import NodeState, Rules
+from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.hosts import natural
-from megatron_ft.link.base.times import earliest
 from megatron_ft.link.base.wording import counted, listed
 
 _T = TypeVar("_T")
 FEW = 100
 _LONG_S, _AGAIN_FACTOR = 3.0, 10.0
 """Time after which a round gets a line what it waits for; and a factor, for the next ones."""
-_SOON_S = 1.0
-"""Nodes that finish within this time of each other get no line that they wait; standby nodes are checked as often."""
+_STANDBY_S = 1.0
+"""Time between two looks for nodes on standby."""
 
 
 class Announcements:
@@ -41,20 +40,13 @@ class Announcements:
         self._rules, self._nodes = rules, nodes
         self._round: tuple[float, float] | None = None
         """Nodes wait in a round: since when, and when to say so next."""
-        self._finished: dict[int, float] = {}
-        """Places whose nodes have finished, and when to send them a line what they wait for."""
         self._spares: set[str] = set()
         """Launchers (instances) that were already reported as on standby."""
         self._spares_s = 0.0
-        self._cycle: JobCycle | None = None
 
     def due(self, cycle: JobCycle | None, *, now_s: float, begins: bool) -> list[Send]:
         """Return the lines that are due. If the next cycle ``begins`` a round waits for nobody."""
         self.alarm_s = None
-        if cycle is not self._cycle:
-            self._cycle = cycle
-            self._finished.clear()
-            self._spares_s = now_s + _SOON_S
         lines: list[Send] = []
         if cycle is not None:
             first = printer(cycle, self._nodes.values()) if cycle.departures else None
@@ -62,12 +54,7 @@ class Announcements:
                 lines += [Send([first.link], each) for each in _taken(cycle.departures)]
         if cycle is not None and cycle.outcome is None:
             self._round = None
-            return [
-                *lines,
-                *self._changes(cycle, now_s),
-                *self._waiting_to_end(cycle, now_s),
-                *self._standby(cycle, now_s),
-            ]
+            return [*lines, *self._changes(cycle), *self._standby(cycle, now_s)]
         if cycle is not None and cycle.restarts:
             lines += self._losses(cycle)
         if not begins and (cycle is None or cycle.restarts):
@@ -85,14 +72,9 @@ class Announcements:
 
     # -- a cycle runs -----------------------------------------------------------------------------------------
 
-    def _changes(self, cycle: JobCycle, now_s: float) -> list[Send]:
-        """A line on nodes that have failed, where the others go on; nodes that have finished are noted for later."""
-        bad = []
-        for place in _taken(cycle.changes):
-            if cycle.seats[place].state is NodeState.SUCCEEDED:
-                self._finished[place] = now_s + _SOON_S
-            elif cycle.seats[place].state not in GOOD:
-                bad.append(place)
+    def _changes(self, cycle: JobCycle) -> list[Send]:
+        """A line on nodes that have failed, where the others go on."""
+        bad = [place for place in _taken(cycle.changes) if cycle.seats[place].state not in GOOD]
         if not bad or not self._rules.min_healthy or len(cycle.seats) == 1:
             return []  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
         store = ""
@@ -101,23 +83,10 @@ class Announcements:
         good = job_lines.good(cycle.count(*GOOD), self._rules.min_nodes)
         return self.say(cycle, f"cycle {cycle.decision.cycle}: {cycle.told(bad)}; continuing with {good}{store}")
 
-    def _waiting_to_end(self, cycle: JobCycle, now_s: float) -> list[Send]:
-        """A line to nodes that have finished, and have to wait for others that haven't."""
-        due = [place for place, at_s in self._finished.items() if now_s >= at_s]
-        for place in due:
-            del self._finished[place]
-        self.alarm_s = earliest(self.alarm_s, *self._finished.values())
-        if not due:
-            return []
-        others, seated = counted(cycle.count(NodeState.HEALTHY), "other node"), cycle.links()
-        text = f"cycle {cycle.decision.cycle}: all ranks of this node finished; waiting for {others}"
-        return [Send([seated[place] for place in due if place in seated], Tell(text))]
-
     def _standby(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes on standby: one for each, until it takes part in a cycle."""
         is_due = now_s >= self._spares_s
-        self._spares_s = now_s + _SOON_S if is_due else self._spares_s
-        self.alarm_s = earliest(self.alarm_s, self._spares_s)
+        self.alarm_s = self._spares_s = now_s + _STANDBY_S if is_due else self._spares_s
         if not is_due:
             return []
         spares = [node for node in self._nodes.values() if node.is_ready and not cycle.is_seated(node)]
@@ -141,12 +110,7 @@ class Announcements:
         gone = {place: report for place, report in _taken(cycle.losses) if place != verdict.node}
         if not gone:
             return []
-        unfit, it = (NodePhase.ASIDE, NodePhase.EXCLUDED), "them" if len(gone) > 1 else "it"
-        fit = sum(node.link is not None and node.phase not in unfit for node in self._nodes.values())
-        follows = f"continue without {it}"
-        if fit < self._rules.min_nodes:
-            follows = f"are too few: waiting for {it} or a replacement"
-        return self.say(cycle, f"{cycle.told(gone, gone)}; the other nodes {follows}")
+        return self.say(cycle, cycle.told(gone, gone))
 
     def _waiting_to_begin(self, cycle: JobCycle | None, now_s: float) -> list[Send]:
         """A round takes long: say which nodes are missing, after 3 s, 30 s, 300 s."""
@@ -160,7 +124,7 @@ class Announcements:
             next_s = since_s + (next_s - since_s) * _AGAIN_FACTOR
             lines = self.say(cycle, self._for_whom(cycle, ready), ready)
         self._round = since_s, next_s
-        self.alarm_s = earliest(self.alarm_s, next_s)
+        self.alarm_s = next_s
         return lines
 
     def _for_whom(self, cycle: JobCycle | None, ready: list[Node]) -> str:

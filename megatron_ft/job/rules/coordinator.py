@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Drop, Quit, Send
@@ -32,7 +33,7 @@ from megatron_ft.job.rules.leader_part import LeaderPart, Line, ToNodes
 from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
-from megatron_ft.job.rules.nodes import NEW_LEADER_S, Node
+from megatron_ft.job.rules.nodes import GRACE_S, NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, furthest
 
 FOUNDING_S = 8.0
@@ -40,8 +41,6 @@ FOUNDING_S = 8.0
 others may know one."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
-_LINGER_S = 5.0
-"""Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
 
 
 class Coordinator:
@@ -101,8 +100,8 @@ class Coordinator:
         """When a leader without a record may decide at the latest; None: it may."""
         self.is_over = False
         """The end of the job is decided."""
-        self._ended_s = self._over_s = self._lingers_s = 0.0
-        """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
+        self._ended_s = self._over_s = 0.0
+        """When the end of the job was decided, and when this leader ends at the latest."""
         self._unacknowledged: set[str] = set()
         """Launchers (instances) that are to hear of the job's end, and haven't left yet."""
         self._is_deposed = False
@@ -115,10 +114,6 @@ class Coordinator:
     def alarm_s(self) -> float:
         """When ``settle`` is to be called at the latest, by the caller's clock."""
         return self._clock.callers_s(min([self._sweep_s, *self._alarms]))
-
-    def orphaned(self) -> None:
-        """The launcher that holds the lock has ended: so does its leader."""
-        self._is_deposed = self.needs_settling = True
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
@@ -140,7 +135,10 @@ class Coordinator:
         self._clock.set(now_s)
         self.needs_settling = True
         if (node := self._links.get(link)) is not None:
-            self._gone(node, silent=silent, reset=reset)
+            # after a pause of this leader a launcher may have given up waiting for an answer
+            is_end = not (silent or reset or self._clock.now_s <= self._clock.slept_s + GRACE_S)
+            node.heard_s = node.heard_s if silent or is_end else self._clock.now_s
+            self._gone(node, silent=not is_end)
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:
@@ -301,13 +299,13 @@ class Coordinator:
         self._out.append(Drop(link))
         self._gone(node, silent=silent)
 
-    def _gone(self, node: Node, *, silent: bool, reset: bool = False) -> None:
+    def _gone(self, node: Node, *, silent: bool) -> None:
         """A launcher's connection has ended: it may be back."""
         assert node.link is not None
         del self._links[node.link]
-        node.link, node.silent, node.was_reset, node.gone_s = None, silent, reset, self._clock.now_s
+        node.link, node.silent, node.gone_s = None, silent, self._clock.now_s
         self._not_ready(node)
-        if not silent and not reset:
+        if not silent:
             self._unacknowledged.discard(node.instance)  # it has left, if the job is over
 
     def _forget(self, node: Node) -> None:
@@ -334,26 +332,22 @@ class Coordinator:
         for node in absent:
             place = None if cycle is None else cycle.place_of(node)
             within_s = limit_s if place is None else excused_s
-            until_s = node.awaited_until_s(limit_s=within_s, slept_s=self._clock.slept_s)
+            until_s = node.awaited_until_s(within_s)
             if now_s < until_s:
                 self._alarms.append(until_s)
                 continue
             if not self.lock_answers:
                 # another launcher may lead, and it is this leader that the others are missing
-                is_missed = place is not None and not node.has_exited(self._clock.slept_s)
                 goes_on = cycle is not None and cycle.outcome is None and within_s != FINISHED_S
-                self._is_deposed |= is_missed and goes_on
+                self._is_deposed |= place is not None and node.silent and goes_on
                 continue
             self._forget(node)
             if cycle is None or place is None:
                 continue
-            if node.has_exited(self._clock.slept_s):
+            if not node.silent:
                 cycle.lose(place, "its launcher exited")
                 continue
             text = f"no message from its launcher for {now_s - node.heard_s:.1f} s"
-            if node.was_reset:  # it may have exited, or not
-                again = f"hasn't connected again for {now_s - node.gone_s:.1f} s"
-                text = f"its connection was reset, and its launcher {again}"
             if within_s == FINISHED_S:
                 cycle.finish_without(place, text, now_s)
             elif cycle.outcome is not Outcome.SUCCEEDED:  # else it is yet to hear of the end
@@ -415,7 +409,7 @@ class Coordinator:
         else:
             self._former, self._record = None, former
             text = job_lines.did_not_come(missing, seconds=timeout_s, aside=0)
-            self._end_job(self.rules.try_again_code, text)
+            self._end_job(TRY_AGAIN_CODE, text)
         return False
 
     def _begin_plan(self, plan: Plan) -> None:
@@ -490,8 +484,6 @@ class Coordinator:
         self.is_over, self._ended_s, self._over_s = True, self._clock.now_s, self._clock.now_s + stays_s
         cycle, here = self._cycle, {node.instance for node in self._links.values()}
         gone = set() if cycle is None else {cycle.seats[place].node.instance for place in cycle.gone}
-        if cycle is not None and cycle.count(*GONE):
-            self._lingers_s = self._clock.now_s + _LINGER_S
         self._unacknowledged = here | (set(instances) - gone)
 
     # -- what follows -----------------------------------------------------------------------------------------
@@ -511,10 +503,10 @@ class Coordinator:
         elif self._record is None and not self.is_over:
             if not self._next_cycle.meet(self._clock.now_s):
                 self._announce(begins=False)
-        until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
-            self._alarms.append(until_s)
-        if self._is_deposed or (self.is_over and self._clock.now_s >= until_s):
+            self._alarms.append(self._over_s)
+        has_told = self.is_over and (not self._unacknowledged or self._clock.now_s >= self._over_s)
+        if self._is_deposed or has_told:
             self._out.append(Quit())
         return self._take()
 

@@ -24,8 +24,6 @@ LEASE_S = 8
 RENEW_S = 2.0
 _KEPT_S = 24 * 3600
 """Seconds for which decisions are kept after the last leader has renewed their lease."""
-_RENEWALS = 300
-"""Renewals of the leader's lease for one of that."""
 
 Body = dict[str, Any]
 Call = Callable[[str, Body], Body]
@@ -84,7 +82,6 @@ class Ledger:
     def __init__(self, call: Call, job: str, held: LeaseHeld, *, new_name: Callable[[], str]) -> None:
         self._call, self._job, self._held, self._new_name = call, job, held, new_name
         self._life = self._lease = ""
-        self._renewals = 0
         self.former: DecisionRecord | None = None
         """The last decision that `enter` has found."""
 
@@ -100,17 +97,14 @@ class Ledger:
         if last is not None:
             record = decode(DecisionRecord, _plain(last["value"]))
             self.former = replace(record, revision=int(last["mod_revision"]))
-        self._renewals = 0
         return self.renew()
 
     def renew(self) -> bool:
-        """Renew the leader's lease, and that of the decisions from time to time."""
-        leases = [self._held.lease, *([] if self._renewals % _RENEWALS else [self._lease])]
-        for lease in leases:
+        """Renew the leader's lease, and that of the decisions."""
+        for lease in (self._held.lease, self._lease):
             answer = self._call("lease/keepalive", {"ID": lease})
             if int(answer.get("result", {}).get("TTL", 0)) <= 0:
                 return False
-        self._renewals += 1
         return True
 
     def keep(self, record: DecisionRecord) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from megatron_ft.exit_codes import NO_PROGRESS_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.liveness import FINISHED_S, excused_s, lost_s, stall_s
@@ -384,11 +385,6 @@ class JobCycle:
         return before.after(self.how_far, restored=self.has_restored, has_snapshot=self.has_snapshot)
 
     @property
-    def restarts_used(self) -> int:
-        """Restarts of the job so far, with the one that follows a failure of this cycle."""
-        return self.decision.restarts + (self.outcome is Outcome.FAILED)
-
-    @property
     def how_far(self) -> Reached | None:
         """How far the cycle got; None if it hasn't failed, or that isn't known."""
         if self.verdict is not None:
@@ -459,7 +455,7 @@ def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdic
         node=node,
         nodes=len(seats),
         names_nodes=names_nodes,
-        code=0 if decision.action is Action.FINISH else rules.no_progress_code if decision.no_progress else 1,
+        code=0 if decision.action is Action.FINISH else NO_PROGRESS_CODE if decision.no_progress else 1,
         stopped=any(seat.leaving for seat in seats),
         rotation=rotation,
         reached=cycle.how_far,

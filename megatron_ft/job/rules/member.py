@@ -13,7 +13,7 @@ import random
 
 from msgspec.structs import replace
 
-from megatron_ft.exit_codes import MISTAKE_CODE
+from megatron_ft.exit_codes import MISTAKE_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
@@ -31,10 +31,8 @@ _RETRY_S = (0.02, 0.2)
 _LONGEST_RETRY_S = 1.0
 HOLDER_STAYS_S = 60.0
 """Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
-_REPORT_UNREACHED_S = (10.0, 60.0)
-"""Seconds after which a launcher that no leader has admitted tells the user why: in a job of few nodes or on the first
-two, and on the others, which may be thousands with the same thing to tell."""
-_FEW_NODES = 16
+_REPORT_UNREACHED_S = 10.0
+"""Seconds after which a launcher that no leader has admitted tells the user why."""
 
 
 class Member:
@@ -193,10 +191,9 @@ class Member:
                 self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
                 if self._is_open and self.standing.report is not None:  # its hello said that the ranks run
                     self._out.append(actions.Transmit(self.standing.report))
-        rules, timeout = self.identity.rules, f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
+        timeout = f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self._problem}"
-        is_soon = rules.max_nodes <= _FEW_NODES or self.identity.rank in (0, 1)
-        if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S[not is_soon]:
+        if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
         if self._clock.now_s >= self._gives_up_s and not self._is_training:
@@ -217,7 +214,7 @@ class Member:
         else:
             text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
             text = f"no coordinator reached for {timeout} ({problem})" if self._is_new else text
-            self._leave(self.identity.rules.try_again_code, text)
+            self._leave(TRY_AGAIN_CODE, text)
 
     @property
     def _is_new(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.decisions import Decision, DecisionKind
 from megatron_ft.job.rules.faults import BadNodeTracker
@@ -58,10 +59,8 @@ class RoundCompletion:
 
     alarm_s: float | None = None
     waits_s: float | None = None
-    _met_s: float | None = None
-    """When there were enough in this round for the first time, and none was awaited."""
     _enough_s: float | None = None
-    """Since when there have been."""
+    """When there were enough in this round for the first time, and none was awaited."""
 
     def update(self, rules: Rules, *, ready: int, awaited: bool, last: int, patient: bool, now_s: float) -> bool:
         """Take note of how the nodes are now; return True if those that are ready begin a cycle.
@@ -74,18 +73,15 @@ class RoundCompletion:
         self.alarm_s = None
         if ready < rules.min_nodes:
             self.waits_s = now_s if self.waits_s is None else self.waits_s
-            self.alarm_s, self._enough_s = self.waits_s + rules.join_timeout_s, None
+            self.alarm_s = self.waits_s + rules.join_timeout_s
             return False
         self.waits_s = None
         if awaited:
             return False
-        self._met_s = now_s if self._met_s is None else self._met_s
         self._enough_s = now_s if self._enough_s is None else self._enough_s
         if ready >= rules.max_nodes or (0 < last <= ready and rules.last_call_s is None and not patient):
             return True
-        call_s = last_call_s(rules, is_first=last == 0)
-        # nodes that come and go over a bad network begin the last call anew, but not for ever
-        self.alarm_s = min(self._enough_s + call_s, self._met_s + max(call_s, rules.join_timeout_s))
+        self.alarm_s = self._enough_s + last_call_s(rules, is_first=last == 0)
         return now_s >= self.alarm_s
 
 
@@ -136,12 +132,12 @@ class NextCycle:
         if self._is_complete(cycle, now_s):
             return self._start_cycle(cycle, self._ready)
         if too_few := self._too_few_for_ever(now_s):
-            return JobEnd(rules.try_again_code, too_few)
+            return JobEnd(TRY_AGAIN_CODE, too_few)
         if self._completion.waits_s is not None and now_s >= self._completion.waits_s + rules.join_timeout_s:
             more = rules.min_nodes - usable(self._ready, rules.segment)
             aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
             text = job_lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
-            return JobEnd(rules.try_again_code, text)
+            return JobEnd(TRY_AGAIN_CODE, text)
         return None
 
     def meet(self, now_s: float) -> bool:
@@ -182,7 +178,7 @@ class NextCycle:
         back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
         known = [node for node in self._known.values() if node.has_come or node.name]  # others are places only
         gone = [node for node in known if node.is_excluded or node.instance not in self._nodes]
-        until_s = [node.gone_s + back_s for node in gone if (node.silent or node.was_reset) and not node.is_excluded]
+        until_s = [node.gone_s + back_s for node in gone if node.silent and not node.is_excluded]
         unmet = 0
         if self._took_over_s is not None:
             unmet = max(0, rules.launchers - len(known))
@@ -208,13 +204,14 @@ class NextCycle:
         spares = [node for node in ready if node not in takes_part]
         attachments = Parts(*(each for part in self._parts for each in part.attachment(chosen, spares)))
         last = None if cycle is None else cycle.decision
+        used = 0 if cycle is None else cycle.decision.restarts + (cycle.outcome is Outcome.FAILED)
         decision = Decision(
             -1,
             "",
             DecisionKind.START,
             cycle=0 if last is None else last.cycle + 1,
             world=len(chosen),
-            restarts=0 if cycle is None else cycle.restarts_used,
+            restarts=used,
             advance=furthest(node.hello.before for node in ready) if cycle is None else cycle.advance,
             back=self.bad_nodes.take_returned(ready),
             shift=(0 if last is None else last.shift) + (rotation is Rotation.RANKS),

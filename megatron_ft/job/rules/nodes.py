@@ -34,9 +34,7 @@ class Node:
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
-    """Its connection is gone, and no end of it came."""
-    was_reset: bool = False
-    """Its launcher may have given up the connection."""
+    """Its connection is gone, and its launcher may live: it hasn't closed the connection, or the leader was paused."""
     phase: NodePhase = NodePhase.BUSY
     decided: Assignment | None = None
     """The last decision that the launcher has heard of."""
@@ -90,25 +88,12 @@ class Node:
         is_busy = self.phase in (NodePhase.BUSY, NodePhase.RUNNING)
         return self.place is not None and (is_busy or (self.link is None and self.phase is NodePhase.READY))
 
-    def awaited_until_s(self, *, limit_s: float, slept_s: float) -> float:
+    def awaited_until_s(self, limit_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then.
 
-        Args:
-            limit_s: seconds without a message after which a node is silent. A kernel may give a connection up before:
-                packets to the node were lost, while those from it came.
-            slept_s: until when the leader itself didn't answer.
+        ``limit_s``: seconds without a message after which a node is silent. A kernel may give a connection up before:
+        packets to the node were lost, while those from it came.
         """
         if not self.has_come:
             return self.gone_s + max(NEW_LEADER_S, limit_s)
-        if self.silent:
-            return max(self.gone_s, self.heard_s + limit_s)
-        if self.has_exited(slept_s):
-            return self.gone_s + GRACE_S
-        return max(self.gone_s, slept_s) + limit_s  # it couldn't connect here any sooner
-
-    def has_exited(self, slept_s: float) -> bool:
-        """Return True if that its connection has ended means that its process has.
-
-        If the leader itself was paused (until ``slept_s``), the launcher may have given up waiting for an answer.
-        """
-        return not self.silent and not self.was_reset and self.gone_s > slept_s + GRACE_S
+        return max(self.gone_s, self.heard_s + limit_s) if self.silent else self.gone_s + GRACE_S

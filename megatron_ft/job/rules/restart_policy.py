@@ -9,11 +9,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from megatron_ft.config.torchrun import JOIN_TIMEOUT_S
-from megatron_ft.exit_codes import NO_PROGRESS_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.link.base.codec import Finite, Int, Message
 from megatron_ft.link.base.rerun import Rerun
 from megatron_ft.link.base.wording import counted
+
+_MAX_FAILED_STARTS = 2
+"""Starts in a row that may fail in the same way before the job has ever trained."""
 
 
 class NodeState(enum.Enum):
@@ -74,13 +76,10 @@ class Rules(Message, frozen=True):
     whichever node it began on. Membership changes cost nothing.
 
     Args:
-        max_stalled: failed cycles in a row that may make no progress; 0 is any number.
-        max_failed_starts: starts in a row that may fail in the same way before the job has ever trained; 0 is any.
+        max_stalled: failed cycles in a row that may make no progress; 0 is any number, also of failed starts.
         last_call_s: time for which a round is open for more nodes after there are enough; None: 30 s for the first
             one, 1 s for a later one that has lost a node or gained one.
         join_timeout_s: time for which a round waits for nodes that it needs.
-        no_progress_code, try_again_code: exit codes of the launchers, where another cycle would fail where the last
-            ones did, and where the job can't go on, but could be started again.
         segment: nodes per NVLink domain in which they train; 0: in none.
         launchers: number of launchers started. Launchers that exit are not replaced. 0 if unknown.
         node_lost_s: silence after which a node is lost where nothing tells progress.
@@ -91,12 +90,9 @@ class Rules(Message, frozen=True):
     min_healthy: bool = False
     max_restarts: Int = 0
     max_stalled: Int = 0
-    max_failed_starts: Int = 0
     at_once: bool = False
     last_call_s: Finite | None = None
     join_timeout_s: Finite = JOIN_TIMEOUT_S
-    no_progress_code: Int = NO_PROGRESS_CODE
-    try_again_code: Int = TRY_AGAIN_CODE
     launchers: Int = 0
     segment: Int = 0
     node_lost_s: Finite = 15.0
@@ -168,10 +164,9 @@ class Rules(Message, frozen=True):
                 resumed = f", resumed after {first}" if first >= 0 else ""
                 cycles = f"no progress in {counted(advance.stalled, 'cycle')}, giving up"
                 reason = f"{cycles} ({beyond}{resumed} or completed a save)"
-            case Outcome.FAILED if 0 < self.max_failed_starts <= advance.starts:
+            case Outcome.FAILED if self.max_stalled and advance.starts >= _MAX_FAILED_STARTS:
                 no_progress = True
-                starts = "the start" if advance.starts == 1 else f"{advance.starts} starts in a row"
-                reason = f"{starts} failed in this way before the first step, giving up"
+                reason = f"{advance.starts} starts in a row failed in this way before the first step, giving up"
             case Outcome.FAILED if used > self.max_restarts:
                 reason = f"no restarts {'left' if self.max_restarts else 'allowed'}, giving up"
             case _:

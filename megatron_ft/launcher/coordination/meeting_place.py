@@ -19,7 +19,6 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from megatron_ft.config.launcher_options import MIN_HEALTHY
 from megatron_ft.config.torchrun import C10D_PORT, DEFAULT_PORT, ETCD_BACKENDS, ETCD_PORT, JOIN_TIMEOUT_S
 from megatron_ft.errors import ConfigError
-from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.endpoint import check_name, is_this_machine
 from megatron_ft.job.rules.messages import EtcdSettings, Identity
 from megatron_ft.job.rules.restart_policy import Rules
@@ -28,8 +27,6 @@ from megatron_ft.launcher.schedulers import slurm
 from megatron_ft.launcher.schedulers.schedulers import rank as find_rank
 from megatron_ft.link.tcp import format_address
 
-_MAX_FAILED_STARTS = 2
-"""Starts in a row that may fail in the same way before a job has ever trained."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password")
@@ -184,10 +181,8 @@ def _rules(line: CommandLine) -> Rules:
         min_healthy=options.restart_policy == MIN_HEALTHY,
         max_restarts=line.namespace.max_restarts,
         max_stalled=options.max_no_progress_cycles,
-        max_failed_starts=_MAX_FAILED_STARTS if options.max_no_progress_cycles else 0,
         at_once=options.scale_up_at_once,
         last_call_s=_seconds(settings, "last_call_timeout"),
-        try_again_code=TRY_AGAIN_CODE,
         launchers=0 if is_alone else line.where.launchers,
         segment=0 if is_alone else options.segment,
         join_timeout_s=join_s,

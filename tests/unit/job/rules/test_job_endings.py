@@ -308,7 +308,7 @@ def test_newcomer_under_min_healthy_takes_the_place_of_a_lost_node_at_once() -> 
 
 
 def test_a_start_that_fails_in_the_same_way_is_not_tried_again_whoever_tells_of_it_first() -> None:
-    job = Job(min_nodes=2, max_nodes=2, max_restarts=99, max_failed_starts=2)
+    job = Job(min_nodes=2, max_nodes=2, max_restarts=99, max_stalled=3)
     a, b = job.start("ab")
     failed = Reached(-1, -1, trained=False, start="ModuleNotFoundError: No module named 'x'")
     lost = "RuntimeError: gloo: Connection closed by peer"
@@ -323,13 +323,13 @@ def test_a_start_that_fails_in_the_same_way_is_not_tried_again_whoever_tells_of_
 
 
 def test_a_round_that_lacks_nodes_for_too_long_ends_the_job_and_says_to_try_again() -> None:
-    job = Job(min_nodes=3, join_timeout_s=40.0, try_again_code=75)
+    job = Job(min_nodes=3, join_timeout_s=40.0)
     a, b, c = job.start("abc")
     c.dies()
     job.run(39.0)
     assert (a.left, b.left) == (None, None)
     job.run(2.0)
-    assert a.left == b.left == (75, "1 more node did not join within 40 s")
+    assert a.left == b.left == (94, "1 more node did not join within 40 s")
 
 
 def test_a_node_that_is_given_up_before_it_hears_why_its_cycle_has_ended_is_told_so() -> None:

@@ -53,7 +53,7 @@ def test_waiting_line_names_missing_lost_and_unfit_nodes_of_the_last_cycle() -> 
     )
     assert [line for line in a.lines if line.startswith("waiting")] == [told]
     assert told in b.lines
-    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher exited; the other nodes continue without it"]
+    assert c.lines == e.lines == ["node 3 (d) is lost: its launcher exited"]
     c.ready()
     job.run(0.5)
     assert a.cycle == 0  # the last call is open for d
@@ -134,12 +134,11 @@ def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
     job.run(0.1)
     c.dies()
     job.run(0.5)
-    lost = "node 2 (c) is lost: its launcher exited; the other nodes continue without it"
+    lost = "node 2 (c) is lost: its launcher exited"
     assert a.lines == b.lines == [lost]
     b.leaves("stopped by SIGTERM")
     job.run()
-    few = "node 1 (b) is lost: stopped by SIGTERM; the other nodes are too few: waiting for it or a replacement"
-    assert a.lines == [lost, few]
+    assert a.lines == [lost, "node 1 (b) is lost: stopped by SIGTERM"]
 
 
 def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() -> None:
@@ -157,25 +156,7 @@ def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() ->
     c.leaves("stopped by SIGTERM")
     job.run(0.5)
     assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].cause.text
-    assert [line for line in a.lines if "without it" in line] == []
-
-
-@pytest.mark.parametrize("min_healthy", [True, False])
-def test_a_node_that_has_finished_is_told_what_it_waits_for(min_healthy: bool) -> None:
-    job = Job(min_nodes=2, min_healthy=min_healthy)
-    a, b, c = job.start("abc")
-    a.finishes()
-    job.run(0.9)
     assert a.lines == []
-    b.finishes()
-    job.run(0.2)
-    assert a.lines == ["cycle 0: all ranks of this node finished; waiting for 1 other node"]
-    job.run(1.0)
-    assert b.lines == a.lines
-    assert c.lines == []
-    c.finishes()
-    job.run(2.0)
-    assert [node.left for node in (a, b, c)] == [(0, "")] * 3
 
 
 def test_line_in_a_large_job_goes_to_the_launcher_that_prints_it_only() -> None:

@@ -252,12 +252,6 @@ def test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after
     assert [each for each in effects if isinstance(each, actions.Quit)]
 
 
-def test_leader_ends_with_its_launcher() -> None:
-    machine = begun(RULES_3, "abc")
-    machine.orphaned()
-    assert actions.Quit() in machine.settle(1.0)
-
-
 @pytest.mark.parametrize("is_running", [True, False])
 def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_running: bool) -> None:
     machine = begun(RULES_3, "abc")

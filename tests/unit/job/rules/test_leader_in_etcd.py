@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -146,7 +147,7 @@ def test_too_few_new_launchers_begin_no_run_and_end_with_too_few_nodes() -> None
     assert (leader.lives(), leader.decisions()) == (0, [])
     leader.wait(RULES.join_timeout_s + 1.0)
     (made,) = leader.decisions()
-    assert (made.number, made.kind, made.code) == (4, DecisionKind.END, RULES.try_again_code)
+    assert (made.number, made.kind, made.code) == (4, DecisionKind.END, TRY_AGAIN_CODE)
     assert "60 s" in made.text
 
 

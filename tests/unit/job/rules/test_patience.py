@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
@@ -47,7 +48,7 @@ def test_launcher_whose_leader_is_lost_gives_up_as_its_ranks_end_only_where_none
     machine.broken(1.0)
     at_s, left = _given_up(machine, 1.0)
     assert waits_s + 1.0 <= at_s < waits_s + 2.5
-    assert left.code == RULES.try_again_code
+    assert left.code == TRY_AGAIN_CODE
     assert "first:1: the connection was closed there" in left.text
 
 
@@ -66,7 +67,7 @@ def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_jo
 
 
 def test_endpoint_on_a_host_of_the_job_is_no_mistake_where_no_process_was_reached() -> None:
-    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == RULES.try_again_code
+    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == TRY_AGAIN_CODE
 
 
 @pytest.mark.parametrize("how", ["waits", "unnamed"])
@@ -78,23 +79,19 @@ def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) ->
     else:
         machine.opened(0.1)
         machine.broken(0.2)
-    assert _given_up(machine, 0.3)[1].code == RULES.try_again_code
+    assert _given_up(machine, 0.3)[1].code == TRY_AGAIN_CODE
 
 
-@pytest.mark.parametrize(("place", "after_s"), [(None, 60.0), (1, 10.0), (2, 60.0)])
-def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end(
-    place: int | None, after_s: float
-) -> None:
-    machine = member(rank=place)
-    machine.identity = replace(machine.identity, rules=replace(RULES, max_nodes=1000))
+def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end() -> None:
+    machine = member()
     seen = [*unled(machine, 0.0, problem="no route")]
     ((said_s, line),) = [(at_s, each.text) for at_s, each in seen if isinstance(each, m.Tell)]
     timeout = f"{RULES.join_timeout_s:g} s (--rdzv-conf join_timeout)"
-    assert after_s <= said_s < after_s + 1.0
+    assert 10.0 <= said_s < 11.0
     problems = "first:1: no route"
     assert line == f"no coordinator reached ({problems}); trying for {timeout}"
     assert [each for _, each in seen if isinstance(each, m.Dismiss)] == [
-        m.Dismiss(RULES.try_again_code, f"no coordinator reached for {timeout} ({problems})")
+        m.Dismiss(TRY_AGAIN_CODE, f"no coordinator reached for {timeout} ({problems})")
     ]
 
 
@@ -112,7 +109,7 @@ def test_port_that_closes_connections_or_never_answers_is_named(closes: bool, pr
             effects += machine.broken(now_s)
         lines += [effect.text for effect in effects if isinstance(effect, m.Tell)]
     assert f"(first:1: {problem})" in lines[0]
-    assert 10.0 <= now_s < 12.0  # at once, as in all jobs of few nodes
+    assert 10.0 <= now_s < 12.0
 
 
 def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:

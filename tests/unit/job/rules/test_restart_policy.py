@@ -188,11 +188,10 @@ def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[
 
 @pytest.mark.parametrize("min_healthy", [False, True])
 @pytest.mark.parametrize(
-    ("option", "counted", "bound", "reason"),
+    ("counted", "bound", "reason"),
     [
-        ("max_failed_starts", "starts", 2, "3 starts in a row failed in this way before the first step, giving up"),
+        ("starts", 2, "3 starts in a row failed in this way before the first step, giving up"),
         (
-            "max_stalled",
             "stalled",
             3,
             "no progress in 4 cycles, giving up "
@@ -201,15 +200,15 @@ def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[
     ],
 )
 def test_a_job_without_progress_gives_up_though_restarts_are_left(
-    min_healthy: bool, option: str, counted: str, bound: int, reason: str
+    min_healthy: bool, counted: str, bound: int, reason: str
 ) -> None:
     for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
         advance = JobProgress(20, 25, **{counted: count})
         decision, unbounded = (
-            allowing(9, 1, min_healthy=min_healthy, **{option: most}).decide(F, advance=advance) for most in (bound, 0)
+            allowing(9, 1, min_healthy=min_healthy, max_stalled=most).decide(F, advance=advance) for most in (bound, 0)
         )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
-        others = [allowing(9, **{option: bound}).decide(outcome, advance=advance) for outcome in (M, S)]
+        others = [allowing(9, max_stalled=bound).decide(outcome, advance=advance) for outcome in (M, S)]
         assert not any(each.no_progress for each in others), "judged after failures only"
     assert decision.reason == reason

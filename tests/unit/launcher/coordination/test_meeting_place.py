@@ -194,16 +194,12 @@ def test_rules_of_the_job_follow_from_the_options() -> None:
         min_healthy=True,
         max_restarts=7,
         max_stalled=9,
-        max_failed_starts=2,
         at_once=True,
         last_call_s=3.0,
         join_timeout_s=60.0,
-        no_progress_code=93,
-        try_again_code=94,
     )
     assert "keep_alive_interval" in found.note
-    assert place("--nnodes=2").me.rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3, max_failed_starts=2)
-    assert place("--nnodes=2", "--ft-max-no-progress-cycles=0").me.rules.max_failed_starts == 0
+    assert place("--nnodes=2").me.rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3)
     assert place("--nnodes=2", "--rdzv-conf=timeout=70").me.rules.join_timeout_s == 70.0
     for alone in ((), ("--standalone", "--nnodes=1:2")):
         rules = place(*alone).me.rules
