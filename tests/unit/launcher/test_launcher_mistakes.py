@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import io
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -19,7 +17,7 @@ import pytest
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.job.rules.messages import Identity
-from megatron_ft.launcher import arguments, job
+from megatron_ft.launcher import job
 from megatron_ft.launcher import main as launcher_main
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.coordination import joining
@@ -143,26 +141,6 @@ def test_binding_by_a_variable_of_the_reference_is_refused_with_the_option_to_us
 ) -> None:
     monkeypatch.setenv("NVRX_GPUS_PER_NUMA", "4")
     assert "--numa-binding node" in mistake(capfd, script, [str(script)])
-
-
-def test_command_line_is_read_by_a_torch_without_signals_to_handle(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch 2.6 has no such option."""
-    real = arguments.torchrun.get_args_parser
-
-    def without() -> argparse.ArgumentParser:
-        parser = real()
-        (action,) = (each for each in parser._actions if each.dest == "signals_to_handle")
-        parser._remove_action(action)
-        for flag in action.option_strings:
-            del parser._option_string_actions[flag]
-        return parser
-
-    monkeypatch.setattr(arguments.torchrun, "get_args_parser", without)
-    line = parse([str(script)])
-    assert line.signals_are_default
-    assert signal.SIGTERM in line.signals
 
 
 def test_quotes_around_all_rendezvous_settings_are_no_part_of_them(script: Path) -> None:

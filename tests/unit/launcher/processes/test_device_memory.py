@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,26 +74,3 @@ def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
     one.reactor.close()
     assert one.loads == 1
     assert one.said == ["the NVIDIA driver is not responding: no longer waiting for the device memory of exited ranks"]
-
-
-@pytest.mark.parametrize(("freed_s", "looks"), [(0.0, 1), (0.09, 6), (20.0, 36)])
-def test_queries_are_soon_at_first_then_seldom_and_end_with_the_wait(
-    freed_s: float, looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = [100.0]
-
-    def sleep(seconds: float) -> None:
-        now_s[0] += seconds
-
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
-    monkeypatch.setattr(device_memory_wait, "time", clock)
-    asked_s = list[float]()
-
-    def query() -> list[Holding]:
-        asked_s.append(now_s[0] - 100.0)
-        return [HELD] if asked_s[-1] < freed_s else []
-
-    look = device_memory_wait._Look(query)
-    look.run()
-    assert (len(asked_s), look.saw_any) == (looks, freed_s > 0)
-    assert look.waited_s <= device_memory_wait.LONGEST_WAIT_S + 0.01

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from megatron_ft.diagnosis.cycle_cause import find_cause
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.diagnosis.root_cause import find
 from megatron_ft.errors import ProtocolError
-from megatron_ft.launcher.processes import monitors
 from megatron_ft.launcher.processes.monitors import event_of
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.codec import encode
@@ -43,22 +37,3 @@ def test_hostile_report_that_passes_the_check_can_be_processed() -> None:
                 encode(note)
                 find([note, RankSnapshot(rank=note.rank + 1)], elapsed_s=1.0)
     assert min(passed.values()) > 100, passed
-
-
-@pytest.mark.parametrize(
-    ("stopped", "pid_later", "is_replaced"),
-    [((True, True), 7, True), ((True, False), 7, False), ((False, True), 7, False), ((True, True), None, False)],
-)
-def test_monitor_is_replaced_only_if_it_stays_stopped(
-    stopped: tuple[bool, bool], pid_later: int | None, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers, due, replaced = [*stopped], list[Callable[[], object]](), list[str]()
-    monkeypatch.setattr(monitors, "is_stopped", lambda pid: pid == 7 and answers.pop(0))
-    reactor = SimpleNamespace(call_later=lambda _delay_s, call: due.append(call))
-    slot: Any = SimpleNamespace(pid=7, reactor=reactor, _replace=replaced.append)
-    monitors.MonitorSlot.replace_if_stopped(slot)
-    assert replaced == []
-    slot.pid = pid_later
-    for call in due:
-        call()
-    assert replaced == ["was stopped"] * is_replaced

@@ -10,16 +10,15 @@ from msgspec.structs import replace
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.launcher.rules import events
-from megatron_ft.launcher.rules.agent import FOLLOWS, AgentPhase
+from megatron_ft.launcher.rules.agent import AgentPhase
 from megatron_ft.launcher.rules.events import Exit, TerminationMode
 from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.process_facts import ProcessFacts
-from megatron_ft.link.facts.launcher import Abandoned, CauseKind, NodeHealth, RankStarted
+from megatron_ft.link.facts.launcher import Abandoned, CauseKind, NodeHealth
 from megatron_ft.link.messages.monitor_messages import Collect, Release
 from megatron_ft.link.wire import MAX_MESSAGE_BYTES, encode
 from megatron_ft.memory.rules.snapshots import Kept
@@ -29,13 +28,6 @@ READY = m.Ready(Parts(Kept()))
 EXCLUDE = WorkloadControl(action=WorkloadAction.ExcludeThisNode.name, description="bad memory", rank=0, pid=100)
 ILL = NodeHealth(cycle=0, good=False, text="exited with code 3", exit_code=3, last_line="", seconds=0.1)
 SHUTDOWN = WorkloadControl(action=WorkloadAction.ShutdownWorkload.name, description="enough", rank=0, pid=100)
-
-
-def test_each_phase_but_the_last_is_reached_and_left() -> None:
-    reached = [AgentPhase.JOINING]
-    for phase in reached:
-        reached += sorted(FOLLOWS.get(phase, set()) - {*reached}, key=lambda each: each.value[0])
-    assert {*reached} == {*AgentPhase} == {*FOLLOWS, AgentPhase.OVER}
 
 
 def running(ranks: int = 2, **options: object) -> Driven:
@@ -159,15 +151,6 @@ def test_health_check_that_fails_beside_ranks_is_reported_once_and_ends_nothing(
 # -- ranks start ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("why", [m.End(0, Outcome.FAILED, True), m.Dismiss(94), held(1)])
-def test_ranks_aren_t_wanted_for_a_cycle_that_is_over(why: m.End | m.Dismiss | Assignment) -> None:
-    driven = Driven()
-    driven.hear(events.Tick(), held(), why)
-    assert not driven.agent.wants_ranks
-    driven.hear(events.NotStarted())
-    assert driven.all_of(events.TerminateRanks)
-
-
 def test_ranks_that_can_t_meet_are_a_failure_that_follows() -> None:
     driven = Driven()
     cause = events.Cause(kind=CauseKind.MEMBERSHIP, text="no store", follows=True)
@@ -215,29 +198,6 @@ def test_coordinator_that_had_not_heard_of_the_success_goes_on_whether_it_says_w
     assert driven.said == ["cycle 0 ended: silent for 6 s; restarting as cycle 1, no restart used"]
     assert driven.hear(again, held(1))[-1] == events.StartRanks(held(1).decision)
     assert len(driven.said) == 1
-
-
-def test_a_node_that_is_cut_off_looks_for_the_others() -> None:
-    driven = running()
-    end = m.End(0, Outcome.MEMBERSHIP, restarts=True, lost=True, text="no coordinator")
-    driven.hear(replace(end, is_cut_off=True), events.RanksEnded())
-    assert driven.said == ["cycle 0 ended: no coordinator; reconnecting to the job"]
-
-
-def test_a_success_is_told_again_in_the_next_cycle_also_where_the_end_of_the_last_one_never_was() -> None:
-    driven = running()
-    driven.exits(0)
-    driven.exits(1)
-    driven.hear(held(1, nodes=2))
-    assert reports(driven) == [(NodeState.SUCCEEDED, "", False)]  # nobody asks after cycle 0 any more
-    driven.hear(
-        events.RanksEnded(),
-        events.RanksMet([0], 0, 1, 1),
-        RankStarted(rank=0, local_rank=0, pid=200, at_ns=driven.now_ns),
-    )
-    driven.hear(events.RanksStarted())
-    driven.exits(0)
-    assert reports(driven) == 2 * [(NodeState.SUCCEEDED, "", False)]
 
 
 def test_processes_that_can_t_be_ended_cost_the_node() -> None:

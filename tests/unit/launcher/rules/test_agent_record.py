@@ -7,7 +7,6 @@ from typing import TypeVar
 import pytest
 
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
@@ -162,43 +161,6 @@ def test_a_rank_that_had_raised_has_crashed_whatever_another_s_timeout_says(erro
     cause = driven.record.cause()
     assert cause.text == told
     assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
-
-
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_rank_that_was_found_stopped_is_the_cause_though_it_was_ended_before_its_evidence_came(
-    first: int, ends: bool
-) -> None:
-    """On a machine that is busy enough its monitor can't wait until the launcher has seen the other ranks."""
-    driven = running()
-    found = {
-        local_rank: hung(
-            rank=10 * local_rank,
-            local_rank=local_rank,
-            elapsed_s=3.2,
-            timeout_s=3.0,
-            at_ns=driven.now_ns,
-            state="T" if local_rank == 1 else None,
-        )
-        for local_rank in (0, 1)
-    }
-    driven.hear(*(found_hung(local_rank, 0, found[local_rank]) for local_rank in (first, 1 - first)))
-    driven.now_ns += 1000 * MS
-    if ends:
-        # what it has raised when it was let go on to its end is no reason
-        driven.words[1] = CrashOutput(error="KeyboardInterrupt: ", where="train.py:3 step", raised_at_ns=driven.now_ns)
-        driven.exits(1, -2, sent=(2,))
-    driven.hear(observed(0, 0, RankSnapshot(rank=0, state="S", has_stack=True, waits_in="all_reduce")))
-    driven.wait(2.0)
-    (notes,) = sent(driven, RankSnapshots)
-    (unseen,) = (note for note in notes.notes if note.rank == 10)
-    assert (unseen.found_hung, unseen.gone, unseen.state, unseen.raised) == (True, False, "T", "")
-    (hang,) = sent(driven, Hang)
-    cause = blamed(notes.notes, hang.verdict, are_all=True, several=False)
-    assert cause is not None
-    assert (cause.kind, cause.rank) == (CauseKind.HANG, 10)
-    assert cause.text == "rank 10 hung in 'step' for 3.2 s (timeout 3.0 s, process stopped)"
-    assert cause.detail == "its process is stopped; rank 0 waits in all_reduce"
 
 
 RAISED = CrashOutput(error="ValueError: bad", where="train.py:3 step", crashed_at="train.py:9 save", raised_at_ns=5)

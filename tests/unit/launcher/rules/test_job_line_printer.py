@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.messages import Goodbye
-from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.facts.launcher import NodeHealth
 from tests.support.agents import Driven, verdict
@@ -38,37 +38,6 @@ def test_launcher_that_leaves_with_ranks_that_ended_well_says_so_itself() -> Non
     assert driven.told[-1] == Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(m.Dismiss(0))
     assert [(each.how, each.code) for each in driven.all_of(events.LauncherExit)] == [(events.Exit.STOPPED, 0)]
-
-
-def test_the_end_of_the_job_is_said_by_one() -> None:
-    for place, said in ((0, 1), (1, 0)):
-        driven = running(place)
-        for local_rank in (0, 1):
-            driven.exits(local_rank)
-        assert driven.told[-1].state is NodeState.SUCCEEDED  # type: ignore[union-attr]
-        driven.ends(Outcome.SUCCEEDED, restarts=False)
-        driven.hear(
-            events.RanksEnded(), verdict(outcome=Outcome.SUCCEEDED, action=Action.FINISH), m.Dismiss(0, "", True)
-        )
-        assert driven.said.count("all ranks finished after 1 cycle") == said
-
-
-def test_launcher_that_ends_with_another_code_than_0_says_why() -> None:
-    for place in (0, 1):
-        driven = running(place)
-        ends(driven)
-        driven.hear(m.Dismiss(94, "too few", True))
-        assert driven.said[-1] == "too few"
-        assert len(driven.said) == (1 if place else 3)
-    for is_told_to_speak in (False, True):
-        driven = running(1)
-        driven.ends(restarts=False)
-        driven.wait(10.0)
-        driven.hear(events.RanksEnded())
-        driven.hear(verdict(text="a cable", action=Action.GIVE_UP, node=2, name="c", nodes=3, reason="giving up"))
-        assert driven.said == []
-        driven.hear(PrintsJobLines(is_told_to_speak), m.Dismiss(1, "", True))
-        assert driven.said == ["cycle 0 ended: node 2 (c): a cable; giving up"]
 
 
 def test_launcher_that_takes_over_says_why_the_cycle_ended_which_the_one_before_may_not_have() -> None:
