@@ -241,39 +241,19 @@ def draw(result: dict[str, Any], trace: FaultTrace, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.2), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    colours = {"torchrun": "#8a8f98", "reference": "#b07d2b", "files": "#5b9bd5", "ours": "#1f5fa8"}
+    axes, horizon_s = figure.subplots(), result["horizon_s"]
+    ideal = horizon_s / result["step_s"]
     for name, found in result["systems"].items():
-        curve = [0.0, *(at for at in found["curve"] if at >= 0), result["horizon_s"]]
+        curve = [0.0, *(at for at in found["curve"] if at >= 0), horizon_s]
         counts = [*range(len(curve) - 1), len(curve) - 2]
-        label = f"{SYSTEMS[name].name}: {found['share']:.0%}"
-        axes.step(curve, counts, where="post", color=colours[name], label=label, linewidth=2)
-    ideal = result["horizon_s"] / result["step_s"]
-    axes.plot(
-        [0, result["horizon_s"]], [0, ideal], color="#c8ccd2", linewidth=1, linestyle="--", label="without faults"
-    )
+        axes.step(curve, counts, where="post", label=f"{SYSTEMS[name].name}: {found['share']:.0%}", linewidth=2)
+    axes.plot([0, horizon_s], [0, ideal], color="silver", linestyle="--", label="without faults")
     for fault in trace.faults:
         if fault.kind is not FaultKind.SLOW_START:
-            axes.axvline(fault.at_s, color="#d9534f", linewidth=0.8, alpha=0.6)
-            axes.annotate(
-                fault.kind.value.replace("_", " "),
-                (fault.at_s, ideal),
-                rotation=90,
-                fontsize=8,
-                color="#a33b37",
-                xytext=(-3, 0),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-            )
-    axes.set(
-        xlabel="seconds since the first step",
-        ylabel="iterations done",
-        xlim=(0, result["horizon_s"]),
-        ylim=(0, ideal * 1.02),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            axes.axvline(fault.at_s, color="tab:red", linewidth=0.8)
+            axes.text(fault.at_s, ideal, fault.kind.value.replace("_", " "), rotation=90, ha="right", va="top")
+    axes.set(xlabel="seconds since the first step", ylabel="iterations done", xlim=(0, horizon_s), ylim=(0, ideal))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path)
 
 

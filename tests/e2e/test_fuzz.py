@@ -33,7 +33,7 @@ def test_a_monitor_under_attack_watches_its_rank(tmp_path: Path, said: list[str]
 
 
 def test_a_launcher_under_attack_goes_on(tmp_path: Path, said: list[str]) -> None:
-    attack_launcher(tmp_path, SEED, said.append, requests=1000, hellos=200)
+    attack_launcher(tmp_path, SEED, said.append, requests=1000)
 
 
 def test_board_reader_survives_garbage(said: list[str]) -> None:

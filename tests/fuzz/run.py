@@ -38,8 +38,8 @@ def main() -> None:
             match part:
                 case "monitor":
                     attack_monitor(Path(name), seed, say, hellos=count, questions=count)
-                case "launcher":  # its monitor is the same program as the one by itself
-                    attack_launcher(Path(name), seed, say, requests=count, hellos=count // 10)
+                case "launcher":
+                    attack_launcher(Path(name), seed, say, requests=count)
                 case "coordinator":
                     attack_coordinator(seed, say, messages=count)
                 case "boards":

@@ -42,7 +42,6 @@ _MORE_KIB = 12_000
 _MOST_LINES = 60
 _KINDS_OF_LINES = 6
 _MOST_QUESTION = 300
-_PARTS = 4
 _CALLERS = 2 * 16
 """Descriptors of connections that a monitor keeps open at most."""
 _SECRET = b"fuzzing-fuzzing-fuzzing"
@@ -151,8 +150,8 @@ def attack_monitor(
         say(f"the rank then hung, and was found after {verdict['elapsed_s']:.1f} s; {len(warnings)} warnings in all")
 
 
-def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hellos: int) -> None:
-    """The launcher's control socket, and the socket of the monitor that it has started.
+def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int) -> None:
+    """The launcher's control socket.
 
     Raises:
         AssertionError, TimeoutError: it did harm.
@@ -161,11 +160,9 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
     script, flag = directory / "train.py", directory / "hang"
     script.write_text(_SCRIPT)
     config = ["--ft-rank_section_timeouts=step:5", "--ft-rank_out_of_section_timeout=none"]
-    arguments = ["--nproc-per-node=1", "--max-restarts=0", *config, str(script), str(flag)]
-    launched = Launched(directory, arguments, {})
+    launched = Launched(directory, ["--nproc-per-node=1", "--max-restarts=0", *config, str(script), str(flag)], {})
     try:
-        (paths,) = launched.wait_for(r"^sockets (.*)$")
-        control, monitor = paths.split()
+        (control,) = launched.wait_for(r"^socket (.*)$")
         (monitor_pid,) = launched.monitor_pids().values()
         pids = {"launcher": launched.process.pid, "monitor": monitor_pid}
         before = {name: figures(pid, launched.log_dir) for name, pid in pids.items()}
@@ -175,23 +172,14 @@ def attack_launcher(directory: Path, seed: int, say: Say, *, requests: int, hell
             # the rank's end would be the job's, and another monitor has another number
             assert os.path.exists(f"/proc/{monitor_pid}"), launched.err[-3000:]
 
-        for part in range(1, _PARTS + 1):
-            counts = storm(
-                partial(_reach, control), Hostile(rng, REQUESTS, _is_harmless), requests // _PARTS, rng, look
-            )
-            say(f"rank -> launcher, part {part}: {counts}; {figures(pids['launcher'], launched.log_dir)}")
-        counts = storm(partial(_reach, monitor), Hostile(rng, HELLOS), hellos, rng, look)
-        say(f"rank -> its launcher's monitor: {counts}")
+        hostile = Hostile(rng, REQUESTS, _is_harmless)
+        say(f"rank -> launcher: {storm(partial(_reach, control), hostile, requests, rng, look)}")
         exchange(control, {"type": "resume"})
         answer = json.loads(exchange(control, {"type": "status"}))
         (rank,) = answer["ranks"]
         # a field at its default isn't sent
-        assert (answer["phase"], answer.get("cycle", 0), rank.get("exit_code"), rank.get("hung", False)) == (
-            "running",
-            0,
-            None,
-            False,
-        )
+        found = (answer["phase"], answer.get("cycle", 0), rank.get("exit_code"), rank.get("hung", False))
+        assert found == ("running", 0, None, False)
         look()
         for name, pid in pids.items():
             after = figures(pid, launched.log_dir)
@@ -218,7 +206,7 @@ import os, sys, time
 from megatron_ft import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
-print("sockets", os.environ["FT_LAUNCHER_IPC_SOCKET"], os.environ["FT_RANK_MONITOR_IPC_SOCKET"], flush=True)
+print("socket", os.environ["FT_LAUNCHER_IPC_SOCKET"], flush=True)
 while not os.path.exists(sys.argv[1]):
     for _ in range(1000):
         with client.section("step"):

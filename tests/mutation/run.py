@@ -43,17 +43,8 @@ _PURE = (
 )
 PURE = tuple(ROOT / "megatron_ft" / room for room in _PURE)
 UNIT = ROOT / "tests" / "unit"
-ROOMS = (
-    "config",
-    "launcher/rules",
-    "link",
-    "diagnosis",
-    "job",
-    "learning",
-    "memory/rules",
-    "monitor",
-    "records",
-)  # of tests/unit
+ROOMS = ("config", "launcher/rules", "link", "diagnosis", "job", "learning", "memory/rules", "monitor", "records")
+"""Folders of tests/unit."""
 MEMORY = 6 << 30
 TRACED = 100  # calls: a loop of a test makes thousands
 SLOW_S = 2.0  # tests that are left out, traced
@@ -74,19 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     campaign = Campaign(options)
     settings.register_profile("mutation", deadline=None, database=None, derandomize=True, max_examples=20)
-    args = [
-        *(str(UNIT / room) for room in ROOMS if (UNIT / room).is_dir()),
-        "--hypothesis-profile=mutation",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--tb=no",
-        "-p",
-        "no:warnings",
-    ]
-    pytest.main([*args, f"--timeout={TEST_S}"], plugins=[campaign])
+    rooms = [str(UNIT / room) for room in ROOMS]
+    options_of_pytest = ["--hypothesis-profile=mutation", "-q", "--tb=no", f"--timeout={TEST_S}"]
+    options_of_pytest += ["-pno:cacheprovider", "-pno:xdist", "-pno:warnings"]
+    pytest.main([*rooms, *options_of_pytest], plugins=[campaign])
     return campaign.missed_again
 
 

@@ -94,7 +94,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
     ],
     "diagnosis/leader_parts.py": [
         ("if self._is_open(diagnosis, now_s):", "if False:"),
-        ("if is_refused or", "if True or"),
+        ("if (hang.passive and is_asked) or", "if True or"),
         ("if is_of_lost_peer and (explained := cycle.explained) is not None:", "if False:"),
         ("if is_of_lost_peer and found is None:", "if is_of_lost_peer:"),
         ("unheard=set(range(len(cycle.seats)))", "unheard={place}"),

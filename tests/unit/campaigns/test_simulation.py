@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from tests.simulation.mutants import MUTANTS, Mutant, misplaced, planted
 from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.run import shrunk
 from tests.simulation.simulate import Run, simulate
-from tests.simulation.world import Link, Process, World
 
 SEEDS = 60
 
@@ -37,17 +34,6 @@ def run_of(
     run = simulate(dataclasses.replace(plan, **{"spares": 0, "work_s": 20.0, **more}), tell=True)
     assert run.broken == [], seed
     return run
-
-
-@pytest.mark.parametrize("kind", ["host_off", "host_cut", "host_frozen"])
-def test_kernels_report_silence(kind: str) -> None:
-    """If they notice it before the machines: on both sides of a cut, and that a host is off, or suspended."""
-    fault = Fault(at_s=6.0, kind=kind, which=2, seconds=20.0)
-    runs = [run_of(seed, fault, work_s=30.0, reports_silence=reports) for reports in (False, True) for seed in range(6)]
-    silent = [[float(line.split()[0]) for line in run.story if "hears nothing any more" in line] for run in runs]
-    assert not any(silent[:6])
-    assert any(silent[6:])
-    assert all(10.0 <= at_s <= 12.0 for times in silent for at_s in times)
 
 
 def test_properties_hold_in_a_job_of_a_hundred_nodes() -> None:
@@ -110,39 +96,6 @@ def test_a_concluded_rerun_ends_the_job_with_its_own_code(is_healthy_enough: boo
         run = run_of(seed, fault, rules={"min_healthy": is_healthy_enough}, work_s=25.0)
         assert {launcher.code for launcher in run.job.launchers} == {93}
         assert not any(made.decision.cycle > 0 for made in run.job.made)
-
-
-class End(Process):
-    """One end of a connection, and what it got."""
-
-    def __init__(self, host: Any) -> None:
-        super().__init__(host, "")
-        self.got: list[int | str] = []
-
-    def received(self, link: Link, message: int) -> None:
-        self.got.append(message)
-
-    def link_broke(self, link: Link, *, silent: bool = False, reset: bool = False) -> None:
-        self.got.append("end")
-
-
-def test_messages_arrive_in_order_before_the_end_also_where_packets_are_lost_and_nothing_once_closed() -> None:
-    world = World(random.Random(1), 2)
-    sender, receiver = map(End, world.hosts)
-    link = Link(world, sender, receiver)
-    world.loss = 0.3
-    for number in range(200):
-        world.at(0.01 * number, partial(link.send, sender, number))
-    world.at(1.0, lambda: receiver.freeze(5.0))
-    world.at(2.5, lambda: link.close(sender))
-    world.run(60.0, lambda: False)
-    assert receiver.got == [*range(200), "end"]
-    closed = Link(world, sender, receiver)
-    receiver.freeze(5.0)
-    receiver.call(lambda: closed.close(receiver))
-    closed.send(sender, 1)
-    world.run(90.0, lambda: False)
-    assert receiver.got[-1] == "end"
 
 
 def test_every_mutant_of_the_campaign_still_has_its_text() -> None:
