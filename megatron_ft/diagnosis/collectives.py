@@ -36,15 +36,6 @@ else:
     RankGroup.register(tuple)
 
 
-def _spaced(ranks: Sequence[int]) -> range | None:
-    if isinstance(ranks, range):
-        return ranks
-    if len(ranks) <= 2:
-        return None
-    found = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
-    return found if len(found) == len(ranks) and all(map(int.__eq__, ranks, found)) else None
-
-
 class Collective(Message, frozen=True, kw_only=True):
     """A collective that a rank has entered and not left, in torch's words.
 
@@ -64,7 +55,11 @@ class Collective(Message, frozen=True, kw_only=True):
     backend: str = ""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "ranks", _spaced(self.ranks) or tuple(self.ranks))
+        ranks = self.ranks if isinstance(self.ranks, range) and self.ranks else tuple(self.ranks)
+        if not isinstance(ranks, range) and len(ranks) > 2:
+            spaced = range(ranks[0], ranks[-1] + 1, (ranks[1] - ranks[0]) or 1)
+            ranks = spaced if len(spaced) == len(ranks) and all(map(int.__eq__, ranks, spaced)) else ranks
+        force_setattr(self, "ranks", ranks)
 
     @property
     def key(self) -> str:

@@ -28,7 +28,6 @@ from megatron_ft.link.base.launcher_part import LauncherPart
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.base.times import earliest
 from megatron_ft.link.facts.monitor import Attached, Detached
-from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.link.messages.monitor_messages import Collect, RankReport
 
 _PAUSED_NS = 200_000_000
@@ -164,8 +163,7 @@ class Deadlines(LauncherPart):
             return
         if now_ns - wait.due_ns > LATE_NS:
             self._excuse(wait, now_ns)
-        paused_ns = self._pauses.within(wait.since_ns, now_ns)
-        elapsed_ns = now_ns - wait.since_ns - paused_ns - wait.excused_ns
+        elapsed_ns = now_ns - wait.since_ns - self._pauses.within(wait.since_ns, now_ns) - wait.excused_ns
         left_ns = round(wait.timeout_s * 1e9) - elapsed_ns
         if left_ns > 0:
             wait.asked_ns, wait.due_ns = now_ns, now_ns + left_ns
@@ -206,20 +204,15 @@ class Deadlines(LauncherPart):
             )
         else:
             cycle.found_hung(verdict, turn, by_monitor=False)
-            self._suspect_late_ones(verdict, wait, turn)
+            others = [each.local_rank for each in self._waits.values() if each.kind == wait.kind]
+            if others and cycle.suspects is None:
+                # ranks that are late may wait for each other: suspect all, or the only one that is stopped
+                suspects = [local_rank, *others]
+                stopped = [each for each in suspects if turn.seen.stopped[each]]
+                cycle.suspects = verdict, stopped if len(stopped) == 1 else suspects
+                # a rank that may go on gets no signal
+                self._collect(others, turn, passive=self._options.min_healthy)
         self._end(local_rank, turn, evidence=True)
-
-    def _suspect_late_ones(self, verdict: RankHung, late: _Wait, turn: Turn) -> None:
-        """Suspect all ranks that are late: they may wait for each other. If exactly one is stopped, suspect only that
-        one."""
-        others = [wait.local_rank for wait in self._waits.values() if wait.kind == late.kind]
-        if not others or self._cycle.suspects is not None:
-            return
-        suspects = [late.local_rank, *others]
-        stopped = [local_rank for local_rank in suspects if turn.seen.stopped[local_rank]]
-        self._cycle.suspect(verdict, stopped if len(stopped) == 1 else suspects)
-        # a rank that may go on gets no signal
-        self._collect(others, turn, passive=self._options.min_healthy)
 
     def end_missing(self, review: Reviewed, turn: Turn, suspects: Collection[int] = ()) -> None:
         """Terminate a rank of this node that keeps the others waiting; these go on. ``suspects``: ranks that their

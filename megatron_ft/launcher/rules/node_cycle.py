@@ -182,10 +182,6 @@ class NodeCycle:
         """Note that a rank has another state than the others. Its exit, if it has one, only follows from that."""
         self.mixed = self.mixed or Cause(kind=CauseKind.CRASH, text=text, rank=rank)
 
-    def suspect(self, verdict: RankHung, local_ranks: Sequence[int]) -> None:
-        """Note the first hang found by the launcher itself, of which one of these ranks is the cause."""
-        self.suspects = self.suspects or (verdict, local_ranks)
-
     # -- what is due -------------------------------------------------------------------------------------------
 
     def alarm_ns(self, now_ns: int) -> int | None:
