@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
-from tests.support.launching import Launcher
-from tests.verdicts.collectives import Fault, arguments, draw, read
+from tests.support.launching import Launched, Launcher
 
 IMPORTED_BEFORE = ()  # torch is enough
 
-SEED = 3
 TIMEOUT_S = 3.0
+SCRIPT = str(Path(__file__).parents[1] / "verdicts" / "unhooked.py")
+FAULTS = [
+    {"kind": "skip", "rank": 1, "iteration": 3, "seconds": 0.0},
+    {"kind": "loader", "rank": 2, "iteration": 7, "seconds": 0.0},
+    {"kind": "computes", "rank": 0, "iteration": 4, "seconds": 2 * TIMEOUT_S},
+]
 LOOKS_AT_EXIT = """
 import threading
 import torch.distributed as dist
@@ -26,25 +32,29 @@ assert begun.wait(30)
 """
 
 
+def start(launcher: Launcher, watch: str, faults: list[dict[str, Any]]) -> Launched:
+    """A job of 3 ranks that meets one fault in each cycle."""
+    options = ["--nproc-per-node=3", f"--max-restarts={len(faults)}", f"--ft-watch-collectives={watch}"]
+    return launcher.start([*options, SCRIPT, json.dumps(faults)])
+
+
 def test_deadlock_is_named_by_rank_and_frame_and_a_computing_rank_is_left_alone(launcher: Launcher) -> None:
     """Its last cycle computes for longer than the threshold."""
-    faults = [fault for fault in draw(SEED) if fault.kind in ("skip", "loader", "computes")]
-    launched = launcher.start(arguments(faults, timeout_s=TIMEOUT_S))
+    launched = start(launcher, f"end:{TIMEOUT_S:g}", FAULTS)
     finished = launched.wait(110)
     assert finished.code == 0, finished.err
-    named = read(faults[:-1], launched.log_dir)
-    assert [each for each in named if not each.is_right] == []
-    causes = [event["cause"] for event in launched.events("cycle_ended")]
-    assert [cause and cause["rank"] for cause in causes] == [*(fault.rank for fault in faults[:-1]), None]
-    for cause, fault in zip(causes[:-1], faults[:-1], strict=True):
-        assert f"fault_{fault.kind}" in cause["detail"], cause
-        assert cause["text"].startswith(f"rank {fault.rank} keeps the others waiting: no collective has completed")
+    *causes, last = [event["cause"] for event in launched.events("cycle_ended")]
+    assert last is None
+    for cause, told, fault in zip(causes, launched.events("hang_reported"), FAULTS[:-1], strict=True):
+        assert cause["rank"] == told["rank"] == fault["rank"]
+        assert f"fault_{fault['kind']}" in cause["detail"], cause
+        assert f" fault_{fault['kind']}" in told["text"], told
+        assert cause["text"].startswith(f"rank {fault['rank']} keeps the others waiting: no collective has completed")
     launched.assert_nothing_left()
 
 
 def test_stalled_collective_is_only_reported_by_default(launcher: Launcher) -> None:
-    fault = Fault(kind="sleep", rank=2, iteration=5, seconds=4.5)
-    launched = launcher.start(arguments([fault], mode="report", timeout_s=2.0))
+    launched = start(launcher, "report:2", [{"kind": "sleep", "rank": 2, "iteration": 5, "seconds": 4.5}])
     finished = launched.wait(60)
     assert finished.code == 0, finished.err
     told = [line for line in finished.lines if "collective" in line and "configuration" not in line]

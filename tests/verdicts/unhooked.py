@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 
@@ -38,13 +37,6 @@ def fault_sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def fault_stopped(seconds: float) -> None:
-    while True:  # until it is seen here: what a thread has noted of it may be a second old
-        if time.monotonic() > NOTED_S + 2.5:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.01)
-
-
 def fault_loader(seconds: float) -> None:
     next(iter(DataLoader(Hanging(), num_workers=1)))
 
@@ -61,11 +53,9 @@ faults, cycle = json.loads(sys.argv[1]), int(os.environ["FT_CYCLE"])
 fault = faults[cycle] if cycle < len(faults) else {"iteration": -1}
 for iteration in range(ITERATIONS):
     if iteration == fault["iteration"]:
-        NOTED_S = time.monotonic()
         if fault["kind"] == "computes":
             computes(fault["seconds"])
         elif dist.get_rank() == fault["rank"]:
-            print(f"fault {cycle} {NOTED_S}", flush=True)
             globals()[f"fault_{fault['kind']}"](fault["seconds"])
     dist.all_reduce(torch.ones(4))
     dist.barrier()
