@@ -84,7 +84,7 @@ class CollectiveWatch(LauncherPart):
             self._deadlines.end_missing(event, turn)
         elif ends and is_asker and cycle.running:
             local_rank = cycle.ranks.index(event.rank) if event.rank in cycle.ranks else min(cycle.running)
-            self._hangs.found(self._verdict(local_rank, event.verdict.elapsed_s, turn), turn, is_seen=False)
+            self._hangs.found(self._verdict(local_rank, event.verdict.elapsed_s, turn), turn)
 
     # -- what is due --------------------------------------------------------------------------------------------
 

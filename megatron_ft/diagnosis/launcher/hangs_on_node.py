@@ -71,7 +71,7 @@ class HangsOnNode(LauncherPart):
                 if event.verdict.learned:
                     self._learning.reported(event.reports, turn)
         elif not event.passive:
-            self._begin(turn, None, from_ns=turn.now_ns)
+            self._begin(turn, None)
         elif self._review is None and self._cycle.is_started:
             again_ns = turn.now_ns + _LOOK_NS if event.looks else None
             self._review = EvidenceOnNode(self._cycle, turn, from_ns=turn.now_ns, passive=True, again_ns=again_ns)
@@ -97,8 +97,8 @@ class HangsOnNode(LauncherPart):
                 self._asked.add((report.timed, report.iteration))
                 turn.do(Hang(self._cycle.cycle, report, passive=True))
 
-    def found(self, verdict: RankHung, turn: Turn, *, is_seen: bool = True) -> None:
-        """Start the diagnosis of a hung rank. ``is_seen``: its monitor found it, and is collecting evidence already."""
+    def found(self, verdict: RankHung, turn: Turn) -> None:
+        """Start the diagnosis of a hung rank."""
         if turn.runs is None:
             turn.do(Release(self._cycle.cycle))
             return
@@ -108,8 +108,7 @@ class HangsOnNode(LauncherPart):
         if self._options.min_healthy:
             turn.order([verdict.local_rank], Release(self._cycle.cycle))
             return
-        from_ns, known = (verdict.at_ns, verdict.local_rank) if is_seen else (turn.now_ns, None)
-        self._begin(turn, verdict, from_ns=from_ns, known=known)
+        self._begin(turn, verdict)
 
     def exited(self, end: RankExited, turn: Turn) -> None:
         """Find the rank that another one waited for or lost, before all are ended."""
@@ -120,22 +119,20 @@ class HangsOnNode(LauncherPart):
             return  # it explains the lost peer
         error = one_line(end.error or "")
         verdict = self._cycle.verdict(end.local_rank, LOST_PEER, turn, iteration=end.iteration, error=error)
-        self._begin(turn, verdict, from_ns=turn.now_ns)
+        self._begin(turn, verdict)
 
     # -- evidence -------------------------------------------------------------------------------------------------
 
-    def _begin(self, turn: Turn, verdict: RankHung | None, *, from_ns: int, known: int | None = None) -> None:
-        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected.
-
-        ``verdict``: of this node; None if the leader asks because of another one's.
-        """
+    def _begin(self, turn: Turn, verdict: RankHung | None) -> None:
+        """Have evidence collected on all ranks. ``verdict``: of this node; None if another one has found a hang."""
         if self._evidence is not None:
             return
         if verdict is not None:
             # a job isn't given up for timeouts of our own making
             reached = self._cycle.reached(turn.seen) if verdict.is_certain else None
             turn.do(Hang(self._cycle.cycle, verdict, reached))
-        self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=False, known=known)
+        from_ns = turn.now_ns if verdict is None else verdict.at_ns
+        self._evidence = EvidenceOnNode(self._cycle, turn, from_ns=from_ns, passive=False)
 
     @property
     def alarm_ns(self) -> int | None:
@@ -170,10 +167,9 @@ class EvidenceOnNode:
         *,
         from_ns: int,
         passive: bool,
-        known: int | None = None,
         again_ns: int | None = None,
     ) -> None:
-        """Have evidence collected on all ranks, except a ``known`` one, on which it is being collected already."""
+        """Have evidence collected on all ranks: a monitor that has its own already sends it again."""
         self._cycle = cycle
         self._passive = passive
         until_ns = from_ns + round(EVIDENCE_S * 1e9)
@@ -182,7 +178,7 @@ class EvidenceOnNode:
         self._asked = cycle.observed
         self.notes: dict[int, RankSnapshot] = {}
         """Snapshots by local rank."""
-        turn.order(self._asked - {known}, Collect(cycle.cycle, until_ns, passive=passive, again_ns=again_ns))
+        turn.order(self._asked, Collect(cycle.cycle, until_ns, passive=passive, again_ns=again_ns))
 
     def noted(self, local_rank: int, report: Observation) -> None:
         """Keep a monitor's snapshot of its rank. The first one counts: since then the rank may have been stopped."""

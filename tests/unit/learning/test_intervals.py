@@ -182,9 +182,6 @@ def test_minute_holds_what_has_ended_since_the_last_one_and_what_is_open() -> No
 SAID = layout.FACT_LEARNS | layout.FACT_LOADED
 
 
-SAID = layout.FACT_LEARNS | layout.FACT_LOADED
-
-
 @pytest.mark.parametrize(
     ("changes", "facts", "reached", "ended"),
     [

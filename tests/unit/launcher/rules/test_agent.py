@@ -224,7 +224,7 @@ def test_a_hang_is_told_looked_at_and_ended_by_its_monitor() -> None:
     driven = running()
     driven.hear(attached(0, 0, 1), attached(1, 0, 1), found_hung(0, 0, HANG))
     assert isinstance(driven.told[0], Hang)
-    assert [each.local_rank for each in driven.orders(Collect)] == [1]
+    assert [each.local_rank for each in driven.orders(Collect)] == [0, 1]
     for local_rank in (0, 1):
         driven.hear(observed(local_rank, 0, RankSnapshot(rank=10 * local_rank, local_rank=local_rank)))
     assert isinstance(driven.told[-1], RankSnapshots)
