@@ -9,7 +9,7 @@ import pytest
 from megatron_ft.config.config import OPTIONS
 from megatron_ft.errors import ConfigError
 from megatron_ft.launcher.base.rank_environment import find_script, why_fresh
-from megatron_ft.link.base.rank_variables import shared_environment, tells_ranks_apart
+from megatron_ft.link.base.rank_variables import shared_environment
 
 
 @pytest.mark.parametrize(
@@ -30,24 +30,6 @@ def test_preload_option_is_parsed_into_module_names(text: str, names: tuple[str,
 def test_preload_option_with_a_bad_module_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--ft-preload '.*': must be names of modules, as in a,b.c, or none$"):
         OPTIONS["preload"].parse(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "tells"),
-    [
-        ("RANK", True),
-        ("LOCAL_WORLD_SIZE", True),
-        ("MASTER_PORT", True),
-        ("TORCHELASTIC_RUN_ID", True),
-        ("FT_CYCLE", True),
-        ("FT_OF_A_USER", True),
-        ("NODE_RANK", False),  # the same in all ranks and cycles of a node
-        ("TORCH_LOGS", False),
-        ("SLURM_PROCID", False),
-    ],
-)
-def test_variables_that_differ_between_ranks_are_known(name: str, tells: bool) -> None:
-    assert tells_ranks_apart(name) is tells
 
 
 def test_shared_environment_has_what_all_ranks_have_in_common() -> None:

@@ -48,10 +48,6 @@ def test_record_written_is_the_record_read(record: Any) -> None:
     assert RECORDS.read(logged(written)) == record
 
 
-def test_names_of_records_differ() -> None:
-    assert len(RECORDS.kinds) == sum(len(event_log_page.kinds(of)) for _, of in event_log_page.PARTS)
-
-
 def test_a_world_size_that_no_job_has_is_a_damaged_record() -> None:
     started = {"ev": "cycle_started", "cycle": 0, "world_size": 4}
     assert RECORDS.parse(logged(started)) == launcher.CycleStarted(cycle=0, world_size=4)

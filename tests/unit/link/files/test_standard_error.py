@@ -56,15 +56,6 @@ def test_a_fork_writes_its_own_lines(capfd: pytest.CaptureFixture[str], monkeypa
     assert set(threading.enumerate()) > set(before)
 
 
-def test_slow_reader_is_not_waited_for_and_gets_the_lines_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = StandardError()
-    with unread(monkeypatch) as reader:
-        for number in range(3):
-            output.put(f"{number}{LINE}")
-        for number in range(3):
-            assert reader.readline().lstrip(".") == f"{number}{LINE}\n"
-
-
 def test_lines_for_which_there_is_no_room_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron_ft.link.standard_error.MOST_CHARACTERS", 2500)
     output = StandardError()

@@ -39,10 +39,3 @@ def test_modules_loaded_under_another_environment_are_not_told(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "loaded.a", ModuleType("loaded.a"))
     rank.note()
     assert server.take() == []
-
-
-@pytest.mark.parametrize("text", [b"\xff" * 64, b"\x08\x00\x00\x00a;b\n\xff\xfe c", b"\xff\xff\xff\xffos"])
-def test_nonsense_in_the_memory_names_no_module(text: bytes) -> None:
-    memory = mmap.mmap(-1, SIZE)
-    memory[: len(text)] = text
-    assert all(name.isidentifier() for name in LoadedModules(memory).take())

@@ -30,10 +30,15 @@ def test_broken_plan_of_this_rank_ends_the_job_with_2(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FT_CYCLE": "1"}.items():
         monkeypatch.setenv(name, value)
     plan = tmp_path / "plan.yaml"
-    plan.write_text("faults:\n  - {cycle: 1, rank: 1, iteration: 5, type: exception}\n")
+    faults = [(1, 1, 5), (0, 1, 4), (1, 0, 4)]
+    lines = [f"  - {{cycle: {cycle}, rank: {rank}, iteration: {at}, type: exception}}" for cycle, rank, at in faults]
+    plan.write_text("\n".join(["faults:", *lines]))
     FaultInjector.of_this_rank(None, client=None).on_iteration(5)
+    injector = FaultInjector.of_this_rank(plan, client=None)
+    injector.on_iteration(4)
     with pytest.raises(InjectedFault):
-        FaultInjector.of_this_rank(plan, client=None).on_iteration(5)
+        injector.on_iteration(5)
+    injector.on_iteration(5)
     assert "rank 1 raises an exception after iteration 5 of cycle 1" in capfd.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
