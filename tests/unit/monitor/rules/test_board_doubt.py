@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,58 +22,49 @@ BEFORE = snapshot(
 )
 
 
-@dataclass
-class Change:
-    """What is different a moment later."""
-
-    fields: dict[str, Any]
-    step: SectionView = STEP
-    save: SectionView = SAVE
-
-    def made(self) -> BoardSnapshot:
-        return BEFORE._replace(**{"sections": (self.step, self.save), **self.fields})
+def later(step: SectionView = STEP, save: SectionView = SAVE, **fields: Any) -> BoardSnapshot:
+    """The board a moment later, with what is different."""
+    return BEFORE._replace(**{"sections": (step, save), **fields})
 
 
 CLOSED = STEP._replace(opened_at_ns=0)
 HONEST = {
-    "nothing": Change({}),
-    "iterations": Change({"iteration": 2, "iterations_seen": 14, "ring_head": 100}),
-    "closed": Change({"last_transition_ns": NOW}, step=CLOSED),
-    "opened": Change({"last_transition_ns": NOW}, save=SAVE._replace(opened_at_ns=NOW, open_count=2)),
-    "one more section": Change({"sections": (STEP, SAVE, SectionView("new", 0, 0, None))}),
-    "new timeouts": Change(
-        {"timeouts_version": 2, "own_out_of_section_timeout_ns": S}, step=STEP._replace(own_timeout_ns=S)
+    "nothing": later(),
+    "iterations": later(iteration=2, iterations_seen=14, ring_head=100),
+    "closed": later(last_transition_ns=NOW, step=CLOSED),
+    "opened": later(last_transition_ns=NOW, save=SAVE._replace(opened_at_ns=NOW, open_count=2)),
+    "one more section": later(sections=(STEP, SAVE, SectionView("new", 0, 0, None))),
+    "new timeouts": later(timeouts_version=2, own_out_of_section_timeout_ns=S, step=STEP._replace(own_timeout_ns=S)),
+    "heartbeat": later(heartbeats=3, last_heartbeat_ns=NOW),
+    "the end": later(closing=True),
+    "armed by the monitor": later(
+        armed_out_of_section=ArmedTimeout(S), armed_heartbeat_ns=S, step=STEP._replace(armed=ArmedTimeout(S))
     ),
-    "heartbeat": Change({"heartbeats": 3, "last_heartbeat_ns": NOW}),
-    "the end": Change({"closing": True}),
-    "armed by the monitor": Change(
-        {"armed_out_of_section": ArmedTimeout(S), "armed_heartbeat_ns": S}, step=STEP._replace(armed=ArmedTimeout(S))
-    ),
-    "facts for learning": Change({"learning_facts": 5, "steps": 5, "saves": 1}),
+    "facts for learning": later(learning_facts=5, steps=5, saves=1),
 }
 DAMAGED = {
-    "an earlier start": Change({"start_ns": 5}),
-    "no warm-up": Change({"warmup_iterations": 0}),
-    "counts back": Change({"heartbeats": 1}),
-    "back in time": Change({"last_transition_ns": LOOKED - 2 * S}),
-    "heartbeat forgotten": Change({"last_heartbeat_ns": 0}),
-    "timeout without version": Change({"own_out_of_section_timeout_ns": S}),
-    "section's timeout without version": Change({}, step=STEP._replace(own_timeout_ns=S)),
-    "steps back": Change({"steps": 3}),
-    "infinite without version": Change({}, step=STEP._replace(own_timeout_ns=None)),
-    "versions back": Change({"timeouts_version": 0, "own_out_of_section_timeout_ns": S}),
-    "another name": Change({}, step=STEP._replace(name="stop")),
-    "fewer sections": Change({"sections": (STEP,)}),
-    "closed by nobody": Change({}, step=CLOSED),
-    "count of a section back": Change({}, step=STEP._replace(open_count=2)),
+    "an earlier start": later(start_ns=5),
+    "no warm-up": later(warmup_iterations=0),
+    "counts back": later(heartbeats=1),
+    "back in time": later(last_transition_ns=LOOKED - 2 * S),
+    "heartbeat forgotten": later(last_heartbeat_ns=0),
+    "timeout without version": later(own_out_of_section_timeout_ns=S),
+    "section's timeout without version": later(step=STEP._replace(own_timeout_ns=S)),
+    "steps back": later(steps=3),
+    "infinite without version": later(step=STEP._replace(own_timeout_ns=None)),
+    "versions back": later(timeouts_version=0, own_out_of_section_timeout_ns=S),
+    "another name": later(step=STEP._replace(name="stop")),
+    "fewer sections": later(sections=(STEP,)),
+    "closed by nobody": later(step=CLOSED),
+    "count of a section back": later(step=STEP._replace(open_count=2)),
 }
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_board_change_of_an_honest_rank_is_no_contradiction(name: str) -> None:
-    assert contradiction(BEFORE, HONEST[name].made()) is None
+    assert contradiction(BEFORE, HONEST[name]) is None
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_board_change_that_no_rank_makes_is_a_contradiction(name: str) -> None:
-    assert contradiction(BEFORE, DAMAGED[name].made())
+    assert contradiction(BEFORE, DAMAGED[name])

@@ -86,14 +86,13 @@ def test_saves_are_counted_without_async_finalisations(bench: Bench) -> None:
     assert word(bench, layout.W_SAVES) == 1
 
 
-@pytest.mark.parametrize(("is_local", "told"), [(False, USUAL | layout.FACT_LOADED), (True, USUAL)])
-def test_load_of_a_persistent_checkpoint_is_told(bench: Bench, is_local: bool, told: int) -> None:
+def test_load_of_a_persistent_checkpoint_is_told_also_if_it_comes_before_setup(bench: Bench, tmp_path: Path) -> None:
     state = bench.start()
-    ft.on_checkpoint_loaded(is_local_chkpt=is_local, global_state=state)
-    assert facts(bench) == told
-
-
-def test_load_before_setup_is_told_at_setup(bench: Bench, tmp_path: Path) -> None:
+    ft.on_checkpoint_loaded(is_local_chkpt=True, global_state=state)
+    assert facts(bench) == USUAL
+    ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+    assert facts(bench) == USUAL | layout.FACT_LOADED
+    ft.shutdown(state)
     state = ft.GlobalState.create(save=str(tmp_path), ft=ft.FaultToleranceSettings())
     ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
     ft.setup(state.cfg, state)
