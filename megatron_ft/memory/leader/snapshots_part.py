@@ -50,7 +50,7 @@ class SnapshotsAtLeader(LeaderPart):
         cycle.has_restored = restore is not None
         self._snapshots = CompleteSnapshots(decision.cycle, decision.world, None if restore is None else restore.key)
         self._copies = {}
-        return [Line(f"cycle {decision.cycle} restores nothing from memory: {reason}")] if reason else []
+        return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
 
     def joined(self, node: Node, place: int) -> Answers:
         status, cycle = node.standing.parts.get(SnapshotStatus), self._cycle
@@ -85,8 +85,7 @@ class SnapshotsAtLeader(LeaderPart):
         have_all = self._snapshots.restored(place, message)
         if self._snapshots.is_read and self._snapshots.without is not None:
             at, rank = self._snapshots.without
-            what = f"begins without iteration {restore.key.iteration}, which other ranks have restored from memory"
-            cause = Cause(kind=CauseKind.CRASH, text=f"rank {rank} {what}", rank=rank)
+            cause = Cause(kind=CauseKind.CRASH, text=lines.mixed(rank, restore.key.iteration), rank=rank)
             cycle.changed(at, Report(cycle.decision.cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
         return [Line(lines.restored(restore, message.newer_than))] if have_all else []
 

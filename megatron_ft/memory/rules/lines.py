@@ -17,5 +17,13 @@ def restored(restore: Restore, newer_than: int | None = None) -> str:
     return head if restore.redone is None else f"{head}, {counted(restore.redone, 'iteration')} redone"
 
 
+def mixed(rank: int, iteration: int) -> str:
+    return f"rank {rank} begins without iteration {iteration}, which other ranks have restored from memory"
+
+
 def restore_failed(rank: int, iteration: int, why: str) -> str:
     return f"rank {rank} can't restore iteration {iteration} from memory: {why}"
+
+
+def without_snapshot(cycle: int, reason: str) -> str:
+    return f"cycle {cycle} restores nothing from memory: {reason}"
