@@ -29,15 +29,14 @@ _NODES_AT_ONCE = 1000
 
 
 class Lock:
-    """Base of both locks: a time to try again, and the leader's process of the holder."""
+    """Base of both locks: a time to try again, and the leader's process of the holder.
+
+    ``start`` takes the lock as soon as no other launcher holds it.
+    """
 
     def __init__(self, reactor: Reactor, leader: LeaderProcess) -> None:
         self._reactor, self._leader = reactor, leader
         self._timer: Timer | None = None
-
-    def start(self) -> None:
-        """Take the lock as soon as no other launcher holds it."""
-        raise NotImplementedError
 
     def close(self, *, is_in_a_hurry: Callable[[], bool]) -> None:
         """End the leader's process once all launchers know the job's end, and let another launcher have the lock."""

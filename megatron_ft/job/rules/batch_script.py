@@ -29,19 +29,6 @@ def show(job: str) -> list[str]:
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
-def host(allocated: str) -> str:
-    """Return the host of the script: the first one that was ``allocated``; empty if unknown."""
-    return next(iter(expand_hosts(allocated, 1)), "")
-
-
-def may_stand_in(place: int | None, ending: Ending | None) -> bool:
-    """Return True if a launcher does what the script would: that at place 0, or the next one, if that was on its host.
-
-    The script's host is the endpoint's: without it no other launcher goes on either.
-    """
-    return place in (0, 1) and ending is not None
-
-
 def in_its_place(told: str, job: str, ending: Ending, *, is_refused: bool) -> list[str]:
     """The command to run. ``told`` is what ``show`` has just printed; ``is_refused``: Slurm doesn't requeue the job.
 

@@ -18,7 +18,7 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.endpoint import own_host, take_endpoint
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
-from megatron_ft.job.lock import EndpointLock, EtcdLock, Lock
+from megatron_ft.job.lock import EndpointLock, EtcdLock
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.actions import OfMember
 from megatron_ft.job.rules.coordinator import Coordinator
@@ -88,7 +88,7 @@ def joined(
     rendezvous.register(config, orders=coordination.orders, store=store)
     leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=node.say)
     node.children.append(leader.pids)
-    lock: Lock | None = None
+    lock: EndpointLock | EtcdLock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user

@@ -131,10 +131,11 @@ def requeue(
     ``port``: any on which a live host would answer, even by refusing. ``place``: of this node in the last cycle. Slurm
     ends this launcher when it requeues the job: ``flush`` brings out its result before.
     """
-    job, host = environ.get(batch_script.REQUEUES, ""), batch_script.host(environ.get("SLURM_JOB_NODELIST", ""))
-    if not batch_script.may_stand_in(place, ending) or not job or not host or host_answers(host, port):
+    job, host = environ.get(batch_script.REQUEUES, ""), "".join(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""), 1))
+    # the launcher at place 0 does it, or the next one, if that was on the script's host: without the host, which is the
+    # endpoint's, no other launcher goes on either
+    if place not in (0, 1) or ending is None or not job or not host or host_answers(host, port):
         return
-    assert ending is not None
     flush()
     until_s, is_refused = time.monotonic() + _KNOWS_S, False
     if place:

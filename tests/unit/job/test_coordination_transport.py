@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import random
 import select
 import socket
@@ -26,7 +25,7 @@ from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp, wire
 from megatron_ft.link.reactor import Reactor
-from tests.support.coordination import BOUND_S, Ear, Listened, Peer, coordination, sockets, until
+from tests.support.coordination import BOUND_S, Listened, Peer, coordination, sockets, until
 
 SECRET = b"0123456789abcdef"
 RULES = m.Rules(min_nodes=1, max_nodes=1)
@@ -67,19 +66,6 @@ def served(secret: bytes | None = None) -> Iterator[Served]:
         yield made
     finally:
         made.close()
-
-
-@pytest.mark.parametrize("secret", [None, SECRET])
-def test_a_message_goes_there_and_the_answer_comes_back(reactor: Reactor, secret: bytes | None) -> None:
-    with served(secret) as service, sockets(reactor, secret) as (transport, ear):
-        transport.connect(service.address)
-        until(reactor, lambda: ear.told)
-        transport.transmit(HELLO)
-        until(reactor, lambda: ear.heard_messages)
-        assert ear.told[0] == "opened"
-        assert isinstance(ear.told[1], m.Admitted)
-        transport.transmit(m.Goodbye("so long", well=True))
-        until(reactor, lambda: m.Dismiss(0) in ear.told)
 
 
 @pytest.mark.parametrize(
@@ -213,23 +199,6 @@ def test_bytes_that_are_no_hello_end_their_own_connection_only(reactor: Reactor,
         until(reactor, lambda: ear.heard_messages)
         assert "broken" not in ear.told
         assert service.machine.messages == [HELLO]
-
-
-def test_a_name_is_looked_up_again_after_there_was_no_free_descriptor_for_it(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_free(*_: Any) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with sockets(reactor) as (transport, ear):
-        with monkeypatch.context() as patch:
-            patch.setattr(reactor, "call_in_thread", none_free)
-            transport.connect("no.such.host.invalid:1")
-            until(reactor, lambda: ear.told == ["failed"])
-            assert "Too many open files" in ear.problem
-        transport.connect("no.such.host.invalid:1")
-        until(reactor, lambda: ear.told == ["failed", "failed"])
-        assert ear.problem.startswith("the host name cannot be resolved: ")
 
 
 def test_address_that_refuses_or_cannot_be_resolved_is_a_failure(reactor: Reactor) -> None:
@@ -420,28 +389,3 @@ def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: 
     assert node.left is not None
     assert node.left.code == 0
     node.close()
-
-
-def test_a_coordinator_in_process_waits_without_turning_and_is_quiet_once_closed(reactor: Reactor) -> None:
-    ear = Ear()
-    transport = within(reactor, ear)
-    transport.connect("anywhere")
-    transport.connect("anywhere")
-    until(reactor, lambda: ear.told)
-    reactor.run_once(0.0)
-    assert ear.told == ["opened"]  # of the connection that was given up nothing is heard
-    transport.transmit(HELLO)
-    until(reactor, lambda: ear.heard_messages)
-    assert isinstance(ear.heard_messages[0], m.Admitted)
-    turns = 0
-    until_s = time.monotonic() + 0.3
-    while time.monotonic() < until_s:
-        reactor.run_once(0.3)
-        turns += 1
-    assert turns < 10
-    transport.transmit(m.Goodbye("no more"))
-    transport.close()
-    told = list(ear.told)
-    reactor.run_once(0.05)
-    reactor.run_once(0.05)
-    assert ear.told == told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.job.rules.batch_script import host, in_its_place, may_stand_in
+from megatron_ft.job.rules.batch_script import in_its_place
 from megatron_ft.job.rules.lives import Ending
 
 SHOWN = "JobId=7 JobName=x JobState={state} ReqNodeList=(null) NodeList={nodes} BatchHost=node1 NumNodes=3\n"
@@ -28,16 +28,3 @@ def test_job_is_left_alone_where_slurm_keeps_the_host_or_ends_the_job(state: str
     assert in_its_place(told, "7", Ending.STOPPED, is_refused=False) == []
     assert in_its_place(told, "7", Ending.STOPPED, is_refused=True) == []
     assert in_its_place("", "7", Ending.STOPPED, is_refused=False) == []
-
-
-def test_stand_in_is_a_launcher_that_speaks_for_the_job() -> None:
-    for ending in (Ending.LOST, Ending.STOPPED):  # of a job whose coordinator is lost, or by a signal to all
-        assert may_stand_in(0, ending)
-        assert may_stand_in(1, ending)
-        assert not may_stand_in(2, ending)
-        assert not may_stand_in(None, ending)
-    assert not may_stand_in(0, None)
-
-
-def test_the_scripts_host_is_the_first_of_the_allocation() -> None:
-    assert (host("gpu[07-09],x"), host("")) == ("gpu07", "")

@@ -31,25 +31,6 @@ def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> Non
     assert actions.Drop(1) in machine.heard(7, hello, 0.1)
 
 
-def is_judged(machine: Coordinator, now_s: float) -> bool:
-    return bool(sent(machine.settle(now_s), m.Verdict))
-
-
-def test_node_whose_kernel_connection_was_given_up_is_lost_only_once_it_was_silent_for_long_enough() -> None:
-    """Packets to the node were lost, and its own came: it may be back at once."""
-    machine = begun(m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, node_lost_s=5.0), "abc")
-    judged = []
-    for tenth in range(1, 160):
-        for link in range(3):
-            if link != 1 or tenth <= 90:
-                machine.heard(link, m.Beat(), tenth / 10)
-        if tenth == 100:
-            machine.broken(1, 10.0, silent=True)
-        judged += [(tenth, each) for each in sent(machine.settle(tenth / 10), m.Verdict)]
-    ((tenth, verdict),) = judged
-    assert (tenth, verdict.node, verdict.cause.text) == (145, 1, "no message from its launcher for 5.5 s")
-
-
 def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))

@@ -110,13 +110,6 @@ def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_on
     assert entered(etcd, lock_taken(etcd)).former is None
 
 
-def test_leader_without_decisions_in_etcd_any_more_has_lost_the_lock() -> None:
-    etcd = EtcdModel()
-    ledger = entered(etcd, lock_taken(etcd))
-    etcd.leases = {lease: each for lease, each in etcd.leases.items() if each[0] == etcd_keys.LEASE_S}
-    assert not ledger.keep(record(0))
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_leaders_that_are_paused_and_lose_answers_never_make_two_decisions_of_one_number(seed: int) -> None:
     chance, etcd = random.Random(seed), EtcdModel()

@@ -14,7 +14,6 @@ from megatron_ft.job.rules.lives import Life, Lives
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Outcome
-from megatron_ft.link.base.hosts import natural
 from megatron_ft.link.facts.launcher import CauseKind
 from tests.support import job_machines
 from tests.support.agents import HANG, verdict
@@ -126,17 +125,6 @@ def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None
 
 
 # -- who is preferred -----------------------------------------------------------------------------------------
-
-
-def test_names_are_in_natural_order() -> None:
-    assert sorted(["node10", "node2", "a", "node2-b11", "node2-b2", ""], key=natural) == [
-        "",
-        "a",
-        "node2",
-        "node2-b2",
-        "node2-b11",
-        "node10",
-    ]
 
 
 @pytest.mark.parametrize("ranks", [True, False])

@@ -78,23 +78,6 @@ def test_a_job_that_has_finished_on_some_nodes_says_so() -> None:
     assert [(node.ends[0].outcome, node.ends[0].text) for node in nodes] == [(Outcome.SUCCEEDED, told)] * 3
 
 
-def test_a_node_that_was_taken_for_lost_hears_why() -> None:
-    job = Job(min_nodes=2)
-    nodes = job.start("abc")
-    nodes[2].is_silent = True
-    job.run(6.5)
-    nodes[2].is_silent = False
-    job.run(0.5)
-    (end,) = nodes[2].ends
-    assert end.lost
-    assert end.text.startswith("no message from its launcher for ")
-    nodes[1].is_silent = True  # and one that has slept through more than that
-    job.run(9.0)
-    nodes[1].is_silent = False
-    job.run(3.0)
-    assert (nodes[1].ends[-1].lost, nodes[1].ends[-1].text) == (True, "cycle 2 runs without it")
-
-
 # -- nodes that are asked to stop -----------------------------------------------------------------------------
 
 
@@ -120,19 +103,6 @@ def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
     assert (a.cycle, world(a)) == (1, 2)
 
 
-def test_launcher_stopped_well_under_min_healthy_is_not_counted_as_finished() -> None:
-    job = Job(min_nodes=2, min_healthy=True)
-    a, b, c = job.start("abc")
-    c.leaves("stopped by SIGTERM", well=True)
-    job.run(4.0)
-    bad = "node 2 (c) is lost: stopped by SIGTERM"
-    assert a.lines == b.lines == [f"cycle 0: {bad}; continuing with 2 healthy nodes, at least 2 required"]
-    for node in (a, b):
-        node.finishes()
-    job.run(0.5)
-    assert a.left == b.left == (0, f"the job finished on 2 of 3 nodes: {bad}")
-
-
 @pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0)])
 def test_a_node_that_leaves_without_an_answer_has_the_same_code(how: dict[str, bool], code: int) -> None:
     job = Job(min_nodes=2)
@@ -154,15 +124,6 @@ def test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cyc
     b.report(NodeState.EXCLUDED, "rank 1 asked for it")
     job.run(0.1)
     assert (a.verdicts[0].outcome, a.verdicts[0].cause.text) == (Outcome.FAILED, "rank 1 killed by SIGKILL")
-
-
-def test_node_that_was_only_cut_off_is_not_named_where_too_few_are_healthy() -> None:
-    job = Job(min_nodes=3, min_healthy=True)
-    a, b, c = job.start("abc")
-    b.report(NodeState.UNHEALTHY, "no coordinator reachable for 21 s", follows=True)
-    c.fails("rank 2 hung")
-    job.run(1.0)
-    assert (a.verdicts[0].node, a.verdicts[0].cause.host) == (c.member.place, "c")
 
 
 def test_job_ends_where_an_exclusion_leaves_too_few_nodes() -> None:
@@ -207,18 +168,6 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_c
     assert code(b) == code(a) == 1
 
 
-def test_end_of_an_excluded_launcher_is_no_loss_of_a_node() -> None:
-    job = Job(min_nodes=2, max_nodes=3, launchers=3)
-    a, b, c = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
-    job.run(2.0)
-    b.dies()
-    job.run(80.0)
-    a.fails()
-    job.run(3.0)
-    assert cycles(a, c) == [2, 2]
-
-
 def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:
     job = Job(min_nodes=2)
     a, b, c = job.start("abc")
@@ -241,18 +190,6 @@ def test_job_ends_at_once_where_a_stuck_node_leaves_too_few() -> None:
     job.run(1.0)
     assert b.left == (1, "1 node left, at least 2 required")
     assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be killed; 1 node left, at least 2 required")
-
-
-def test_a_request_to_end_the_job_while_nodes_meet_is_told_to_all() -> None:
-    job = Job(min_nodes=2)
-    a, b, c = job.start("abc")
-    b.is_quick = False
-    a.fails()
-    job.run(0.5)
-    b.shuts_down("rank 1 asked for the end")
-    b.ready()
-    job.run(0.5)
-    assert {node.left for node in (a, b, c)} == {(1, "on node 1 (b) rank 1 asked for the end")}
 
 
 # -- what the job has used and reached ------------------------------------------------------------------------
@@ -292,19 +229,6 @@ def test_a_newcomer_that_is_used_at_once_costs_no_restart() -> None:
     (spare,) = job.start("d")  # for which there is no room
     job.run(2.0)
     assert (cycles(a, spare), spare.lines[0][:10]) == ([1, None], "on standby")
-
-
-def test_newcomer_under_min_healthy_takes_the_place_of_a_lost_node_at_once() -> None:
-    job = Job(min_nodes=2, max_nodes=3, at_once=True, min_healthy=True)
-    a, b, c = job.start("abc")
-    c.dies()
-    job.run(2.0)
-    assert cycles(a, b) == [0, 0]
-    (d,) = job.start("d")
-    job.run(2.0)
-    assert cycles(a, b, d) == [1, 1, 1]
-    assert d.member.place == 2
-    assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
 
 
 def test_a_start_that_fails_in_the_same_way_is_not_tried_again_whoever_tells_of_it_first() -> None:

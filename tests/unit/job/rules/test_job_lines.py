@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.announcements import FEW
-from megatron_ft.job.rules.restart_policy import NodeState
 from tests.support.machines import Job
 
 
@@ -60,20 +58,6 @@ def test_waiting_line_names_missing_lost_and_unfit_nodes_of_the_last_cycle() -> 
     job.start("d")
     job.run(1.5)
     assert a.cycle == 1
-
-
-def test_host_that_has_come_back_is_not_named_as_lost() -> None:
-    job = Job(min_nodes=2, max_nodes=5)
-    a, _, c, d, e = job.start("abcce")
-    a.is_quick = False
-    a.fails()
-    for node in (c, d, e):
-        node.dies()
-        job.run(2.0)  # each time the others agree to go on without it
-    _, again = job.start("bc")  # a second launcher on b's host is another node
-    job.run(25.0)
-    told = "waiting for 1 more node (3 of 4 are here: b, b, c; missing since cycle 0: a; lost in cycle 0: c, e)"
-    assert again.lines == [told]
 
 
 def test_a_node_that_has_no_place_stands_by_and_the_others_hear_of_it_once() -> None:
@@ -141,24 +125,6 @@ def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
     assert a.lines == [lost, "node 1 (b) is lost: stopped by SIGTERM"]
 
 
-def test_a_loss_that_comes_after_its_consequences_is_told_once_as_the_cause() -> None:
-    job = Job(min_nodes=2)
-    a, _, c = job.start("abc")
-    a.fails("lost a peer", follows=True)
-    c.leaves("stopped by SIGTERM")
-    job.run(2.5)
-    assert [verdict.cause_for(0).text for verdict in a.verdicts] == ["node 2 (c): stopped by SIGTERM"]
-    assert a.lines == []
-    job = Job(min_nodes=2, min_healthy=True)
-    a, b, c = job.start("abc")
-    for node in (a, b):
-        node.fails("lost a peer", follows=True)
-    c.leaves("stopped by SIGTERM")
-    job.run(0.5)
-    assert "node 2 (c) is lost: stopped by SIGTERM" in a.verdicts[0].cause.text
-    assert a.lines == []
-
-
 def test_line_in_a_large_job_goes_to_the_launcher_that_prints_it_only() -> None:
     size = FEW + 2
     job = Job(min_nodes=2, max_nodes=size, min_healthy=True)
@@ -169,16 +135,6 @@ def test_line_in_a_large_job_goes_to_the_launcher_that_prints_it_only() -> None:
     job.run(0.5)
     told = [place for place, node in enumerate(nodes) if any("node 70" in line for line in node.lines)]
     assert told == [1]  # the first one had died before it could be told
-
-
-def test_line_on_many_nodes_names_the_first_ones() -> None:
-    job = Job(min_nodes=32, max_nodes=32, min_healthy=False)
-    nodes = [job.start([f"h{number}"])[0] for number in range(30)]
-    job.run(3.5)
-    (line,) = nodes[0].lines
-    assert line == "waiting for 2 more nodes (30 of 32 are here: h0, h1, h2, h3, h4, h5, h6, h7 and 22 more)"
-    told = job_lines.joined(job_lines.bad(place, "h", NodeState.LOST.value, "gone") for place in range(9))
-    assert told.endswith("node 7 (h) is lost: gone; and 1 more")
 
 
 def test_round_with_enough_nodes_says_how_many_more_may_join_and_until_when() -> None:
@@ -220,16 +176,3 @@ def test_verdict_and_lines_name_the_next_node_when_the_one_at_place_0_is_gone() 
     job.run(1.0)
     assert d.verdicts[-1].printer == d.member.identity.instance
     assert d.prints
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_first_launcher_that_is_left_says_why_the_job_ends(has_begun: bool) -> None:
-    job = Job(min_nodes=3, max_nodes=3, launchers=3 * has_begun, owner="c", join_timeout_s=60.0)
-    c, b = [job.start(name, rank=rank)[0] for name, rank in (("c", 2), ("b", 1))]
-    if has_begun:
-        (a,) = job.start("a", rank=0)
-        job.run(1.0)
-        a.dies()
-    job.run(70.0)
-    assert [None if each.left is None else each.left[0] for each in (b, c)] == [94, 94]
-    assert [each.prints for each in (b, c)] == [True, False]

@@ -133,14 +133,6 @@ def test_round_is_complete_by_size_and_time() -> None:
     assert not complete(RoundCompletion(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
 
 
-def test_nodes_that_come_and_go_do_not_keep_a_round_open_for_ever() -> None:
-    completion, begins_s = RoundCompletion(), []
-    for tick in range(1, 100):
-        ready = 2 if tick % 2 else 1  # one of them is away each second time, for 10 s
-        begins_s += [10.0 * tick] if complete(completion, ready, last=0, now_s=10.0 * tick) else []
-    assert begins_s[0] == 50.0
-
-
 def test_round_with_too_few_nodes_waits_for_a_bounded_time() -> None:
     completion = RoundCompletion()
     assert not complete(completion, 1, last=3, now_s=10.0)
@@ -275,14 +267,6 @@ def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_r
         assert (None if verdict is None else verdict.cycle - decision().cycle) == known
 
 
-def test_a_cycle_begins_with_the_decision_and_only_for_who_has_a_place() -> None:
-    machine = led(member())
-    held = Assignment(decision(), 2, "store:1")
-    assert machine.heard(held, 0.0) == [held]
-    assert machine.heard(held, 0.0) == []  # again: it runs already
-    assert led(member()).heard(Assignment(decision()), 0.0) == [Assignment(decision())]
-
-
 def test_the_next_coordinator_hears_that_the_others_had_given_this_node_up() -> None:
     machine = led(member())
     machine.heard(Assignment(decision(), 2), 0.0)
@@ -300,12 +284,6 @@ def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> Non
         machine.tick(1.5)
         again = machine.tick(2.5) + machine.tick(4.0)
         assert (actions.Connect("first:1") in again) is tries_again
-
-
-def test_time_in_which_a_launcher_stood_still_is_nobodys_silence() -> None:
-    machine = led(member())
-    assert machine.tick(100.0)[-1:] == [actions.Transmit(m.Beat())]
-    assert machine.is_led
 
 
 HANG = hung(rank=3, local_rank=1, elapsed_s=3.0, timeout_s=3.0, at_ns=9)

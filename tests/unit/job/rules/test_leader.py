@@ -115,15 +115,6 @@ def test_leader_without_a_record_takes_over_the_newest_decision_that_any_launche
     assert (verdict.cycle, verdict.node) == (2, 0)
 
 
-def test_leader_that_has_decided_takes_over_nothing() -> None:
-    machine = leader()
-    ready(machine, "a", "b", "c")
-    answers(machine, machine.settle(0.0))
-    effects = machine.heard(7, hello(1), 1.0)
-    assert [held.decision.number for held in sent(effects, Assignment)] == [0]
-    assert [end.cycle for end in sent(effects, m.End)] == [2]  # its ranks are to end
-
-
 def test_launcher_of_an_excluded_node_founds_no_job() -> None:
     excluded = m.NodeStatus(m.NodePhase.EXCLUDED)
     rules = replace(RULES_3, min_nodes=1, max_nodes=2, last_call_s=0.0)
@@ -174,24 +165,6 @@ def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_t
         machine.heard(link, m.Ready(store="s"), 0.0)
     decided = [e.decision for e in until(machine, 60.0, alive=(1, 2)) if isinstance(e, DecisionRecord)]
     assert [(each.kind, each.advance.stalled) for each in decided] == [(DecisionKind.START, 1)]
-
-
-@pytest.mark.parametrize(("min_nodes", "stale"), [(4, 3), (3, 0), (4, 0)])
-def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(min_nodes: int, stale: int) -> None:
-    rules = m.Rules(min_nodes=min_nodes, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1)
-    last = replace(LAST, number=4, id="old.4", cycle=3, world=4)
-    older, machine = replace(last, number=3, id="old.3", cycle=2), leader(rules=rules)
-    effects: list[Any] = []
-    for place in (0, 1, 2, 3):
-        said = hello(place, rules, last=older if place == stale else last)
-        effects += machine.heard(place, said, 0.0)
-    effects += until(machine, 90.0, alive=(0, 1, 2, 3))
-    assert sent(effects, m.Verdict)
-    for place in (0, 1, 2, 3):
-        machine.heard(place, m.Ready(store="s"), 90.0)
-    effects += until(machine, 95.0, alive=(0, 1, 2, 3), from_s=90.0)
-    decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
-    assert [(each.kind, each.world) for each in decided] == [(DecisionKind.START, 4)]
 
 
 def test_new_leader_ends_a_job_whose_launchers_it_never_meets_once_they_would_have_given_up() -> None:

@@ -87,31 +87,6 @@ class Leader:
         self.effects += answers(self.machine, effects, self.now_s)
 
 
-def test_leader_tells_its_epoch_and_founds_a_job_where_etcd_has_no_decision() -> None:
-    leader = Leader(None)
-    leader.meet(hello("a"), hello("b"), hello("c"))
-    leader.wait(0.5)
-    admitted = next(each.message for each in leader.effects if isinstance(each, actions.Send))
-    assert admitted == m.Admitted(9)
-    assert [each.number for each in leader.decisions()] == [0]
-    assert leader.lives() == 0
-
-
-def test_leader_in_etcd_takes_no_decision_from_a_launcher() -> None:
-    leader = Leader(None)
-    leader.meet(knowing("i0", 0), hello("a"), hello("b"), hello("c"))
-    leader.wait(FORMER_S + 30)
-    assert leader.decisions()[0].number == 0
-
-
-@pytest.mark.parametrize("fresh", [0, 3])
-def test_launcher_of_this_run_has_the_leader_go_on_with_it(fresh: int) -> None:
-    leader = Leader()
-    leader.meet(*(hello(name) for name in "abc"[:fresh]), knowing("i0", 0), knowing("i1", 1), knowing("i2", 2))
-    leader.wait(FORMER_S + 30)
-    assert (leader.lives(), leader.decisions(), leader.told(m.End)) == (0, [], [])
-
-
 def test_new_launchers_begin_another_run_once_no_former_one_has_come_for_a_while() -> None:
     leader = Leader()
     leader.meet(hello("a"), hello("b"), hello("c"))

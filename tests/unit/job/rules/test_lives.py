@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from megatron_ft.job.rules.faults import Fault, FaultKind
 from megatron_ft.job.rules.lives import Ending, Life, Lives, NodeEnd
-from megatron_ft.job.rules.restart_policy import JobProgress, Reached, furthest
+from megatron_ft.job.rules.restart_policy import JobProgress, Reached
 
 COMMAND = ("python", "train.py")
 LIFE = Life(job="job-1", command=COMMAND, began="2026-01-01T00:00:00Z", nodes=2, cycles=1)
@@ -122,13 +122,6 @@ def test_failures_at_the_same_place_add_up_over_lives() -> None:
         counts.append(advance.stalled)
         lives = lives.begun(replace(LIFE, outcome=Ending.FAILED, resumed=0, iteration=3, stalled=advance.stalled))
     assert counts == [2, 5, 8]
-
-
-def test_furthest_advance_is_that_of_the_node_that_knows_most() -> None:
-    assert furthest([]) == JobProgress()
-    assert furthest(
-        [JobProgress(), JobProgress(5, 20, 1), JobProgress(0, 20, 9), JobProgress(5, 20, 2)]
-    ) == JobProgress(5, 20, 2)
 
 
 @pytest.mark.parametrize(

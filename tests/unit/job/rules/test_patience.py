@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.member import CUT_OFF_S, Member, at_end
@@ -66,10 +65,6 @@ def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_jo
     assert left.text.endswith("start a launcher there, or set --rdzv-conf is_host=1 on one node")
 
 
-def test_endpoint_on_a_host_of_the_job_is_no_mistake_where_no_process_was_reached() -> None:
-    assert _given_up(_unowned(has_known_host=True), 0.0)[1].code == TRY_AGAIN_CODE
-
-
 @pytest.mark.parametrize("how", ["waits", "unnamed"])
 def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) -> None:
     machine = _unowned()
@@ -93,23 +88,6 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
     assert [each for _, each in seen if isinstance(each, m.Dismiss)] == [
         m.Dismiss(TRY_AGAIN_CODE, f"no coordinator reached for {timeout} ({problems})")
     ]
-
-
-@pytest.mark.parametrize(
-    ("closes", "problem"),
-    [(True, "the connection was closed there"), (False, "no answer, from it or from a name server")],
-)
-def test_port_that_closes_connections_or_never_answers_is_named(closes: bool, problem: str) -> None:
-    machine, lines, now_s = member(), [], 0.0
-    while not lines:
-        now_s = max(now_s, machine.alarm_s) + 0.001
-        effects = machine.tick(now_s)
-        for _ in [effect for effect in effects if closes and isinstance(effect, actions.Connect)]:
-            machine.opened(now_s)
-            effects += machine.broken(now_s)
-        lines += [effect.text for effect in effects if isinstance(effect, m.Tell)]
-    assert f"(first:1: {problem})" in lines[0]
-    assert 10.0 <= now_s < 12.0
 
 
 def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:

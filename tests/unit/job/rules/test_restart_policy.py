@@ -84,22 +84,6 @@ def test_restarts_are_counted_for_the_job(
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
-@pytest.mark.parametrize("policy", [allowing(3, 2), allowing(3, 2, min_healthy=True)])
-@pytest.mark.parametrize(
-    ("outcome", "left", "action", "reason"),
-    [
-        (M, 2, Action.RESTART, ""),
-        (M, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
-        (F, 1, Action.GIVE_UP, "1 node left, at least 2 required, giving up"),
-    ],
-)
-def test_nodes_that_leave_end_the_job_only_where_too_few_are_left(
-    policy: Rules, outcome: Outcome, left: int, action: Action, reason: str
-) -> None:
-    decision = policy.decide(outcome, nodes_left=left)
-    assert (decision.action, decision.reason) == (action, reason)
-
-
 def stalled(*cycles: Reached | None) -> int:
     """For how many cycles, after these have failed."""
     advance = JobProgress()

@@ -34,12 +34,6 @@ def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int =
     return " ".join(each.instance for each in found)
 
 
-def test_newcomer_of_another_domain_takes_no_place_of_a_segment_that_can_be_filled() -> None:
-    slots = [node("a0", rank=0), node("a1")]
-    found, _ = choose(slots, [slots[1], node("a2"), node("c3", rank=0), node("c4")], 2, 2)
-    assert {each.instance for each in found} == {"a1", "a2"}
-
-
 @pytest.mark.parametrize(
     ("ready", "takes_part"),
     [
@@ -173,11 +167,3 @@ def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
         b.fails(reached=Reached(0, iteration))
         job.run(2.0)
     assert [each.member.place for each in (a, b, spare)] == [0, None, 1]
-
-
-def test_node_that_comes_back_gets_its_own_place_in_its_segment_before_a_spare() -> None:
-    before, again = nodes("a0 a1 b2 b3"), node("a9")
-    again.name = before[1].name
-    _, slots = choose(before, nodes("b2 b3"), 4, 2)
-    found, _ = choose(slots, [*nodes("a0 b2 b3 a7"), again], 4, 2)
-    assert [each.instance for each in found] == ["a0", "a9", "b2", "b3"]
