@@ -132,8 +132,7 @@ def requeue(
     ends this launcher when it requeues the job: ``flush`` brings out its result before.
     """
     job, host = environ.get(batch_script.REQUEUES, ""), "".join(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""), 1))
-    # the launcher at place 0 does it, or the next one, if that was on the script's host: without the host, which is the
-    # endpoint's, no other launcher goes on either
+    # the launcher at place 0 does it, or the next one, if that was on the script's host
     if place not in (0, 1) or ending is None or not job or not host or host_answers(host, port):
         return
     flush()
