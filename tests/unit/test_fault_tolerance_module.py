@@ -77,13 +77,6 @@ def test_setup_without_a_required_launcher_raises(tmp_path: Path, monkeypatch: p
     assert state.rank_monitor_client is None
 
 
-def test_setup_is_a_no_op_without_ft_config(tmp_path: Path, client: FakeClient) -> None:
-    state = ft.GlobalState.create(save=str(tmp_path), ft=None)
-    ft.setup(state.cfg, state)
-    assert state.rank_monitor_client is None
-    assert client.calls == []
-
-
 def test_second_setup_closes_the_first_client_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[FakeClient] = []
     monkeypatch.setattr("megatron_ft.fault_tolerance.RankMonitorClient", lambda: made.append(FakeClient()) or made[-1])
@@ -159,6 +152,7 @@ def test_hooks_before_setup_warn_once_unless_fault_tolerance_is_off(
     off = ft.GlobalState.create(save=str(tmp_path), ft=None)
     ft.setup(off.cfg, off)
     all_hooks(off)
+    assert off.rank_monitor_client is None
     assert warnings(capfd) == []
     monkeypatch.setattr(hook_order, "order", hook_order.HookOrder())
     all_hooks(state)
@@ -220,19 +214,7 @@ def test_an_async_finalisation_is_in_checkpointing_but_is_no_save(tmp_path: Path
     assert client.calculations() == []
 
 
-def test_shutdown_disconnects_and_hooks_are_no_ops_again(tmp_path: Path, client: FakeClient) -> None:
-    state = start(tmp_path)
-    train(state, 2)
-    ft.shutdown(state)
-    assert client.calls[-1] == ("shutdown",)
-    assert state.rank_monitor_client is None
-    before = list(client.calls)
-    all_hooks(state)
-    ft.shutdown(state)
-    assert client.calls == before
-
-
-def test_shutdown_closes_all_that_is_open_without_errors(
+def test_shutdown_disconnects_and_hooks_are_no_ops_again(
     tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state = start(tmp_path)
@@ -242,6 +224,12 @@ def test_shutdown_closes_all_that_is_open_without_errors(
     ft.shutdown(state)
     assert client.open == []
     assert capfd.readouterr().err == ""
+    assert client.calls[-1] == ("shutdown",)
+    assert state.rank_monitor_client is None
+    before = list(client.calls)
+    all_hooks(state)
+    ft.shutdown(state)
+    assert client.calls == before
 
 
 def test_shutdown_disconnects_even_if_the_update_fails(tmp_path: Path, client: FakeClient) -> None:

@@ -199,17 +199,13 @@ def _timeline_data(timeline: Timeline, failures: Sequence[Failure]) -> dict[str,
         seen.update(np.unique(grid).tolist())
         return True
 
-    finest_ns = 0
     for columns in (_SCREEN_COLUMNS * _FINER**level for level in range(_LEVELS)):
         edges = edges_ns(timeline.begin_ns, timeline.end_ns, columns)
         if (packed and columns * len(timeline.ranks) > _MOST_CELLS) or not add(edges):
             break
-        finest_ns = edges[1] - edges[0]
     columns = int(np.clip(_DETAIL_CELLS // max(1, len(timeline.ranks)), _LEAST_DETAIL_COLUMNS, _MOST_DETAIL_COLUMNS))
     for failure in failures[-_MOST_DETAILS:]:
-        edges = edges_ns(failure.from_ns, failure.to_ns, columns)
-        if 2 * (edges[1] - edges[0]) <= finest_ns:
-            add(edges)
+        add(edges_ns(failure.from_ns, failure.to_ns, columns))
     states = states_of(timeline.names)
     named = {(each.rank, each.cycle) for each in failures}
     named |= {(each.rank, each.cycle) for each in timeline.run.accounting.hangs}

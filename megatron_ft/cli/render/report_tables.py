@@ -95,11 +95,8 @@ def _cycles(analysis: Analysis) -> Sheet:
         for cycle in cycles
     ]
     notes = [_TIMES] if any(cycle.noticed_after_s is not None for cycle in cycles) else []
-    restores = [cycle for cycle in cycles if cycle.restored is not None]
-    if restores:
-        known = [cycle.restored_redone for cycle in restores if cycle.restored_redone is not None]
-        redone = f", {counted(sum(known), 'iteration')} redone" if known else ""
-        notes.append(f"{counted(len(restores), 'cycle')} restored from memory{redone}.")
+    restores = sum(cycle.restored is not None for cycle in cycles)
+    notes += [f"{counted(restores, 'cycle')} restored from memory."] if restores else []
     columns = ("cycle", "how it ended", "rank", "detected\nafter", "training\nagain after", "iterations\nredone")
     failed = [at for at, cycle in enumerate(cycles) if cycle.outcome == "failed"]
     return Sheet("cycles", "cycles", columns, "how it ended", rows, failed, notes)

@@ -119,7 +119,6 @@ class CycleSummary:
         phases: seconds of the phases of the restart after this cycle, by name; those of `TrainingAgain`.
         restarts_left: for the next cycle, once this one has ended on a node; else as it began.
         restored: iteration that its ranks have restored from memory; None if they haven't.
-        restored_redone: iterations from there to the end of the cycle before; None if unknown.
     """
 
     cycle: int
@@ -138,7 +137,6 @@ class CycleSummary:
     phases: Mapping[str, float] = field(default_factory=dict)
     restarts_left: int | None = None
     restored: int | None = None
-    restored_redone: int | None = None
 
     @property
     def text(self) -> str:
@@ -480,7 +478,6 @@ class _Cycle:
             phases=phases,
             restarts_left=min(left, default=None if self.started is None else self.started.restarts_left),
             restored=None if restored is None else restored.key.iteration,
-            restored_redone=None if restored is None else restored.redone,
         )
 
 

@@ -82,8 +82,4 @@ def test_early_stopping_counts_if_it_ended_this_fit(callback: Any, should_stop: 
     reason = why(current_epoch=5, should_stop=should_stop, callbacks=[callback, SimpleNamespace()])
     assert reason == ("EarlyStopping ended it at step 40" if is_early_stopped else None)
     assert why(current_epoch=5, should_stop=should_stop, callbacks=[callback], is_cut_short=True) is None
-
-
-@pytest.mark.parametrize("reason", [None, Reason.NOT_STOPPED])
-def test_epoch_0_means_not_stopped_before_lightning_2_6(reason: Reason | None) -> None:
-    assert why(current_epoch=0, should_stop=True, callbacks=[EarlyStopping(0, reason)]) is None
+    assert why(current_epoch=0, should_stop=True, callbacks=[EarlyStopping(0, None)]) is None  # before Lightning 2.6
