@@ -157,21 +157,10 @@ def train(
     """Return the exit code, the weights or losses, what is left behind, and the output."""
     (work / "tmp").mkdir(parents=True)
     mark = uuid.uuid4().hex
-    env = {
-        **os.environ,
-        "FT_PROGRAMS": mark,
-        "SOURCES": str(sources),
-        "TMPDIR": str(work / "tmp"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    env |= {
-        "PYTHONPATH": f"{HERE.parents[1]}:{sources}/karpathy+minGPT",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
-        "1"  # torchrun's next ranks may hang: they read addresses of the last ones
-    )
+    env = os.environ | {"FT_PROGRAMS": mark, "SOURCES": str(sources), "TMPDIR": str(work / "tmp")}
+    env |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{HERE.parents[1]}:{sources}/karpathy+minGPT"}
+    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun's next ranks use old addresses
 
     def is_ours(stat: ProcessStat) -> bool:
         return carries(stat.pid, mark.encode())
