@@ -57,21 +57,21 @@ class JobStatus:
 
     def progress(self) -> int | None:
         """Return the number of iterations begun and collectives completed in the last cycle; None if unknown."""
-        record = self._agent.started
-        readings = [] if record is None else [self._monitors[each].reading(record.cycle) for each in record.started]
-        boards = [each.snapshot for each in readings if each.snapshot is not None]
-        counts = [each.collectives for each in readings if each.collectives is not None]
+        boards, counts = (
+            self._boards(),
+            [each.collectives for each in self._last_readings() if each.collectives is not None],
+        )
         if not (boards or counts):
             return None
         return sum(each.iterations_seen for each in boards) + sum(each.completed for each in counts)
 
-    def boards(self) -> dict[int, BoardSnapshot]:
-        """Return the boards of the last cycle, by local rank."""
+    def _last_readings(self) -> list[RankReading]:
+        """Return the readings of the last cycle's ranks."""
         record = self._agent.started
-        if record is None:
-            return {}
-        boards = {each: self._monitors[each].reading(record.cycle).snapshot for each in record.started}
-        return {local_rank: board for local_rank, board in boards.items() if board is not None}
+        return [] if record is None else [self._monitors[each].reading(record.cycle) for each in record.started]
+
+    def _boards(self) -> list[BoardSnapshot]:
+        return [each.snapshot for each in self._last_readings() if each.snapshot is not None]
 
     def hear(self, record: Record, at_ns: int) -> None:
         """Take a record that this launcher writes to its event log."""
@@ -86,7 +86,7 @@ class JobStatus:
             self._monitors.hear_all()
         began_ns = time.monotonic_ns()
         if at_once or began_ns >= self._due_ns:
-            for board in self.boards().values():
+            for board in self._boards():
                 if not board.watch_only:  # as if it had gone now: the time until then is the training's
                     gone = RankGone(
                         rank=board.rank,
@@ -111,7 +111,7 @@ class JobStatus:
 
     def readings(self, *, is_last: bool = False) -> GaugeValues:
         """Return what the metrics show of this node now; ``is_last``: however long it takes."""
-        boards = self.boards().values()
+        boards = self._boards()
         timeouts = [(each.name, each.timeout_ns) for board in boards for each in board.sections]
         timeouts += [(OUT_OF_SECTION, board.out_of_section_timeout_ns) for board in boards]
         return GaugeValues(

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
 
@@ -76,9 +76,8 @@ class MonitorSlot:
     _board: Board | None = None
     _short_lives: int = 0
     _seen_overdue: bool = False
-    _pause: Pause | None = None
-    _guard: GuardGroup | None = None
-    """Group to end if the launcher dies."""
+    _standing: dict[str, Order] = field(default_factory=dict)
+    """Orders that a replacement gets, too: the group to end if the launcher dies, and a pause or its end."""
     _is_ending: bool = False
     """True once the job is over: reports are only logged."""
     _arm: Arm | None = None
@@ -111,9 +110,8 @@ class MonitorSlot:
             take=self._take,
             ended=self._replace,
         )
-        for standing in (self._guard, self._pause):
-            if standing is not None:
-                self._order(standing)  # read before it checks a rank
+        for standing in self._standing.values():
+            self._order(standing)  # read before it checks a rank
         self._arm_attached()
 
     def listen_again(self) -> None:
@@ -176,8 +174,8 @@ class MonitorSlot:
 
     def rank_started(self, pid: int, rank: int | None) -> None:
         """Tell the monitor, and replacements, which group to end if the launcher dies. ``rank`` is global."""
-        self._guard = GuardGroup(pid, rank)
-        self._order(self._guard)
+        self._standing["group"] = GuardGroup(pid, rank)
+        self._order(self._standing["group"])
 
     def last_words(self, cycle: int) -> str:
         """Return what the rank of this cycle wrote of its stacks and last exception; empty if it never connected."""
@@ -200,8 +198,8 @@ class MonitorSlot:
 
     def pause(self, since_ns: int | None) -> None:
         """Suspend hang detection, also in a replacement process, from ``since_ns`` on (monotonic); None resumes it."""
-        self._pause = None if since_ns is None else Pause(since_ns)
-        self._order(self._pause or Resume())
+        self._standing["pause"] = Resume() if since_ns is None else Pause(since_ns)
+        self._order(self._standing["pause"])
 
     def ask_to_stop(self) -> None:
         """Tell the monitor that the job is over."""
