@@ -133,14 +133,34 @@ def functions(document: dict[str, Any]) -> list[str]:
     return [frame[2] for thread in document["threads"] if thread["main"] for frame in thread["frames"]]
 
 
-@pytest.mark.parametrize("what", ["sleeping", "spinning"])
-def test_note_names_the_python_function_that_the_rank_is_in(subjects: Subjects, what: str) -> None:
-    note, document = subjects.start(f"begin(); {what}()").collect()
-    assert functions(document)[:1] == [what]
+SIGNALS_RESET = """
+reporter.begin(board, stack_fd, ask_fd)
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
+restore_signals()
+ready()
+sleeping()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "answers"),
+    [
+        ("begin(); sleeping()", "sleeping", True),
+        ("begin(); spinning()", "spinning", True),
+        ("begin(); reporter.end(); sleeping()", "sleeping", False),
+        (SIGNALS_RESET, "sleeping", True),
+    ],
+)
+def test_note_names_the_python_function_that_the_rank_is_in(
+    subjects: Subjects, body: str, what: str, answers: bool
+) -> None:
+    """Also if it has ended its monitoring, or reset and restored its signals."""
+    note, document = subjects.start(body).collect()
+    assert (functions(document)[:1], document["stacks_by"]) == ([what], "faulthandler")
     assert note.frame.endswith(f" {what}")
-    assert note.has_collectives  # it told that it has none
+    assert note.has_collectives == answers  # it told that it has none
     assert note.is_busy == (what == "spinning")
-    assert not document["missing"] or "torch.distributed isn't imported" in document["missing"][0]
 
 
 def test_a_rank_that_holds_the_lock_writes_its_stack_and_tells_no_collectives(subjects: Subjects) -> None:
@@ -153,18 +173,16 @@ def test_a_rank_that_holds_the_lock_writes_its_stack_and_tells_no_collectives(su
     assert "didn't answer" in document["missing"][0]
 
 
-def test_a_stopped_rank_is_read_where_it_was_stopped_and_stays_so(subjects: Subjects) -> None:
-    subject = subjects.start("begin(); os.kill(os.getpid(), signal.SIGSTOP); spinning()")
-    note, document = subject.collect()
-    assert note.is_stopped
-    assert functions(document) == ["<module>"]
-    wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
-
-
-def test_a_hung_rank_that_the_signal_wakes_gets_no_further(subjects: Subjects) -> None:
-    """It would train on, and so would those that wait for it, while they are looked at."""
-    subject = subjects.start("begin(); signal.pause(); spinning()")
-    _, document = subject.collect(verdict=hung())
+@pytest.mark.parametrize(
+    ("waits", "verdict"), [("os.kill(os.getpid(), signal.SIGSTOP)", None), ("signal.pause()", hung())]
+)
+def test_a_stopped_rank_is_read_where_it_was_stopped_and_stays_so(
+    subjects: Subjects, waits: str, verdict: RankHung | None
+) -> None:
+    """So does a hung one that the signal wakes: it would train on, and so would those that wait for it."""
+    subject = subjects.start(f"begin(); {waits}; spinning()")
+    note, document = subject.collect(verdict=verdict)
+    assert note.is_stopped == (verdict is None)
     assert functions(document) == ["<module>"]
     wait_until(lambda: (stat := read_stat(subject.attached.pid)) is not None and stat.state == "T", 5.0)
 
@@ -228,12 +246,6 @@ def test_a_rank_that_is_gone_keeps_nobody_waiting(subjects: Subjects) -> None:
     note, _ = subject.collect()
     assert time.monotonic() - began < 1.0
     assert note.gone
-
-
-def test_a_rank_that_has_ended_its_monitoring_still_writes_its_stack(subjects: Subjects) -> None:
-    note, document = subjects.start("begin(); reporter.end(); sleeping()").collect()
-    assert functions(document)[:1] == ["sleeping"]
-    assert not note.has_collectives
 
 
 def test_answers_to_older_questions_are_thrown_away(subjects: Subjects) -> None:
@@ -387,20 +399,6 @@ sleeping()
     note, _ = subject.collect()
     assert note.raised == ("ValueError: mine" if closing else "")
     assert last_words(subject.written()).error == ""
-
-
-def test_stacks_are_collected_after_signals_were_reset_and_restored(subjects: Subjects) -> None:
-    body = """
-reporter.begin(board, stack_fd, ask_fd)
-for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-    signal.signal(number, signal.SIG_DFL)
-restore_signals()
-ready()
-sleeping()
-"""
-    _, document = subjects.start(body).collect()
-    assert document["stacks_by"] == "faulthandler"
-    assert "sleeping" in functions(document)
 
 
 LOSES = """
