@@ -36,6 +36,7 @@ S = 1_000_000_000
 _BOOT = 1000 * S
 NAMES = ["setup", "step", "checkpointing", "write shards"]
 SETUP, STEP, CHECKPOINT, SHARDS = range(4)
+RANKS_PER_NODE, STEP_S = 8, 0.5
 TIMEOUTS = {"setup": 60.0, "step": 5.0, "checkpointing": 20.0, "write shards": 18.0}
 
 Event = tuple[int, int, int]
@@ -53,20 +54,20 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedJob:
-    """Times are in seconds; every ``checkpoint_every`` iterations there is a checkpoint, from which a cycle resumes."""
+    """Every ``checkpoint_every`` iterations there is a checkpoint, from which a cycle resumes.
+
+    ``lost_in_minute``: number of the minute of which half of the events were lost.
+    """
 
     ranks: int = 4
     steps: int = 60
-    ranks_per_node: int = 8
-    step_s: float = 0.5
     checkpoint_every: int = 20
     faults: tuple[Fault, ...] = ()
-    seed: int = 0
     sections: tuple[str, ...] = tuple(NAMES)
     lost_in_minute: int | None = None
 
     def host(self, rank: int) -> str:
-        return f"node-{rank // self.ranks_per_node}"
+        return f"node-{rank // RANKS_PER_NODE}"
 
 
 def minute_records(
@@ -109,7 +110,7 @@ def minute_records(
 
 def write_job(directory: Path, job: GeneratedJob) -> None:
     """Write the logs of the launchers of a whole run."""
-    boot_ns = {job.host(rank): (1000 + 77 * rank) * S for rank in range(0, job.ranks, job.ranks_per_node)}
+    boot_ns = {job.host(rank): (1000 + 77 * rank) * S for rank in range(0, job.ranks, RANKS_PER_NODE)}
     plan = list(_cycles(job))
     for host, boot in boot_ns.items():
         of_ranks = [_monitor_records(job, rank, boot, plan) for rank in range(job.ranks) if job.host(rank) == host]
@@ -146,9 +147,9 @@ def _cycles(job: GeneratedJob) -> Iterator[_Cycle]:
         fault = next((fault for fault in job.faults if fault.cycle == number), None)
         last = job.steps - 1 if fault is None else fault.iteration
         checkpoints = (last + 1 if fault is None else last) // job.checkpoint_every - first // job.checkpoint_every
-        stops = start + 3.0 + (last - first + 0.5) * job.step_s + checkpoints * 3 * job.step_s
+        stops = start + 3.0 + (last - first + 0.5) * STEP_S + checkpoints * 3 * STEP_S
         if fault is None:
-            stops += 0.5 * job.step_s
+            stops += 0.5 * STEP_S
         noticed = stops + (0.05 if fault is None else TIMEOUTS["step"])
         yield _Cycle(number=number, start=start, first=first, last=last, stops=stops, ends=noticed + 0.3, fault=fault)
         if fault is None:
@@ -166,14 +167,14 @@ def _cause(job: GeneratedJob, cycle: _Cycle) -> dict[str, Any] | None:
 
 def _launcher_records(job: GeneratedJob, host: str, boot: int, plan: list[_Cycle]) -> Iterator[dict[str, Any]]:
     ranks = [rank for rank in range(job.ranks) if job.host(rank) == host]
-    pids = [{"rank": rank, "local_rank": rank % job.ranks_per_node, "pid": 5000 + rank} for rank in ranks]
+    pids = [{"rank": rank, "local_rank": rank % RANKS_PER_NODE, "pid": 5000 + rank} for rank in ranks]
     for cycle in plan:
         began = {"cycle": cycle.number, "ranks": pids, "world_size": job.ranks}
         yield {"t": boot + int(cycle.start * S), "ev": "cycle_started", **began}
         if cycle.number:
-            seconds = {"stop": 0.3, "ranks created": 0.5, "imports": 0.4, "set up": 2.6, "first step": job.step_s}
+            seconds = {"stop": 0.3, "ranks created": 0.5, "imports": 0.4, "set up": 2.6, "first step": STEP_S}
             again = {"cycle": cycle.number, "seconds": seconds, "redone": plan[cycle.number - 1].last - cycle.first}
-            yield {"t": boot + int((cycle.start + 3.0 + job.step_s) * S), "ev": "training_again", **again}
+            yield {"t": boot + int((cycle.start + 3.0 + STEP_S) * S), "ev": "training_again", **again}
         end = boot + int(cycle.ends * S)
         for rank in ranks:
             code = 0 if cycle.fault is None else -9
@@ -226,21 +227,21 @@ def _hung(job: GeneratedJob, cycle: _Cycle, rank: int, since: int) -> Iterator[d
 
 def _events(job: GeneratedJob, rank: int, boot: int, cycle: _Cycle) -> Iterator[Event]:
     """What the rank's board saw; a rank that hangs or waits for one that does never ends its step."""
-    chance = random.Random(f"{job.seed} {rank} {cycle.number}")
+    chance = random.Random(f"0 {rank} {cycle.number}")
     base = boot + int((cycle.start + 0.5) * S)
     yield base, START, SETUP
     yield base + 2 * S + chance.randrange(S // 4), END, SETUP
     at = base + int(2.5 * S)
     for iteration in range(cycle.first, cycle.last + 1):
         yield at, ITERATION, iteration
-        begin = at + int(chance.uniform(0.01, 0.03) * job.step_s * S)
+        begin = at + int(chance.uniform(0.01, 0.03) * STEP_S * S)
         yield begin, START, STEP
         if cycle.fault is not None and iteration == cycle.fault.iteration:
             return
-        at += int(job.step_s * S)
-        yield at - int(chance.uniform(0.02, 0.3) * job.step_s * S), END, STEP
+        at += int(STEP_S * S)
+        yield at - int(chance.uniform(0.02, 0.3) * STEP_S * S), END, STEP
         if (iteration + 1) % job.checkpoint_every == 0:
-            long = int(3 * job.step_s * S)
+            long = int(3 * STEP_S * S)
             yield at, START, CHECKPOINT
             yield at + long // 10, START, SHARDS
             yield at + int(long * chance.uniform(0.7, 0.9)), END, SHARDS

@@ -90,18 +90,18 @@ class Launcher:
             case actions.PrintsJobLines(is_printer):
                 self.prints = is_printer
 
+    def tell(self, message: Any) -> None:
+        """Its node has something to say."""
+        self.do(self.member.tell(message, self.job.now_s))
+
     def ready(self) -> None:
         """None of its ranks is left."""
-        self.do(self.member.tell(m.Ready(), self.job.now_s))
-
-    def aside(self) -> None:
-        """Its health check fails."""
-        self.do(self.member.tell(m.NodeUnfit("ill"), self.job.now_s))
+        self.tell(m.Ready())
 
     def report(self, state: NodeState, text: str = "", reached: Reached | None = None, **more: Any) -> None:
         """Of its ranks in the cycle that runs."""
         assert self.cycle is not None
-        self.do(self.member.tell(m.Report(self.cycle, state, Cause(text=text, **more), reached), self.job.now_s))
+        self.tell(m.Report(self.cycle, state, Cause(text=text, **more), reached))
 
     def fails(self, text: str = "rank 0 exited with code 7", **more: Any) -> None:
         """One of its ranks does."""
@@ -113,11 +113,7 @@ class Launcher:
 
     def leaves(self, text: str, **more: Any) -> None:
         """It says farewell."""
-        self.do(self.member.tell(m.Goodbye(text, **more), self.job.now_s))
-
-    def shuts_down(self, text: str) -> None:
-        """One of its ranks asks for the end of the job."""
-        self.do(self.member.tell(m.Shutdown(text), self.job.now_s))
+        self.tell(m.Goodbye(text, **more))
 
     def dies(self) -> None:
         """It is killed."""

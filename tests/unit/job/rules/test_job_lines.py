@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.job.rules.announcements import FEW
+from megatron_ft.job.rules.messages import NodeUnfit
 from tests.support.machines import Job
 
 
@@ -43,7 +44,7 @@ def test_waiting_line_names_missing_lost_and_unfit_nodes_of_the_last_cycle() -> 
     a.fails()
     job.run()
     d.dies()
-    e.aside()
+    e.tell(NodeUnfit("ill"))
     job.run(3.5)
     told = (
         "waiting for 1 more node (2 of 3 are here: a, b; "
