@@ -4,86 +4,44 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launching import ROOT, clean_environment, command_line, marked, wait_until
+from tests.support.launching import ROOT, Finished, Launched, Launcher, command_line, gone_at_the_end
 
 pytestmark = pytest.mark.timeout(300)
 SCRIPT = ROOT / "examples/autoresume/launch.sh"
-START_S = 60.0
 
 
-class Loop:
-    """The script, running in a directory of its own."""
+class Loop(Launcher):
+    """The script in the launcher's place."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.script = SCRIPT
-        self.flag = directory / "finished"
-        self.output = directory / "output"
-        self.mark = f"FT_TEST_MARK={os.urandom(8).hex()}"
-        self.temp_dir = tempfile.mkdtemp(prefix="ft")
-        self.process: subprocess.Popen[bytes] | None = None
+    @property
+    def flag(self) -> Path:
+        return self.directory / "finished"
 
-    def start(self, *command: str, **environment: str) -> None:
-        name, _, value = self.mark.partition("=")
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [str(self.script), *command],
-                env={
-                    **clean_environment(),
-                    "PYTHONPATH": str(ROOT),
-                    "TMPDIR": self.temp_dir,
-                    "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "inductor"),  # else torch leaves it in TMPDIR
-                    name: value,
-                    "FAULT_TOL_FINISHED_FLAG_FILE": str(self.flag),
-                    **environment,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def start_jobs(self, *command: str, **environment: str) -> Launched:
+        """Start it with the command of a job."""
+        return self.start(command, env={"FAULT_TOL_FINISHED_FLAG_FILE": str(self.flag), **environment})
 
-    def run(self, *command: str, **environment: str) -> int:
-        self.start(*command, **environment)
-        assert self.process is not None
-        return self.process.wait(START_S)
+    def run_jobs(self, *command: str, **environment: str) -> tuple[int, list[str]]:
+        """Return its exit code, and its lines."""
+        ended = self.start_jobs(*command, **environment).wait()
+        return ended.code, says(ended)
 
-    def text(self) -> str:
-        return self.output.read_text()
 
-    def says(self) -> list[str]:
-        head = "[launch.sh] "
-        return [line.removeprefix(head) for line in self.text().splitlines() if line.startswith(head)]
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.text(), START_S)
+def says(loop: Finished) -> list[str]:
+    return re.findall(r"^\[launch\.sh\] (.*)$", loop.err, re.MULTILINE)
 
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[Loop]:
-    loop = Loop(tmp_path)
-    try:
-        yield loop
-        wait_until(lambda: not marked(loop.mark) and not os.listdir(loop.temp_dir), 10.0)
-    finally:
-        for stat in marked(loop.mark):
-            os.kill(stat.pid, signal.SIGKILL)
-        if loop.process is not None:
-            loop.process.kill()
-            loop.process.wait()
-        left = sorted(str(path) for path in Path(loop.temp_dir).rglob("*"))
-        shutil.rmtree(loop.temp_dir)
-        assert left == []
+    with gone_at_the_end(Loop(tmp_path, program=[str(SCRIPT)])) as made:
+        yield made
 
 
 def test_loop_restarts_a_killed_job_until_the_training_is_finished(loop: Loop, tmp_path: Path) -> None:
@@ -94,28 +52,28 @@ def test_loop_restarts_a_killed_job_until_the_training_is_finished(loop: Loop, t
     job = [*words, "--ft-log-dir", str(tmp_path / "logs"), str(ROOT / "examples/autoresume/train.py")]
     asks = ["bash", "-c", f'exec "$@" --train-iters="$(cat {iterations})"', "bash"]
     command = [*asks, *job, "--save", str(save), "--save-interval=5"]
-    loop.start(*command)
+    running = loop.start_jobs(*command)
 
-    loop.wait_for("saved iteration 5,")
-    (launcher,) = [stat.pid for stat in marked(loop.mark) if command_line(stat.pid)[:3] == words]
-    saved = re.findall(r"saved iteration (\d+),", loop.text())[-1]
+    running.wait_for("saved iteration 5,")
+    (launcher,) = [stat.pid for stat in running.alive() if command_line(stat.pid)[:3] == words]
+    saved = running.wait_for(r"saved iteration (\d+),")[-1]
     iterations.write_text(str(int(saved) + 100))  # for the second job
     os.kill(launcher, signal.SIGKILL)
 
-    assert loop.process is not None
-    assert loop.process.wait(START_S) == 0, loop.text()
-    ended = f"the training is finished: {iterations.read_text()} iterations"
-    assert loop.says() == [
+    ended = running.wait()
+    assert ended.code == 0, ended.err
+    done = f"the training is finished: {iterations.read_text()} iterations"
+    assert says(ended) == [
         "job 1 starts",
         "job 1 failed with exit code 137: failure 1 of at most 3",
         "job 2 starts",
-        f"job 2 ended with exit code 0, and {loop.flag} says: {ended}",
+        f"job 2 ended with exit code 0, and {loop.flag} says: {done}",
     ]
-    begins = [int(line.split()[-1]) for line in loop.text().splitlines() if line.startswith("training from iteration")]
+    begins = [*map(int, re.findall(r"^training from iteration (\d+)$", ended.out, re.MULTILINE))]
     assert begins[0] == 0 < begins[1]
     # started again, it has nothing to do
-    assert loop.run(*command) == 0
-    assert loop.says() == [f"nothing to do: {loop.flag} says: {ended} (remove it to train again)"]
+    nothing = f"nothing to do: {loop.flag} says: {done} (remove it to train again)"
+    assert loop.run_jobs(*command) == (0, [nothing])
 
 
 FAIL = "echo failing; exit 3"
@@ -148,9 +106,9 @@ FAIL = "echo failing; exit 3"
 def test_loop_ends_with_the_code_and_line_of_its_last_job(
     loop: Loop, script: str, environment: dict[str, str], code: int, jobs: int, last: str
 ) -> None:
-    assert loop.run("bash", "-c", script, **environment) == code
-    assert sum(line.endswith(" starts") for line in loop.says()) == jobs
-    assert loop.says()[-1] == last.format(flag=loop.flag)
+    found, lines = loop.run_jobs("bash", "-c", script, **environment)
+    assert (found, sum(line.endswith(" starts") for line in lines)) == (code, jobs)
+    assert lines[-1] == last.format(flag=loop.flag)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +123,9 @@ def test_job_that_was_stopped_or_asks_to_be_started_again_is_no_failure(
 ) -> None:
     count = tmp_path / "count"
     more = f"echo x >> {count}; [ $(wc -l < {count}) -lt 6 ] && exit {code}"
-    assert loop.run("bash", "-c", f'{more}; echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"', MAX_FAILURES="1") == 0
-    assert loop.says()[1:3] == [ended, "job 2 starts"]
+    script = f'{more}; echo done > "$FAULT_TOL_FINISHED_FLAG_FILE"'
+    found, lines = loop.run_jobs("bash", "-c", script, MAX_FAILURES="1")
+    assert (found, lines[1:3]) == (0, [ended, "job 2 starts"])
     assert len(count.read_text().splitlines()) == 6
 
 
@@ -177,26 +136,26 @@ def test_job_that_was_stopped_or_asks_to_be_started_again_is_no_failure(
 def test_mistake_on_the_command_line_prints_the_usage(
     loop: Loop, command: list[str], environment: dict[str, str]
 ) -> None:
-    assert loop.run(*command, **environment) == 2
-    assert loop.says()[0].startswith("usage: ")
+    code, lines = loop.run_jobs(*command, **environment)
+    assert code == 2
+    assert lines[0].startswith("usage: ")
 
 
 @pytest.mark.parametrize(("name", "code", "delay_s"), [("TERM", 143, 0), ("INT", 130, 0), ("TERM", 143, 1)])
 def test_a_signal_is_passed_on_and_waited_for(loop: Loop, name: str, code: int, delay_s: int) -> None:
     """Also if it comes before the number of the job is known."""
-    loop.script = loop.directory / "launch.sh"
-    text = SCRIPT.read_text()
+    script, text = loop.directory / "launch.sh", SCRIPT.read_text()
     assert text.count("    job_pid=$!\n") == 1
-    loop.script.write_text(text.replace("    job_pid=$!\n", f"    sleep {delay_s}\n    job_pid=$!\n"))
-    loop.script.chmod(0o700)
+    script.write_text(text.replace("    job_pid=$!\n", f"    sleep {delay_s}\n    job_pid=$!\n"))
+    loop.program = ["bash", str(script)]
     # the job takes a moment to save, as a training would
-    loop.start("bash", "-c", f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done")
-    loop.wait_for("ready")
-    assert loop.process is not None
-    os.kill(loop.process.pid, getattr(signal, f"SIG{name}"))
-    assert loop.process.wait(START_S) == code
-    assert "saved" in loop.text()
-    assert loop.says()[1:] == [
+    saves = f"trap 'sleep 0.3; echo saved; exit 0' {name}; echo ready; while :; do sleep 0.02; done"
+    running = loop.start_jobs("bash", "-c", saves)
+    running.wait_for("ready")
+    running.signal(getattr(signal, f"SIG{name}"))
+    ended = running.wait()
+    assert (ended.code, "saved" in ended.out) == (code, True)
+    assert says(ended)[1:] == [
         f"passing SIG{name} on to the job",
         f"stopped by SIG{name}; job 1 ended with exit code 0; the training isn't finished",
     ]

@@ -10,8 +10,6 @@ import torch
 
 from tests.support.launching import ROOT, Finished, Launched, Launcher
 
-IMPORTED_BEFORE = ("torch._dynamo",)  # as every optimizer does
-
 EXAMPLES = ("ddp_heartbeats", "ddp_sections")
 CONFIGURED_S = {"ddp_heartbeats": 600.0, "ddp_sections": 60.0}
 # Steps of 50 ms would teach timeouts of 250 ms, and a busy machine stands still for longer than that now and then.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,12 @@ from tests.fuzz.watched import watched
 from tests.support.launching import wait_until
 from tests.support.monitored import expect
 
-SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+Starts = Callable[..., subprocess.Popen[bytes]]
 
 
-def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(
+    monkeypatch: pytest.MonkeyPatch, start_process: Starts
+) -> None:
     """Its environment can't be read as long as it is; here it is any job's, and listed before the others."""
     path, never = f"/nowhere/{os.urandom(8).hex()}.sock", threading.Event()
     stuck = os.getppid()
@@ -40,49 +43,36 @@ def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(monkeypa
 
     monkeypatch.setattr(end_of_rank, "carries", reads)
     monkeypatch.setattr(end_of_rank, "SWEEP_S", 0.5)
-    rank = subprocess.Popen(SLEEPS, start_new_session=True)
+    rank = start_process(start_new_session=True)
     began = time.monotonic()
     try:
         assert end_of_rank.end_orphans(path, rank.pid) == []
-        assert time.monotonic() - began < 30
-        assert rank.wait(0) == -9
     finally:
         never.set()
-        rank.kill()
-        rank.wait()
+    assert time.monotonic() - began < 30
+    assert rank.wait(0) == -9
 
 
-def test_orphan_outside_the_process_group_is_found_by_its_environment() -> None:
+def test_orphan_outside_the_process_group_is_found_by_its_environment(start_process: Starts) -> None:
     path = f"/nowhere/{os.urandom(8).hex()}.sock"
     environment = {**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": path}
-    rank = subprocess.Popen(SLEEPS, start_new_session=True)
-    left_it = subprocess.Popen(SLEEPS, start_new_session=True, env=environment)
-    other = subprocess.Popen(SLEEPS, start_new_session=True)
-    try:
-        assert end_of_rank.end_orphans(path, rank.pid) == []
-        assert (rank.wait(0), left_it.wait(0), other.poll()) == (-9, -9, None)
-    finally:
-        for process in (rank, left_it, other):
-            process.kill()
-            process.wait()
+    rank, left_it, other = (
+        start_process(start_new_session=True, env=env) for env in (None, environment, {**os.environ})
+    )
+    assert end_of_rank.end_orphans(path, rank.pid) == []
+    assert (rank.wait(0), left_it.wait(0), other.poll()) == (-9, -9, None)
 
 
-def test_cpu_wait_of_a_running_process_is_measured() -> None:
+def test_cpu_wait_of_a_running_process_is_measured(start_process: Starts) -> None:
     """Two that never pause share one CPU."""
     if not any(run_delays_ns(os.getpid()).values()):
         pytest.skip("this kernel doesn't count it")
     cpu = min(os.sched_getaffinity(0))
     spin = [sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
-    processes = [subprocess.Popen(spin) for _ in range(2)]
-    try:
-        deadline = time.monotonic() + 60
-        while any(run_delays_ns(process.pid)[process.pid] < 200_000_000 for process in processes):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    processes = [start_process(spin) for _ in range(2)]
+    wait_until(lambda: all(run_delays_ns(each.pid)[each.pid] >= 200_000_000 for each in processes), 60)
+    processes[0].kill()
+    processes[0].wait()
     assert run_delays_ns(processes[0].pid) == {}
 
 
@@ -110,25 +100,20 @@ def test_a_monitor_that_is_told_to_stop_before_it_has_noticed_the_end_of_its_ran
     assert [[*row[5]] for (row,) in minutes] == [["step", "out_of_section"]]
 
 
-def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path) -> None:
+def test_strays_are_killed_stopped_or_not_and_nobody_else(tmp_path: Path, start_process: Starts) -> None:
     """Chaos seeds 258 and 293: a server was stopped with what it had just forked, before it could tell of it."""
     program = tmp_path / FORK_SERVER_NAME  # the kernel calls the process by the name of its script
     program.write_text("#!/bin/sh\nread forever\n")
     program.chmod(0o700)
-    stopped, running, known = (subprocess.Popen([str(program)], stdin=subprocess.PIPE) for _ in range(3))
-    other, leader = (subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp) for _ in range(2))
-    started = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, leader.pid))
-    try:
-        stopped.send_signal(signal.SIGSTOP)
-        names = [Path(f"/proc/{each.pid}/comm") for each in (stopped, running, known)]
-        wait_until(lambda: all(path.read_text().strip() == FORK_SERVER_NAME for path in names), 10)
-        end_strays(leader.pid, FORK_SERVER_NAME, lambda: {known.pid})
-        assert [each.wait(10) for each in (stopped, running, started)] == [-signal.SIGKILL] * 3
-        assert [each.poll() for each in (known, other, leader)] == [None] * 3
-    finally:
-        for process in (stopped, running, known, other, leader, started):
-            process.kill()
-            process.communicate()
+    stopped, running, known = (start_process([str(program)], stdin=subprocess.PIPE) for _ in range(3))
+    other, leader = (start_process(preexec_fn=os.setpgrp) for _ in range(2))
+    started = start_process(preexec_fn=lambda: os.setpgid(0, leader.pid))
+    stopped.send_signal(signal.SIGSTOP)
+    names = [Path(f"/proc/{each.pid}/comm") for each in (stopped, running, known)]
+    wait_until(lambda: all(path.read_text().strip() == FORK_SERVER_NAME for path in names), 10)
+    end_strays(leader.pid, FORK_SERVER_NAME, lambda: {known.pid})
+    assert [each.wait(10) for each in (stopped, running, started)] == [-signal.SIGKILL] * 3
+    assert [each.poll() for each in (known, other, leader)] == [None] * 3
 
 
 def test_a_process_whose_command_line_can_t_be_read_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,7 +386,7 @@ def test_file_beside_the_script_hides_a_module_also_for_the_fork_server(fresh_la
     assert shared_up_to(launched) == ["hidden.py:2"]
 
 
-def test_twenty_restarts_leave_nothing(torch_launcher: Launcher) -> None:
+def test_twenty_restarts_leave_nothing(launcher: Launcher) -> None:
     """No restart is lost, and neither processes, descriptors, ports, memory nor files pile up."""
     script = """
 import torch, torch.distributed as dist
@@ -413,7 +413,7 @@ if CYCLE < 20:
     dist.barrier()
 dist.destroy_process_group()
 """
-    launched = torch_launcher.start(script, *TWO, "--standalone", "--max-restarts=20")
+    launched = launcher.start(script, *TWO, "--standalone", "--max-restarts=20")
     finished = launched.wait(100)
     launched.assert_nothing_left()
     assert finished.code == 0, finished.err

@@ -9,8 +9,6 @@ from pathlib import Path
 from megatron_ft.rank.faults.plan import FAULT_TYPES, read_fault_plan
 from tests.support.launching import Launcher
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 TWO = ("--nproc-per-node", "2")
 LOOP = """
 import torch, torch.distributed as dist

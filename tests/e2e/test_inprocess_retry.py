@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.support.launching import ROOT, Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings, wait_for_all
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 
 def test_ranks_that_are_left_go_on_in_their_processes(launcher: Launcher, tmp_path: Path) -> None:
     place = meeting_place("--nnodes=2:3", "--nproc-per-node=1", "--restart-policy=min-healthy")

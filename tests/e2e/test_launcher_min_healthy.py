@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from tests.support.launching import START_S, Finished, Launched, Launcher, wait_until
 from tests.support.nodes import cycles_of, meeting_place, rendezvous_settings, tell, wait_for_all
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 GIVING_UP = "no restarts left, giving up"
 
 # each node does what the test's files tell it to

@@ -13,7 +13,6 @@ from tests.support.launching import Finished, Launched, Launcher, free_port
 from tests.support.nodes import cycles_of, meeting_place, wait_for_all
 
 pytestmark = pytest.mark.waits
-IMPORTED_BEFORE = ()  # torch is enough
 
 
 SCRIPT = """

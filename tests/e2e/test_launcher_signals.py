@@ -143,7 +143,7 @@ def test_sigint_while_torch_is_imported_ends_silently_with_130(fresh_launcher: L
     assert (finished.code, finished.out, finished.err) == (130, "", "")
 
 
-def test_loader_workers_that_ignore_sigterm_survive_a_signal_to_every_process(torch_launcher: Launcher) -> None:
+def test_loader_workers_that_ignore_sigterm_survive_a_signal_to_every_process(launcher: Launcher) -> None:
     """As Slurm sends it to a step. Without the line of docs/slurm.md the next batch raises, and nothing is saved."""
     script = """
 import torch
@@ -161,7 +161,7 @@ for step, batch in enumerate(loader):
         break
     time.sleep(0.01)
 """
-    launched = torch_launcher.start(script)
+    launched = launcher.start(script)
     launched.wait_for("^ready")
     time.sleep(0.2)
     for process in launched.alive():

@@ -15,7 +15,6 @@ import pytest
 from tests.support.launching import Finished, Launcher, wait_until
 from tests.support.nodes import meeting_place
 
-IMPORTED_BEFORE = ()  # torch is enough
 _MNT_DETACH = 2
 
 TWO = ("--nproc-per-node", "2")

@@ -12,12 +12,6 @@ pytest.importorskip("lightning.pytorch", reason="the extra megatron_ft[lightning
 
 from tests.support.launching import ROOT, Finished, Launcher
 
-IMPORTED_BEFORE = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "matplotlib.pyplot",
-    "rich.console",
-)  # Lightning does; it reads the rank itself
 pytestmark = pytest.mark.timeout(300)
 
 JOB_S = 100.0

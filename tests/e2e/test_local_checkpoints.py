@@ -7,8 +7,6 @@ from tests.support.launching import Launcher
 
 skip_module_without("xxhash")
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 SCRIPT = """
 import signal, sys
 import torch, torch.distributed as dist

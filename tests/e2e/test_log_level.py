@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.support.launching import Launcher
 from tests.support.nodes import meeting_place, rendezvous_settings
 
-IMPORTED_BEFORE = ()
 SCRIPT = """
 from megatron_ft import RankMonitorClient
 client = RankMonitorClient()

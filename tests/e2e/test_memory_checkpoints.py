@@ -16,8 +16,6 @@ from tests.support.nodes import meeting_place, wait_for_all
 
 skip_module_without("xxhash")
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 pytestmark = pytest.mark.timeout(300)
 
 ITERATIONS = 14
@@ -86,7 +84,7 @@ def beginnings(*ended: Finished, cycle: int) -> list[int]:
 def without_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     """A job on a node that has no memory for snapshots: nothing disturbs it."""
     more = "from megatron_ft.memory.rank import saving\nsaving._SLACK = 1 << 44"
-    with gone_at_the_end(Launcher(tmp_path_factory.mktemp("without_memory"), ahead=True)) as launcher:
+    with gone_at_the_end(Launcher(tmp_path_factory.mktemp("without_memory"))) as launcher:
         yield launcher.run(script(more), *TWO)
 
 

@@ -27,7 +27,6 @@ from megatron_ft.link.linux.processes import ProcessStat, read_stat, signal_main
 from megatron_ft.link.reactor import Reactor
 from tests.support.launching import wait_until
 
-SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 LEAVES_ONE = """
 import os, sys, time
 if os.fork() == 0:
@@ -37,6 +36,7 @@ if os.fork() == 0:
 """
 
 Makes = Callable[[int], None]
+Starts = Callable[..., subprocess.Popen[bytes]]
 
 
 def test_start_of_a_process_is_told_in_monotonic_time() -> None:
@@ -124,47 +124,43 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return pids
 
 
-def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int]) -> None:
-    child = subprocess.Popen(SLEEPS)
+def test_a_hidden_child_is_ours_and_known_to_have_ended(hidden: set[int], start_process: Starts) -> None:
+    child = start_process()
     hidden.add(child.pid)
     found = read_stat(child.pid)
     assert found is not None
     assert (found.parent, found.state) == (os.getpid(), "?")
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "Z", 10)
-    child.wait()
 
 
 @pytest.mark.parametrize("lists_it", [True, False])  # hidepid=1, and 2
-def test_a_hidden_leftover_of_a_rank_is_seen(hidden: set[int], lists_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = subprocess.Popen([*SLEEPS[:-1], "pass"], start_new_session=True)
-    left = subprocess.Popen(SLEEPS, preexec_fn=lambda: os.setpgid(0, 0))
-    try:
-        monkeypatch.setattr(os, "getsid", lambda pid: leader.pid if pid == left.pid else os.getpgid(pid))
-        hidden.add(left.pid)
-        if not lists_it:
-            real = os.listdir
-            monkeypatch.setattr(os, "listdir", lambda path: [name for name in real(path) if name != str(left.pid)])
-        (found,) = process_tree.left_behind([leader.pid], set())
-        assert (found.pid, found.is_anothers) == (left.pid, True)
-    finally:
-        left.kill()
-        left.wait()
-        leader.wait()
+def test_a_hidden_leftover_of_a_rank_is_seen(
+    hidden: set[int], lists_it: bool, monkeypatch: pytest.MonkeyPatch, start_process: Starts
+) -> None:
+    leader = start_process(["true"], start_new_session=True)
+    left = start_process(preexec_fn=lambda: os.setpgid(0, 0))
+    monkeypatch.setattr(os, "getsid", lambda pid: leader.pid if pid == left.pid else os.getpgid(pid))
+    hidden.add(left.pid)
+    if not lists_it:
+        real = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: [name for name in real(path) if name != str(left.pid)])
+    (found,) = process_tree.left_behind([leader.pid], set())
+    assert (found.pid, found.is_anothers) == (left.pid, True)
 
 
-def test_kill_without_a_free_descriptor_kills_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_without_a_free_descriptor_kills_nothing_and_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch, start_process: Starts
+) -> None:
     def none_left(_pid: int, _flags: int = 0) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with subprocess.Popen(SLEEPS) as child:
-        stat = read_stat(child.pid)
-        assert stat is not None
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pidfd_open", none_left)
-            processes.kill_if_still(stat, lambda _stat: True)
-        assert child.poll() is None
-        child.kill()
+    child = start_process()
+    stat = read_stat(child.pid)
+    assert stat is not None
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    processes.kill_if_still(stat, lambda _stat: True)
+    assert child.poll() is None
 
 
 def test_stuck_processes_are_described_in_words() -> None:
@@ -204,18 +200,14 @@ def test_a_signal_reaches_the_main_thread_unless_that_blocks_it(mask: str, who: 
         os.close(pidfd)
 
 
-def test_waiting_channels_cover_the_children_of_a_process() -> None:
-    asleep = subprocess.Popen(["sleep", "60"])
-    try:
-        wait_until(lambda: "nanosleep" in waiting_channels(os.getpid()).get(asleep.pid, ""), 10)
-    finally:
-        asleep.kill()
-        asleep.wait()
+def test_waiting_channels_cover_the_children_of_a_process(start_process: Starts) -> None:
+    asleep = start_process(["sleep", "60"])
+    wait_until(lambda: "nanosleep" in waiting_channels(os.getpid()).get(asleep.pid, ""), 10)
 
 
-def test_a_process_that_leads_no_group_yet_is_signalled_itself() -> None:
+def test_a_process_that_leads_no_group_yet_is_signalled_itself(start_process: Starts) -> None:
     """A rank that was forked a moment ago: to end its group would end nothing, and it would run on."""
-    process = subprocess.Popen(SLEEPS)
+    process = start_process()
     worker = Worker(
         0, process.pid, os.pidfd_open(process.pid), print, lambda code: setattr(process, "returncode", code)
     )

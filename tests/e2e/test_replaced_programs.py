@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.support.launching import Launcher
 
-IMPORTED_BEFORE = ()
-
 TIMEOUTS = ("--ft-rank-section-timeouts=step:1", "--ft-rank-out-of-section-timeout=1")
 CONNECTED = """
 from megatron_ft import RankMonitorClient

@@ -7,8 +7,6 @@ import json
 from tests import ROOT
 from tests.support.launching import Launcher
 
-IMPORTED_BEFORE = ("megatron.core.rerun_state_machine",)
-
 # In the order of Megatron-LM's training.py: re-run, save, shut monitoring down, exit with the code.
 LOOP = """
 import importlib, itertools, pickle

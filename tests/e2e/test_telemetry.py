@@ -24,7 +24,6 @@ from megatron_ft.records.launcher.event_command import EventCommand
 from tests import ROOT
 from tests.support.launching import Launched, Launcher, wait_until
 
-IMPORTED_BEFORE = ()
 EXAMPLES = ROOT / "examples" / "grafana"
 STEPS = """
 import torch

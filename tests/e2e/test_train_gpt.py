@@ -14,8 +14,6 @@ import pytest
 from tests.support.extras import skip_module_without
 from tests.support.launching import ROOT, Finished, Launched, Launcher, wait_until
 
-IMPORTED_BEFORE = ("tests.support.megatron_on_cpu",)
-
 skip_module_without("megatron", "psutil")  # without psutil megatron-core's saves hang for ever
 
 pytestmark = pytest.mark.timeout(600)  # a run takes 5 s, on a machine that is busy with other tests twenty times that

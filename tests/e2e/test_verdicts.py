@@ -14,8 +14,6 @@ import pytest
 from tests.support.launching import Launched, Launcher
 from tests.verdicts.campaign import CRASHES, Verdict, arguments, draw, read_verdicts
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 SEED = 17
 HANGS = ("stopped", "spin", "gil", "collective")
 """Those of ``make verdicts`` that leave evidence of different kinds."""
@@ -27,7 +25,7 @@ BOUND_S = 2.0
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One job of 4 ranks that meets each of these faults once: its launch, and a verdict for each of them."""
-    launcher = Launcher(tmp_path_factory.mktemp("verdicts"), ahead=True)
+    launcher = Launcher(tmp_path_factory.mktemp("verdicts"))
     faults = draw((*HANGS, *CRASHES), 1, SEED)
     try:
         launched = launcher.start(arguments(faults, launcher.directory, timeout_s=TIMEOUT_S))

@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.support.launching import Launched, Launcher
 
-IMPORTED_BEFORE = ()  # torch is enough
-
 TIMEOUT_S = 3.0
 SCRIPT = str(Path(__file__).parents[1] / "verdicts" / "unhooked.py")
 FAULTS = [

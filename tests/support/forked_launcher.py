@@ -1,21 +1,18 @@
 """Launchers forked from a process that has imported torch: most of what a short launch costs is that import.
 
-The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module. It finds
-neither torch nor anything of ours in ``sys.modules``, as a fresh one: its own imports only take no time. A launcher's
-start itself is tested with fresh ones.
+The fork takes on what a fresh ``python -m megatron_ft.launcher`` would have been given, and runs that module, whose
+imports take no time. A launcher's start itself is tested with fresh ones.
 
-Its monitors and coordinators are such forks, too, of the launcher. So is, where that is asked for, the first process
-that runs a script ahead, before the launcher has imported anything. What it can share is tested with fresh ones.
+What it starts for itself (monitors, coordinators, the fork server) are fresh interpreters, as they always are.
 """
 
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import ctypes
 import gc
-import importlib.util
+import importlib
 import json
 import os
 import runpy
@@ -26,31 +23,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.support import forked_processes
-
-__all__ = ["ForkedLauncher", "end", "start"]
+__all__ = ["ForkedLauncher", "start"]
 
 ROOT = Path(__file__).parents[2]
 MODULE = "megatron_ft.launcher"
-_NEEDED = (
-    "megatron_ft.launcher.job",
-    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
-    *(f"{package}.__main__" for package in forked_processes.PACKAGES),
-)
-"""Between them they import whatever a launcher does, but for its ``__main__``, and what it starts for itself."""
-_READ_ANEW = ("megatron_ft", MODULE)
-"""Packages that runpy looks into, and that hold nothing but their modules."""
+_NEEDED = ("megatron_ft.launcher.job", "torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
+"""Between them they import whatever a launcher does, but for its ``__main__``."""
 START_S = 60.0
 _ROOM = "-" * 4000
-"""In the command line of the process that forks; launchers, and then their fork servers, write over it."""
-_ENV_START, _ENV_END = 50, 51
+"""In the command line of the process that forks; launchers write over it."""
+_ARG_START, _ARG_END, _ENV_START, _ENV_END = 48, 49, 50, 51
 """Fields of /proc/PID/stat, counted from 1."""
+_PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_ARG_END = 15, 35, 9
 _READ_AT_START = (
     "PYTHON",
     "LD_",
@@ -117,15 +106,15 @@ class ForkedLauncher:
 class _Server:
     """The process that forks, of this process; it ends with it."""
 
-    def __init__(self, env: Mapping[str, str], mark: str, imports: Sequence[str]) -> None:
-        """``mark``: as long as those that will be written over it. ``imports``: modules besides torch."""
+    def __init__(self, env: Mapping[str, str], mark: str) -> None:
+        """``mark``: as long as those that will be written over it."""
         self._temp_dir = tempfile.mkdtemp(prefix="ft")  # some modules make files there while they are imported
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(START_S)
         name, _, value = mark.partition("=")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), mark, ",".join(imports), _ROOM],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), mark, _ROOM],
                 cwd=ROOT,
                 env={**env, name: value, "TMPDIR": self._temp_dir},
                 stdin=subprocess.DEVNULL,
@@ -155,39 +144,29 @@ class _Server:
         shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
-servers: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
+servers: dict[frozenset[tuple[str, str]], _Server] = {}
 
 
-def start(
-    request: Mapping[str, Any], imports: Sequence[str], *, base: Mapping[str, str], output: Sequence[int]
-) -> ForkedLauncher | None:
+def start(request: Mapping[str, Any], *, base: Mapping[str, str], output: Sequence[int]) -> ForkedLauncher | None:
     """The launcher of that request, if it is one that may be a fork; else None.
 
     Args:
         request: ``argv``; ``env``; ``mark``, an entry of it that /proc is to show; ``cwd``; ``host``, a process whose
-            network, host name and mounts are to be its own, or None; ``ahead``: the script runs ahead in a fork, too.
-        imports: modules that ranks would import, each; the launcher has imported them once for all, as if it had been
-            asked to by ``--ft-preload``.
+            network, host name and mounts are to be its own, or None.
         base: what ``env`` was made from. An interpreter that would start in another way has to be a fresh one.
         output: for its standard output, and its errors.
     """
     if request["argv"][:3] != [sys.executable, "-m", MODULE] or _read_at_start(request["env"]) != _read_at_start(base):
         return None
-    key = tuple(imports), _read_at_start(base)
+    key = _read_at_start(base)
     if key not in servers:
         name, _, value = request["mark"].partition("=")
-        servers[key] = _Server(base, f"{name}={'-' * len(value)}", imports)
+        servers[key] = _Server(base, f"{name}={'-' * len(value)}")
     try:
         return ForkedLauncher(servers[key], request, output)
     except TimeoutError:  # the answer may still come, and would be taken for that to the next request
         servers.pop(key).kill()
         raise
-
-
-def end(imports: Sequence[str]) -> None:
-    """Let go of the processes that have imported these."""
-    for key in [key for key in servers if key[0] == tuple(imports)]:
-        servers.pop(key).end()
 
 
 def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
@@ -196,15 +175,9 @@ def _read_at_start(env: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, env[name]) for name in names)
 
 
-def serve(connection: socket.socket, imports: Sequence[str]) -> tuple[dict[str, Any], _Hidden]:
-    """Fork launchers until the other end closes; returns only in such a fork, with what it is to be and to import."""
-    importlib.import_module("torch")
-    known = {*sys.modules} - {"torch"}
-    with _noting_imports() as requested:
-        for name in _NEEDED:
-            importlib.import_module(name)
-    hidden = _Hidden({name: sys.modules[name] for name in sys.modules.keys() - known - {*_READ_ANEW}}, requested)
-    for name in imports:
+def serve(connection: socket.socket) -> dict[str, Any]:
+    """Fork launchers until the other end closes; returns only in such a fork, with what it is to be."""
+    for name in _NEEDED:
         importlib.import_module(name)
     tempfile.tempdir = None  # each launcher has a TMPDIR of its own
     gc.freeze()
@@ -231,21 +204,20 @@ def serve(connection: socket.socket, imports: Sequence[str]) -> tuple[dict[str, 
                 with open(request_fd) as file:
                     file.seek(0)
                     request: dict[str, Any] = json.load(file)
-                return request, hidden
+                return request
             running[os.pidfd_open(pid)] = pid, status_fd
             for fd in (request_fd, *output):
                 os.close(fd)
 
 
-def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socket, old_mark: str) -> NoReturn:
+def become(request: Mapping[str, Any], connection: socket.socket, old_mark: str) -> NoReturn:
     """Be the launcher of that request, to the end of this process."""
     os.setsid()
     if request["host"] is not None:
         _move_to(request["host"])
     os.chdir(request["cwd"])
-    paths, place = _python_path(), forked_processes.room()
-    _write_over(old_mark, request["mark"])
-    forked_processes.take_on(request["argv"], request["env"], place, [connection.fileno()])
+    paths = _python_path()
+    _take_on(request["argv"], request["env"], old_mark, request["mark"], connection.fileno())
     changes_path = _python_path() != paths
     connection.send(str(os.getpid()).encode())
     connection.close()
@@ -254,24 +226,12 @@ def become(request: Mapping[str, Any], hidden: _Hidden, connection: socket.socke
     if changes_path:
         sys.path[1 : 1 + len(paths)] = _python_path()
         sys.path += [path for path in paths if path not in sys.path]  # which an editable install has, too
-    for name in [
-        name for name in sys.modules if name in hidden.modules or name.partition(".")[0] in ("megatron_ft", "tests")
-    ]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, hidden)  # type: ignore[arg-type]
     sys.modules["__main__"] = ModuleType("__main__")
     if changes_path:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("sitecustomize")
-    known = {*sys.modules} if request["ahead"] else None
-    subprocess.Popen = forked_processes.popen(place, known)  # type: ignore[misc]
-    try:
-        runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
-    except forked_processes.RunsAhead as made:
-        ahead = made  # run outside of the handling of an exception
-    else:
-        raise SystemExit(0)
-    ahead.run()
+    runpy._run_module_as_main(MODULE)  # type: ignore[attr-defined]  # what `python -m` calls
+    raise SystemExit(0)
 
 
 def _python_path() -> list[str]:
@@ -287,55 +247,28 @@ def _move_to(host: int) -> None:
                 raise OSError(ctypes.get_errno(), f"can't move to the {name} namespace of process {host}")
 
 
-class _Hidden:
-    """Finds modules where they are, imported already; and with each those that it asks for itself."""
+def _take_on(command: Sequence[str], env: Mapping[str, str], old_mark: str, mark: str, kept: int) -> None:
+    """Have the environment, descriptors and command line of a process that was started by that command.
 
-    def __init__(self, modules: Mapping[str, ModuleType], requested: Mapping[str, Sequence[str]]) -> None:
-        self.modules = modules
-        self._requested = requested
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in self.modules else None  # type: ignore[arg-type]
-
-    def create_module(self, _spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = self.modules[module.__name__]
-        for name in self._requested.get(module.__name__, ()):
-            if name in self.modules:
-                importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def _noting_imports() -> Iterator[Mapping[str, Sequence[str]]]:
-    """By the name of a module, what it has asked for: modules, and names in them, which may be modules."""
-    requested: dict[str, list[str]] = {}
-    real = builtins.__import__
-
-    def noting(name: str, namespace: Any = None, local: Any = None, names: Any = (), level: int = 0) -> ModuleType:
-        found = real(name, namespace, local, names, level)
-        by = namespace or {}
-        base = importlib.util.resolve_name("." * level + name, by["__package__"]) if level else name
-        requested.setdefault(by.get("__name__", ""), []).extend([base, *(f"{base}.{word}" for word in names or ())])
-        return found
-
-    builtins.__import__ = noting
-    try:
-        yield requested
-    finally:
-        builtins.__import__ = real
-
-
-def _write_over(old_mark: str, mark: str) -> None:
-    """Let /proc/PID/environ show ``mark``, as of a process that was started with it."""
+    /proc/PID/environ shows ``mark``; of the command as much is shown as there is room for, and zeros may follow.
+    """
     with open("/proc/self/stat") as file:
         fields = ["", "", "", *file.read().rpartition(")")[2].split()]
-    first, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    start, end, first, last = (int(fields[at]) for at in (_ARG_START, _ARG_END, _ENV_START, _ENV_END))
     assert len(mark) == len(old_mark)
-    ctypes.memmove(first + ctypes.string_at(first, end - first).index(old_mark.encode()), mark.encode(), len(mark))
+    ctypes.memmove(first + ctypes.string_at(first, last - first).index(old_mark.encode()), mark.encode(), len(mark))
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+    os.environ.clear()
+    os.environ.update(env)
+    sys.orig_argv = [*command]
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, os.fsencode(os.path.basename(command[0])), 0, 0, 0)
+    text = b"".join(os.fsencode(word) + b"\0" for word in command)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_ARG_END, ctypes.c_ulong(start + max(len(text), 1)), 0, 0)
 
 
 if __name__ == "__main__":
     CONNECTION = socket.socket(fileno=int(sys.argv[1]))
-    become(*serve(CONNECTION, list(filter(None, sys.argv[3].split(",")))), CONNECTION, sys.argv[2])
+    become(serve(CONNECTION), CONNECTION, sys.argv[2])

@@ -34,6 +34,8 @@ START_S = 60.0
 GONE_S = 10.0
 """So long after the launcher's end nothing of the job is there any more: a coordinator may stay 5 s to tell of it."""
 
+SLEEPS = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+
 END_IS_TOO_LATE = (3, 12) <= sys.version_info < (3, 12, 3)
 """These versions of Python refuse to fork at the end of a script: where that is the first point, ranks start anew."""
 
@@ -81,14 +83,13 @@ class Launched:
         env: Mapping[str, str],
         prefix: Sequence[str] = (),
         *,
-        imported: Sequence[str] | None = (),
+        program: Sequence[str] = (),
+        fresh: bool = False,
         host: int | None = None,
-        ahead: bool = False,
     ) -> None:
-        """``imported``: what the interpreter that is forked has imported, besides torch; None: a new interpreter.
+        """``program``: what is started in the launcher's place. ``fresh``: a new interpreter.
 
-        ``host``: a process on the host (``netns.Hosts``) that a fork is to run on. ``ahead``: a fork of it runs the
-        script ahead.
+        ``host``: a process on the host (``netns.Hosts``) that a fork is to run on.
         """
         self.directory = directory
         self.mark = f"{MARK_NAME}={os.urandom(8).hex()}"
@@ -97,8 +98,8 @@ class Launched:
         self.log_dir = directory / "ft_logs"
         self._out, self._err = directory / "launcher.out", directory / "launcher.err"
         name, _, value = self.mark.partition("=")
-        command = [sys.executable, "-m", "megatron_ft.launcher", "--ft-log-dir", str(self.log_dir), *arguments]
-        command = [*prefix, *command]
+        ours = [sys.executable, "-m", "megatron_ft.launcher", "--ft-log-dir", str(self.log_dir)]
+        command = [*prefix, *(program or ours), *arguments]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         base = {**clean_environment(), "PYTHONPATH": path}
         # each launcher prints every line, so that a test may wait for any of them
@@ -107,10 +108,9 @@ class Launched:
         self.process: subprocess.Popen[bytes] | forked_launcher.ForkedLauncher
         with self._out.open("w") as out, self._err.open("w") as err:
             forked = None
-            if imported is not None:
-                request = {"argv": command, "env": environment, "mark": self.mark, "cwd": str(directory)}
-                request |= {"host": host, "ahead": ahead}
-                forked = forked_launcher.start(request, imported, base=base, output=(out.fileno(), err.fileno()))
+            if not fresh:
+                request = {"argv": command, "env": environment, "mark": self.mark, "cwd": str(directory), "host": host}
+                forked = forked_launcher.start(request, base=base, output=(out.fileno(), err.fileno()))
             assert host is None or forked, "a new interpreter gets there by a prefix"
             self.process = forked or subprocess.Popen(
                 command,
@@ -217,10 +217,10 @@ class Launched:
 class Launcher:
     """Makes launches in one directory; ``run`` waits for the end and checks that nothing is left."""
 
-    def __init__(self, directory: Path, imported: Sequence[str] | None = (), *, ahead: bool = False) -> None:
+    def __init__(self, directory: Path, *, fresh: bool = False, program: Sequence[str] = ()) -> None:
         self.directory = directory
-        self.imported = imported
-        self.ahead = ahead
+        self.program = program
+        self.fresh = fresh
         self.launches: list[Launched] = []
 
     def start(
@@ -243,11 +243,11 @@ class Launcher:
             path = directory / "script.py"
             # torch first, where it is used: the line after it ends what ranks share
             first = ["import torch"] if re.search(r"^ *(import|from) torch", script, re.MULTILINE) else []
-            path.write_text("; ".join(first + ([] if self.imported is None else [QUICK_END])) + PRELUDE + script)
+            path.write_text("; ".join(first + ([] if self.fresh else [QUICK_END])) + PRELUDE + script)
             script = [str(path)]
         arguments = [*options, *script, *script_args]
-        made = {"imported": self.imported, "host": host, "ahead": self.ahead}
-        launched = Launched(directory, arguments, env or {}, prefix, **made)
+        how = {"program": self.program, "fresh": self.fresh, "host": host}
+        launched = Launched(directory, arguments, env or {}, prefix, **how)
         self.launches.append(launched)
         return launched
 
@@ -260,32 +260,33 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    """A factory of launches; at the end of the test each must be gone with everything it started.
-
-    A test module's ``IMPORTED_BEFORE`` names what its ranks would import at length, each and in every launch, besides
-    torch. Where it has that, be it empty, the processes that run scripts ahead are forks, too.
-    """
-    imported = getattr(request.module, "IMPORTED_BEFORE", ())
-    if imported:  # of no use to other modules
-        request.node.getparent(pytest.Module).addfinalizer(lambda: forked_launcher.end(imported))
-    ahead = hasattr(request.module, "IMPORTED_BEFORE")
-    with gone_at_the_end(Launcher(tmp_path, imported, ahead=ahead)) as factory:
-        yield factory
-
-
-@pytest.fixture
-def torch_launcher(tmp_path: Path) -> Iterator[Launcher]:
-    """A ``launcher`` whose scripts find torch imported, in files that don't say ``IMPORTED_BEFORE``."""
-    with gone_at_the_end(Launcher(tmp_path, ahead=True)) as factory:
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """A factory of launches; at the end of the test each must be gone with everything it started."""
+    with gone_at_the_end(Launcher(tmp_path)) as factory:
         yield factory
 
 
 @pytest.fixture
 def fresh_launcher(tmp_path: Path) -> Iterator[Launcher]:
     """The same, for tests of how a launcher starts, and of what its ranks inherit: each is a new interpreter."""
-    with gone_at_the_end(Launcher(tmp_path, None)) as factory:
+    with gone_at_the_end(Launcher(tmp_path, fresh=True)) as factory:
         yield factory
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``subprocess.Popen`` (of a process that sleeps) whose processes are killed at the end of the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: Sequence[str] = SLEEPS, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(command, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+    for process in started:
+        process.communicate()
 
 
 @contextlib.contextmanager
