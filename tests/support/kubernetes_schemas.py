@@ -36,13 +36,8 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def mistakes(document: Mapping[str, Any]) -> list[str]:
     """One line each."""
-    schemas = json.loads(_FACTS.read_text())
-    kind = _kind(document)
+    schemas, kind = json.loads(_FACTS.read_text()), f"{document.get('apiVersion')} {document.get('kind')}"
     return list(_check(document, schemas[kind], document["kind"])) if kind in schemas else [f"{kind} isn't known"]
-
-
-def _kind(document: Mapping[str, Any]) -> str:
-    return f"{document.get('apiVersion')} {document.get('kind')}"
 
 
 def _check(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
