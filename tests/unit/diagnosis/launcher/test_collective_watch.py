@@ -10,8 +10,9 @@ from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshot
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.link.facts.launcher import CauseKind, Finding
 from megatron_ft.link.messages.monitor_messages import Collect
-from tests.support.agents import Driven, attached, hung, observed
+from tests.support.agents import Driven, attached, hung, observed, verdict
 
 TIMEOUT_S = 40.0
 BOARD = BoardSnapshot(iteration=0, first_iteration=0)
@@ -177,6 +178,14 @@ def test_cycle_is_ended_for_collectives_by_the_node_that_asked() -> None:
     assert driven.said[-1].endswith("(terminating the ranks)")
     # this time they may be signalled: they are about to be ended
     assert {(each.local_rank, each.order.passive) for each in driven.orders(Collect)} == {(0, False), (1, False)}
+    driven.ends()
+    driven.exits(0, -15, sent=(15,))
+    driven.exits(1, -15, sent=(15,))
+    told = verdict(node=0, kind=CauseKind.HANG, rank=10, text="rank 10 hung")
+    cause = msgspec.structs.replace(told.cause, detail="in train.py:3 f; rank 0 waits in all_reduce")
+    driven.hear(events.RanksEnded(), msgspec.structs.replace(told, cause=cause))
+    (finding,) = [each.record for each in driven.all_of(events.Write) if isinstance(each.record, Finding)]
+    assert (finding.rank, finding.text) == (10, cause.detail)
 
 
 @pytest.mark.parametrize("why", ["nobody waits", "observe-only", "min-healthy", "min-healthy, no rank is at fault"])
