@@ -1,4 +1,4 @@
-"""Hostile input to every socket and board, for seconds; `make fuzz` does it at full size."""
+"""Hostile input to sockets and boards, for seconds; `make fuzz` does it at full size."""
 
 from __future__ import annotations
 
