@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from megatron_ft.launcher.processes.rank_logs import CopiedStream, CycleLogs, inherited_streams, taken_from
+from megatron_ft.launcher.processes.rank_logs import CycleLogs, inherited_streams, taken_from
 
 
 def reify(specs: DefaultLogsSpecs, tmp_path: Path, *, cycle: int, restarts: int, said: list[str]) -> LogsDest:
@@ -53,33 +53,25 @@ def test_files_that_cannot_be_made_cost_no_more_than_the_files(tmp_path: Path) -
     assert warning.startswith("warning: could not create the ranks' log files")
 
 
-def test_lines_of_several_ranks_are_whole(tmp_path: Path) -> None:
-    path, said = str(tmp_path / "new" / "out.log"), list[str]()
-    streams = [CopiedStream("", path, rank=rank, say=said.append) for rank in (" 0", "10")]
-    for part in ("a", "b\n", "c\n", "d"):
-        for stream in streams:
-            stream.write(part)
-    for stream in streams:
-        stream.stop()
-    lines = [f"{rank}: {line}" for line in ("ab", "c", "d") for rank in (" 0", "10")]
-    assert Path(path).read_text().splitlines() == lines
-    assert said == []
-
-
-def test_cycle_log_takes_the_output_that_would_go_to_the_launcher(tmp_path: Path) -> None:
+def test_cycle_log_has_whole_lines_of_the_output_that_would_go_to_the_launcher(tmp_path: Path) -> None:
+    said: list[str] = []
     specs = DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL, tee=Std.ALL)
     files = specs.reify({rank: {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"} for rank in (0, 1)})
     envs = {
-        0: {"FT_CYCLE": "2", "RANK": "8", "WORLD_SIZE": "11"},
-        1: {"FT_CYCLE": "2", "RANK": "9", "WORLD_SIZE": "11"},
+        0: {"FT_CYCLE": "2", "RANK": "9", "WORLD_SIZE": "11"},
+        1: {"FT_CYCLE": "2", "RANK": "10", "WORLD_SIZE": "11"},
     }
-    streams = taken_from(files, envs, prefix=str(tmp_path / "out"), say=print)
+    streams = taken_from(files, envs, prefix=str(tmp_path / "new" / "out"), say=said.append)
     assert (files.tee_stdouts, files.tee_stderrs) == ({}, {})
     assert len(streams) == 4
-    streams[0].write("x\n")
+    for part in ("a", "b\n", "c\n", "d"):
+        for stream in streams[:2]:
+            stream.write(part)
     for stream in streams:
         stream.stop()
-    assert (tmp_path / "out_cycle2.log").read_text() == " 8: x\n"
+    lines = [f"{rank}: {line}" for line in ("ab", "c", "d") for rank in (" 9", "10")]
+    assert (tmp_path / "new" / "out_cycle2.log").read_text().splitlines() == lines
+    assert said == []
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,14 @@ def row_of(
     return row
 
 
-def test_the_most_advanced_of_all_open_sections_counts() -> None:
+def test_the_most_advanced_of_all_open_sections_counts_and_without_one_the_time_out_of_sections() -> None:
     sections = (SectionView("step", NOW - 4 * S, 3, 10 * S), SectionView("save", NOW - 12 * S, 1, 40 * S))
     row = row_of(snapshot(sections=sections))
     assert [(s.name, s.open_s, s.timeout_s) for s in row.sections] == [("save", 12.0, 40.0), ("step", 4.0, 10.0)]
     assert row.timeout == TimeoutUse("section", "step", 4.0, 10.0)
     assert row.timeout.share == pytest.approx(0.4)
     assert (row.state, row.iteration, row.out_of_section_s) == (RankState.RUNNING, 12, None)
-
-
-def test_row_out_of_section_shows_the_time_and_its_timeout() -> None:
-    row = row_of(snapshot())
+    row = row_of(snapshot())  # out of sections
     assert (row.sections, row.out_of_section_s) == ((), 1.0)
     assert row.timeout == TimeoutUse("out_of_section", None, 1.0, 8.0)
 

@@ -49,13 +49,10 @@ def test_launcher_requeues_the_job_once_slurm_knows_of_the_lost_host(slurm: Slur
     assert (slurm.ran, slurm.slept) == (["scontrol requeue 7"], 20.0)
     says = "the batch script's host is lost; this launcher runs what the script would have run: "
     assert told == ["flushed", f"{says}scontrol requeue 7"]
-
-
-def test_launcher_cancels_the_job_where_a_requeue_is_forbidden(slurm: Slurm) -> None:
-    slurm.forbids = True
+    slurm.forbids = True  # then it is cancelled
     slurm.told = iter([SHOWN.format("RUNNING", "node[2-3]")] * 2)
     slurms.requeue(ALLOCATED, 0, Ending.STOPPED, 1, lambda _text: None, lambda: None)
-    assert slurm.ran == ["scontrol requeue 7", "scancel 7"]
+    assert slurm.ran == ["scontrol requeue 7"] * 2 + ["scancel 7"]
 
 
 def test_a_host_answers_also_by_a_refusal() -> None:
