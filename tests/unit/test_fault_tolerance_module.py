@@ -241,29 +241,20 @@ def test_shutdown_disconnects_even_if_the_update_fails(tmp_path: Path, client: F
     assert state.rank_monitor_client is None
 
 
-def test_shutdown_while_an_exception_is_in_flight_runs_no_collective(
-    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("failure", [ZeroDivisionError, StopIteration])
+def test_shutdown_while_an_exception_is_handled_runs_a_collective_at_the_end_of_the_data_only(
+    tmp_path: Path, client: FakeClient, capfd: pytest.CaptureFixture[str], failure: type[Exception]
 ) -> None:
-    state = learning_run(tmp_path, client, saves=0)
+    state, is_end = learning_run(tmp_path, client, saves=0), failure is StopIteration
     try:
-        raise ZeroDivisionError
-    except ZeroDivisionError:
+        raise failure
+    except failure:
         ft.shutdown(state)
-    assert client.calculations() == []
-    assert "timeouts were not updated: ZeroDivisionError is being handled" in capfd.readouterr().err
+    assert len(client.calculations()) == is_end
+    told = "timeouts were not updated: ZeroDivisionError is being handled" in capfd.readouterr().err
+    assert told is not is_end
     assert not client.is_initialized
     assert state.rank_monitor_client is None
-
-
-def test_the_end_of_the_data_is_no_failure(tmp_path: Path, client: FakeClient) -> None:
-    state = learning_run(tmp_path, client)
-    before, batches = len(client.calculations()), iter(())
-    try:
-        next(batches)
-    except StopIteration:
-        ft.shutdown(state)
-    assert len(client.calculations()) == before + 1
-    assert not client.is_initialized
 
 
 def test_abort_disconnects_without_a_collective(tmp_path: Path, client: FakeClient) -> None:

@@ -22,18 +22,11 @@ def never() -> int:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (None, None),
         (SimulatedFaultParams("rank_hung", 3.5), SimulatedFaultParams("rank_hung", 3.5, 0.0, None)),
         ({"fault_type": "random", "base_delay": 12}, SimulatedFaultParams("random", 12)),
-        (
-            {"fault_type": "rank_killed", "base_delay": 1.0, "rand_delay": 2.0, "rank_to_fail": 3},
-            SimulatedFaultParams("rank_killed", 1.0, 2.0, 3),
-        ),
     ],
 )
-def test_simulated_fault_is_accepted_as_parameters_or_dictionary(
-    given: Any, expected: SimulatedFaultParams | None
-) -> None:
+def test_simulated_fault_is_accepted_as_parameters_or_dictionary(given: Any, expected: SimulatedFaultParams) -> None:
     assert FaultToleranceCallback(True, False, simulated_fault_params=given).simulated_fault_params == expected
 
 
