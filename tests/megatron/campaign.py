@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from megatron_ft.link.linux.processes import carries, kill_matching
 from tests.support.campaigns import launcher_records, run_job
 
 ON_CPU = Path(__file__).with_name("on_cpu.py")
@@ -56,6 +58,8 @@ class Case:
         code: the launcher's exit code; a run that doesn't end with 0 has neither weights nor learned timeouts.
         says: what must be among the output.
         restores: one of these iterations is restored from memory; empty: none is.
+        nodes: launchers on this machine, with a rank each, and a spare one; 1: one launcher with two ranks.
+        loses: everything of this node is killed once iteration 20 is logged.
         needs: file of a checkout without which the run isn't asked for: older ones have no such feature.
     """
 
@@ -67,6 +71,8 @@ class Case:
     code: int = 0
     says: tuple[str, ...] = ()
     restores: tuple[int, ...] = ()
+    nodes: int = 1
+    loses: int | None = None
     needs: str = ""
 
 
@@ -78,6 +84,7 @@ ASYNC = ("--async-save",)
 LOCAL = ("--non-persistent-ckpt-type=local", "--non-persistent-save-interval=1", "--rerun-mode=disabled")
 ATOMIC, PARALLEL = ((*LOCAL, f"--non-persistent-local-ckpt-algo={algo}") for algo in ("atomic", "fully_parallel"))
 IN_MEMORY = ("FT: local checkpoints are kept in the nodes' memory, not in files",)
+ON_THREE = (*ATOMIC, "--global-batch-size=6")
 CONCLUDES = (
     "asks to re-run from the checkpoint on another GPU (Megatron exit code 16)",
     "ranks are rotated by one within each node",
@@ -118,6 +125,15 @@ CASES = (
     local("SIGKILL with local checkpoints", 1, ATOMIC),
     local("SIGKILL with parallel local checkpoints", 0, PARALLEL),
     local("SIGKILL with asynchronous local checkpoints", 1, (*ATOMIC, *ASYNC)),
+    Case("undisturbed on three nodes", flags=ON_THREE, nodes=3),
+    Case(
+        "lost node with local checkpoints",
+        flags=ON_THREE,
+        says=("(1 rank from other nodes)",),
+        restores=tuple(range(16, 24)),
+        nodes=3,
+        loses=2,
+    ),
     Case(
         "NaN in a local checkpoint",
         env=fault("NaN;1;20"),
@@ -139,17 +155,17 @@ def main() -> int:
     args = parser.parse_args()
     problems = []
     for checkout in args.checkout:
-        before, expected = digest(checkout), list[str]()
+        before, expected = digest(checkout), dict[int, list[str]]()
         for case in CASES:
-            if (expected and args.only not in case.name) or not (checkout / case.needs).exists():
+            if (case.nodes in expected and args.only not in case.name) or not (checkout / case.needs).exists():
                 continue
             with tempfile.TemporaryDirectory(prefix="ft_megatron") as directory:
                 began = time.monotonic()
                 found, weights = run(checkout, case, Path(directory), args.longest)
                 took_s = time.monotonic() - began
-            expected = expected or weights
-            if case.code == 0 and weights != expected:
-                found.append(f"ended with other weights: {weights}, not {expected}")
+            of_all = expected.setdefault(case.nodes, weights)
+            if case.code == 0 and weights != of_all:
+                found.append(f"ended with other weights: {weights}, not {of_all}")
             print(f"{checkout.name}: {case.name}: {'; '.join(found) or 'held'} ({took_s:.0f} s)", flush=True)
             problems += found
         if digest(checkout) != before:
@@ -187,10 +203,13 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
         flags.append(f"--non-persistent-local-ckpt-dir={files}")
     script = [str(ON_CPU), str(checkout.resolve() / "pretrain_gpt.py"), *MODEL, *flags]
     script += [f"--save={save}", f"--load={save}"]
-    try:
-        code, text = run_job(["--nproc-per-node=2", *OPTIONS, *script], logs, longest_s, env)
-    except subprocess.TimeoutExpired as error:
-        code, text = -1, str(error.output)
+    if case.nodes > 1:
+        code, text = on_nodes(case, [*OPTIONS, f"--ft-log-dir={logs}"], script, env, directory, longest_s)
+    else:
+        try:
+            code, text = run_job(["--nproc-per-node=2", *OPTIONS, *script], logs, longest_s, env)
+        except subprocess.TimeoutExpired as error:
+            code, text = -1, str(error.output)
     found = []
     if code != case.code:
         kept = Path(tempfile.gettempdir()) / f"ft_megatron_{checkout.name}_{case.name.replace(' ', '_')}.txt"
@@ -209,6 +228,45 @@ def run(checkout: Path, case: Case, directory: Path, longest_s: float) -> tuple[
     if files.exists():
         found.append(f"has made {files}")
     return found, sorted(re.findall(r"weights of (rank \d+: 1 \w+)", text))
+
+
+def on_nodes(
+    case: Case, options: list[str], script: list[str], env: dict[str, str], directory: Path, longest_s: float
+) -> tuple[int, str]:
+    """Run one job on several launchers and a spare one; return the worst exit code of those left, and all output."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    place = [f"--nnodes={case.nodes}:{case.nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=megatron"]
+    place += [f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1"]
+    mark, until_s = f"FT_MEGATRON_NODE={directory.name}-", time.monotonic() + longest_s
+    nodes, logs = list[subprocess.Popen[bytes]](), [directory / f"node-{at}.txt" for at in range(case.nodes + 1)]
+    for at, log in enumerate(logs):
+        own = {"FT_SECRET": "the secret of a campaign", "FT_MEGATRON_NODE": f"{directory.name}-{at}"}
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", "megatron_ft.launcher", *options, *place, f"--node-rank={at}", *script]
+            nodes.append(subprocess.Popen(command, env={**env, **own}, stdout=out, stderr=out))
+        while at == case.nodes - 1 and time.monotonic() < until_s and not says(logs, "cycle 0 started"):
+            time.sleep(0.2)  # the spare one comes when the others have met
+    left = set(range(len(nodes))) - ({case.loses} if case.loses is not None else set())
+    has_lost = case.loses is None
+    while time.monotonic() < until_s and any(nodes[at].poll() is None for at in left):
+        if not has_lost and says(logs, " 20/"):
+            has_lost = True
+            end(f"{mark}{case.loses}\0")
+        time.sleep(0.05)
+    end(mark)
+    codes = [nodes[at].wait() for at in left]
+    return max(codes, key=abs), "".join(log.read_text(errors="replace") for log in logs)
+
+
+def end(mark: str) -> None:
+    """Kill everything that has this in its environment."""
+    kill_matching(lambda stat: carries(stat.pid, mark.encode()), timeout_s=10.0)
+
+
+def says(logs: list[Path], words: str) -> bool:
+    """Whether that is among the output so far."""
+    return any(log.exists() and words in log.read_text(errors="replace") for log in logs)
 
 
 def has_strategies(checkout: Path) -> bool:
