@@ -142,6 +142,19 @@ def test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one() ->
     )
 
 
+@pytest.mark.parametrize(("ended_s", "reset", "lost_s"), [(1.1, False, 0.3), (1.1, True, 5.5), (60.0, False, 5.5)])
+def test_launcher_whose_connection_was_reset_or_ended_in_a_pause_of_the_leader_is_awaited(
+    ended_s: float, reset: bool, lost_s: float
+) -> None:
+    machine = begun(RULES_3, "abc")
+    for link in range(3):
+        machine.heard(link, m.Beat(), 1.0)
+    machine.settle(1.0)
+    machine.broken(1, ended_s, reset=reset)
+    assert not sent(until(machine, ended_s + lost_s - 0.1, alive=(0, 2), from_s=ended_s), m.Verdict)
+    assert sent(until(machine, ended_s + lost_s + 0.1, alive=(0, 2), from_s=ended_s + lost_s), m.Verdict)
+
+
 def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() -> None:
     machine = leader(RECORD)
     before = replace(LAST, number=2, id="old.2", cycle=1)
