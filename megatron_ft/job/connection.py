@@ -93,17 +93,16 @@ class Connection(Generic[_T]):
         self.queue(frame)
         self.flush()
 
-    def queue(self, frame: bytes) -> int:
-        """Have a frame sent by the next ``flush``; return the number of its bytes on the wire."""
+    def queue(self, frame: bytes) -> None:
+        """Have a frame sent by the next ``flush``."""
         if self._has_failed:
-            return 0  # the last frame that was sent may have been cut
+            return  # the last frame that was sent may have been cut
         if (channel := self._handshake.channel) is not None:
             body = memoryview(frame)[LENGTH_BYTES:]
             frame = channel.seal(body) + body
         self._unsent += frame
         if len(self._unsent) > _MOST_UNSENT:
             self._fail()
-        return len(frame)
 
     def close(self, *, resets: bool = False, within_s: float = 0.0) -> None:
         """Close it; the owner hears nothing any more.

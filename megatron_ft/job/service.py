@@ -81,7 +81,6 @@ class Service:
         say: Callable[[str], None] = lambda _text: None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.bytes_sent = 0
         self.is_over = False
         """No launcher needs this leader any more, or it has lost the lock."""
         self.links: dict[int, Link] = {}
@@ -258,7 +257,7 @@ class Service:
                 data = _BEAT if message is ANSWER else encode(message)
                 for number in numbers:
                     if (link := self.links.get(number)) is not None:
-                        self.bytes_sent += link.connection.queue(data)
+                        link.connection.queue(data)
                         self._unsent.append(link.connection)
             case Drop(number):
                 if (link := self.links.pop(number, None)) is not None:

@@ -157,7 +157,7 @@ def test_connection_that_is_given_up_for_its_unsent_bytes_sends_no_later_frame(r
     )
     with theirs:
         connection.queue(bytes(9 << 20))
-        assert connection.queue(encode(m.Beat())) == 0
+        connection.queue(encode(m.Beat()))
         connection.flush()
         turns_until(reactor, lambda: bool(ended))
         assert connection.is_reset
