@@ -64,6 +64,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("self._clock.mark_unanswered()", "pass"),
         ("if not self.lock_answers:", "if False:"),
         ("FORMER_S = 15.0", "FORMER_S = 0.0"),
+        ("_LINGER_S = 5.0", "_LINGER_S = 0.0"),
         ("if now_s >= FORMER_S and missing <= 0:", "if False:"),
         ("self._unacknowledged = here | (set(instances) - gone)", "self._unacknowledged = here"),
         ("if not silent:\n            self._un", "if True:\n            self._un"),

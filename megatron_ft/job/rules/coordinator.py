@@ -41,6 +41,8 @@ FOUNDING_S = 8.0
 others may know one."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
+_LINGER_S = 5.0
+"""Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
 
 
 class Coordinator:
@@ -100,8 +102,8 @@ class Coordinator:
         """When a leader without a record may decide at the latest; None: it may."""
         self.is_over = False
         """The end of the job is decided."""
-        self._ended_s = self._over_s = 0.0
-        """When the end of the job was decided, and when this leader ends at the latest."""
+        self._ended_s = self._over_s = self._lingers_s = 0.0
+        """When the end of the job was decided, and when this leader ends at the latest, and at the earliest."""
         self._unacknowledged: set[str] = set()
         """Launchers (instances) that are to hear of the job's end, and haven't left yet."""
         self._is_deposed = False
@@ -484,6 +486,8 @@ class Coordinator:
         self.is_over, self._ended_s, self._over_s = True, self._clock.now_s, self._clock.now_s + stays_s
         cycle, here = self._cycle, {node.instance for node in self._links.values()}
         gone = set() if cycle is None else {cycle.seats[place].node.instance for place in cycle.gone}
+        if cycle is not None and cycle.count(*GONE):
+            self._lingers_s = self._clock.now_s + _LINGER_S
         self._unacknowledged = here | (set(instances) - gone)
 
     # -- what follows -----------------------------------------------------------------------------------------
@@ -503,10 +507,10 @@ class Coordinator:
         elif self._record is None and not self.is_over:
             if not self._next_cycle.meet(self._clock.now_s):
                 self._announce(begins=False)
+        until_s = self._over_s if self._unacknowledged else self._lingers_s
         if self.is_over:
-            self._alarms.append(self._over_s)
-        has_told = self.is_over and (not self._unacknowledged or self._clock.now_s >= self._over_s)
-        if self._is_deposed or has_told:
+            self._alarms.append(until_s)
+        if self._is_deposed or (self.is_over and self._clock.now_s >= until_s):
             self._out.append(Quit())
         return self._take()
 

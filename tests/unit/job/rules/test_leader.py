@@ -230,6 +230,19 @@ def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() 
     assert [each for each in machine.settle(60.6) if isinstance(each, actions.Quit)]
 
 
+def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_which_is_on_its_way_back() -> None:
+    machine = begun(replace(RULES_3, min_healthy=True), "abc")
+    machine.heard(2, m.Goodbye("rank 5 asked for it", excluded=True), 0.5)
+    for message in (m.Report(0, NodeState.SUCCEEDED), m.Ready()):
+        for link in (0, 1):
+            machine.heard(link, message, 1.0)
+        machine.settle(1.0)
+    for link in (0, 1):
+        machine.broken(link, 1.1)
+    assert actions.Quit() not in until(machine, 5.9, alive=(), from_s=1.1)
+    assert actions.Quit() in until(machine, 6.1, alive=(), from_s=5.9)
+
+
 def test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end() -> None:
     machine, _ = finished()
     for link in (0, 1):
