@@ -53,9 +53,6 @@ class Decision(Message, frozen=True):
     shift: Int = 0
     attachments: Parts = NO_PARTS
 
-    def __hash__(self) -> int:
-        return hash(self.id)
-
 
 class Assignment(Message, frozen=True):
     """A decision as one node has it. ``place`` is None for a node that doesn't take part.
