@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_host_whose_processes_are_killed_is_soon_done_without_and_one_that_vanis
     first.wait_for(rf"cycle 1 ended: node \d \(node{number}\): no message from its launcher for [56]\.\d s; restarting")
     first.wait_for(rf"waiting for 1 more node \(1 of 2 is here: node1; lost in cycle 1: node{number}\)")
     # without it the round isn't complete; the user ends it
-    first.process.terminate()
+    first.signal(signal.SIGTERM)
     (ended,) = wait_for_all([first])
     assert ended.code == 1
 

@@ -18,7 +18,6 @@ import os
 import runpy
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -97,10 +96,6 @@ class ForkedLauncher:
         """If it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
 
 
 class _Server:
