@@ -163,6 +163,23 @@ def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() 
     assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
 
 
+def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(min_nodes: int, stale: int) -> None:
+    rules = m.Rules(min_nodes=min_nodes, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1)
+    last = replace(LAST, number=4, id="old.4", cycle=3, world=4)
+    older, machine = replace(last, number=3, id="old.3", cycle=2), leader(rules=rules)
+    effects: list[Any] = []
+    for place in (0, 1, 2, 3):
+        said = hello(place, rules, last=older if place == stale else last)
+        effects += machine.heard(place, said, 0.0)
+    effects += until(machine, 90.0, alive=(0, 1, 2, 3))
+    assert sent(effects, m.Verdict)
+    for place in (0, 1, 2, 3):
+        machine.heard(place, m.Ready(store="s"), 90.0)
+    effects += until(machine, 95.0, alive=(0, 1, 2, 3), from_s=90.0)
+    decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
+    assert [(each.kind, each.world) for each in decided] == [(DecisionKind.START, 4)]
+
+
 def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_that_judged_it() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, launchers=3, last_call_s=0.1)
     cause, action = (
