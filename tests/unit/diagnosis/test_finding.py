@@ -13,7 +13,6 @@ from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.rank_snapshot import (
     RankSnapshot,
     is_in_library,
-    is_waiting_for_process,
     lost_process,
     place,
 )
@@ -232,17 +231,6 @@ def test_snapshot_is_read_as_it_was_sent_and_large_groups_travel_short(ranks: tu
     one = inside(0, ranks=ranks, lost=LOST, raised=MINE)
     assert decode(RankSnapshot, encode(one)) == one
     assert len(encode(one)) < 900
-
-
-def test_stack_in_subprocess_or_multiprocessing_waits_for_a_process() -> None:
-    inner, outer = Frame("/usr/lib/python3.12/selectors.py", 415, "select"), Frame("/home/me/train.py", 8, "step")
-    waits = [
-        "/lib/python3.12/multiprocessing/connection.py",
-        "/lib/python3.12/subprocess.py",
-        "/torch/multiprocessing/x",
-    ]
-    others = ["/home/me/subprocesses.py", "/home/me/multiprocessing/train.py", "/home/me/subprocess.py"]
-    assert [f for f in waits + others if is_waiting_for_process((inner, Frame(f, 1, "wait"), outer))] == waits
 
 
 @pytest.mark.parametrize("size", [1, 128])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from megatron_ft.diagnosis.collectives import Collective
 from megatron_ft.diagnosis.cycle_cause import LOST_PEER
-from megatron_ft.diagnosis.exceptions import CrashOutput, waited_s
+from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.hang_diagnosis import blamed
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
@@ -89,26 +89,6 @@ def test_connection_that_was_lost_accuses_no_rank_that_lives_however_late_it_is(
     found = cause(*notes, error=error, several=True)
     assert (found.rank, found.host, found.text) == (None, "", "connection lost between ranks 0, 2 and 3")
     assert found.line.endswith(f"no rank had exited before (network: {how})")
-
-
-@pytest.mark.parametrize(
-    ("error", "seconds"),
-    [
-        (TIMED_OUT, 5.0),
-        ("DistStoreError: wait timeout after 4000ms, keys: /0", 4.0),
-        ("DistStoreError: Timed out after 31 seconds waiting for clients. 1/2 clients joined.", 31.0),
-        ("RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms", 2.0),
-        (
-            "RuntimeError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, Timeout(ms)=600000) ran "
-            "for 600029 milliseconds before timing out.",
-            600.0,
-        ),
-        (CLOSED, None),
-        ("RuntimeError: gloo: Application timeout caused pair closure", None),
-    ],
-)
-def test_seconds_that_a_collective_waited_are_read_from_its_error(error: str, seconds: float | None) -> None:
-    assert waited_s(error) == seconds
 
 
 IN_STEP = "rank 2 keeps the others waiting in 'step' for 5.1 s"
@@ -241,7 +221,7 @@ def test_node_whose_launcher_died_is_named_also_where_the_evidence_on_others_doe
             machine.heard(link, m.Beat(), at_s)
         judged += verdicts(machine, at_s)
     assert [each.node for each in judged] == [3]
-    assert "connection" in judged[0].cause.text
+    assert "no message from its launcher" in judged[0].cause.text
 
 
 def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence() -> None:

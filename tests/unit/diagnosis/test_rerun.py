@@ -9,16 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.cycle_cause import find_cause
-from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, exception_entry, last_words
 from megatron_ft.diagnosis.exits import describe_exit
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.faults import fault_of
-from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Rules
+from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
-from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun, RerunState, rerun_entry, rerun_meaning
+from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun, RerunState, rerun_meaning
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
 from tests.support.job_machines import RULES, answers, begun, sent
 
@@ -43,15 +42,6 @@ def test_code_and_state_must_agree() -> None:
     for code, state in itertools.product((0, 1, 15, 16, 17, 18, -16, -15), states):
         assert rerun_meaning(code, RerunState(state=state)) is MEANINGS.get((code, state))
     assert rerun_meaning(16, None) is rerun_meaning(17, None) is None
-
-
-def test_a_state_survives_the_memory_that_it_is_written_to() -> None:
-    state = RerunState(state=WILL, own=True, node="n1", device=3)
-    text = "stacks\n" + rerun_entry(RerunState(state=AGAIN)) + rerun_entry(state) + "Fatal Python error: Aborted\n"
-    assert last_words(text).rerun == state
-    words = last_words(exception_entry(EXCEPTION_MARK, 7, "KeyError: 3", "trace") + rerun_entry(state))
-    assert (words.error, words.rerun) == ("KeyError: 3", state)
-    assert last_words("").rerun is None
 
 
 @pytest.mark.parametrize(
@@ -79,24 +69,6 @@ def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
     assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
     unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
     assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
-
-
-@pytest.mark.parametrize(
-    ("rerun", "used", "action", "no_progress"),
-    [
-        (Rerun.ELSEWHERE, 0, Action.RESTART, False),
-        (Rerun.AGAIN, 0, Action.RESTART, False),
-        (Rerun.ELSEWHERE, 3, Action.GIVE_UP, False),  # it counts against --max-restarts
-        (Rerun.TRANSIENT, 0, Action.RESTART, False),
-        (Rerun.CONCLUDED, 0, Action.GIVE_UP, True),
-        (Rerun.CONCLUDED, 3, Action.GIVE_UP, True),
-    ],
-)
-def test_rerun_restarts_the_job_unless_it_is_concluded_or_no_restart_is_left(
-    rerun: Rerun, used: int, action: Action, no_progress: bool
-) -> None:
-    decision = Rules(1, 1, max_restarts=3).decide(Outcome.FAILED, restarts_before=used, rerun=rerun)
-    assert (decision.action, decision.no_progress) == (action, no_progress)
 
 
 @pytest.mark.parametrize(

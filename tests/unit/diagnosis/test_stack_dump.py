@@ -11,7 +11,6 @@ import pytest
 from megatron_ft.diagnosis.exceptions import EXCEPTION_MARK, CrashOutput, last_words, words_of_error_file
 from megatron_ft.diagnosis.stacks import (
     Frame,
-    is_library,
     main_stack,
     parse_faulthandler,
     shortened,
@@ -83,25 +82,11 @@ GROUP = """\
 """
 
 
-def test_exception_group_tells_the_place_of_the_exception_within() -> None:
-    words = last_words(f"{EXCEPTION_MARK} 17\nExceptionGroup: x\n{GROUP}", library=["/usr/lib/python3.11"])
-    assert words.where == "loader.py:9 fetch"
-
-
 def test_a_fatal_signal_tells_the_thread_that_died() -> None:
     words = last_words(f"{DUMP}Fatal Python error: Segmentation fault\n\n{DUMP}", library=["/usr/lib/python3.11"])
     assert words.where == "my loader.py:88 next_batch"
     assert words.fatal_error.startswith("Fatal Python error: Segmentation fault")
     assert words.error == ""
-
-
-def test_an_interpreter_that_crashes_while_it_ends_of_an_exception_tells_both() -> None:
-    crashed = DUMP.replace("Current thread", "Thread")
-    reported = f"{EXCEPTION_MARK} 17\nValueError: bad\n{TRACEBACK}"
-    words = last_words(f"{reported}Fatal Python error: Aborted\n\n{crashed}", library=["/usr/lib/python3.11"])
-    assert (words.error, words.where, words.raised_at_ns) == ("ValueError: bad", "loader.py:5 load", 17)
-    assert words.exception == TRACEBACK.strip()
-    assert words.fatal_error.startswith("Fatal Python error: Aborted")
 
 
 def test_dump_without_an_exception_has_no_last_words() -> None:
@@ -130,12 +115,6 @@ def test_exception_without_a_message_is_its_type_alone(error: str) -> None:
     document = {"message": error, "extraInfo": {"timestamp": "3", "py_callstack": ""}}
     assert words_of_error_file(json.dumps({"message": document})).error == expected
     assert words_of_error_file(json.dumps({"message": error})).error == expected
-
-
-def test_code_that_torch_compile_generates_is_a_library() -> None:
-    kernel = "/scratch/cache/ab/cabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs.py"
-    generated, others = [kernel, "/a/.triton/cache/QX/k.py", "<eval_with_key>.12"], ["/a/ab/cabin.py", "<string>"]
-    assert [file for file in generated + others if is_library(file, ())] == generated
 
 
 @pytest.mark.parametrize(("mine", "kept"), [(3, 34), (400, 100)])

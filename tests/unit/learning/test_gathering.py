@@ -88,28 +88,6 @@ SAVES, ENDS = {"saves": 1}, {"ended": True}
 END = (True, (0, 0))
 
 
-@pytest.mark.parametrize(
-    ("news", "results"),
-    [
-        pytest.param([(0, ENDS)], [], id="the other one is in the run"),
-        pytest.param([(0, ENDS), (1, ENDS), (1, ENDS)], [END], id="all have ended"),
-        pytest.param([(1, ENDS), (1, GOES_ON), (0, ENDS)], [], id="a member came back"),
-        pytest.param([(1, ENDS), (1, GOES_ON), (0, ENDS), (1, ENDS)], [END], id="a member came back and ended"),
-        pytest.param([(1, ENDS), (0, SAVES)], [(False, (1, 0))], id="a save before all have ended"),
-        pytest.param([(0, ENDS), (1, ENDS), (0, SAVES)], [END], id="news after the end"),
-    ],
-)
-def test_end_is_told_once_when_all_members_in_the_run_have_ended(
-    news: list[tuple[int, dict[str, Any]]], results: list[tuple[bool, tuple[int, int]]]
-) -> None:
-    job = Job()
-    for member, what in news:
-        job.hear(member, **what)
-    job.tick(1000.0)
-    assert [(each.ended, each.reached) for each in job.results] == results
-    assert job.part.due_s is None, "a time in the past would be waited for without a pause"
-
-
 def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None:
     part, cycle = LearningAtLeader(), SimpleNamespace(decision=SimpleNamespace(cycle=CYCLE), seats=range(3))
     part.begin(cast("JobCycle", cycle))

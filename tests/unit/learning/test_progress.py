@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.learning.progress import LEAST_BYTES, ProgressSample, is_file_wait, progress_between
+from megatron_ft.learning.progress import LEAST_BYTES, ProgressSample, progress_between
 
 HERE, THERE = ("train.py:9 step @4", "train.py:30 main @8"), ("train.py:9 step @6", "train.py:30 main @8")
 
@@ -53,9 +53,3 @@ SERVER, DISK = {7: "rpc_wait_bit_killable"}, {8: "io_schedule"}
 )
 def test_change_is_described_if_it_shows_progress(before: dict[str, Any], after: dict[str, Any], told: str) -> None:
     assert progress_between(replace(STILL, **before), replace(STILL, at_ns=1_000_000_000, **after)) == told
-
-
-def test_kernel_functions_of_file_systems_are_told_from_other_waits() -> None:
-    files = ["folio_wait_bit_common", "fuse_get_req", "nfs4_lookup", "ptlrpc_set_wait"]
-    others = ["futex_do_wait", "ep_poll", "do_poll", "pipe_read", "fuse_dev_do_read", "unix_wait"]
-    assert [name for name in files + others if is_file_wait(name)] == files

@@ -51,15 +51,6 @@ def test_rank_that_starts_late_is_terminated_then_killed() -> None:
     assert late(driven) == [], "no rank need start once the launcher stops"
 
 
-def test_late_exit_under_observe_only_ends_no_rank() -> None:
-    driven = started(exit_timeout=20.0, observe_only=True)
-    driven.hear(detached(0, 0, driven.now_ns))
-    driven.wait(60.0)
-    assert late(driven) == [(0, "exit", 20.0)]
-    assert driven.said[-1].endswith("(--ft-exit-timeout): not killed (observe-only)")
-    assert driven.all_of(events.SignalRanks) == []
-
-
 @pytest.mark.parametrize("stopped", [None, 1])
 def test_startup_timeout_of_several_ranks_accuses_a_stopped_one_only(stopped: int | None) -> None:
     driven = started(3, startup_timeout=30.0)

@@ -103,16 +103,6 @@ def test_extensions_end_at_four_timeouts_whoever_moves(observe_only: bool) -> No
     assert driven.said[1:] == ([] if observe_only else [line])
 
 
-def test_nothing_is_suspected_once_the_ranks_are_about_to_be_terminated() -> None:
-    driven = running()
-    suspect(driven)
-    driven.ends()
-    driven.done.clear()
-    suspect(driven, 1)
-    driven.hear(reviewed(0))
-    assert hangs(driven) == answers(driven) == []
-
-
 def test_ranks_of_a_node_are_observed_twice_for_a_question_that_looks() -> None:
     driven = running(2)
     for looks in (True, False):
