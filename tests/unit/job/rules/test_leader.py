@@ -163,6 +163,7 @@ def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() 
     assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
 
 
+@pytest.mark.parametrize(("min_nodes", "stale"), [(4, 3), (3, 0), (4, 0)])
 def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(min_nodes: int, stale: int) -> None:
     rules = m.Rules(min_nodes=min_nodes, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1)
     last = replace(LAST, number=4, id="old.4", cycle=3, world=4)
