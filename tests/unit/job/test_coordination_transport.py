@@ -220,48 +220,6 @@ def test_address_that_refuses_or_cannot_be_resolved_is_a_failure(reactor: Reacto
         assert set(ear.told) == {"failed"}
 
 
-@contextlib.contextmanager
-def full_listener(address: tuple[str, int]) -> Iterator[None]:
-    """Nothing that connects there gets an answer."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(tcp.listen(*address, backlog=0))
-        while True:
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-            if not select.select([], [client], [], 0.2)[1]:
-                break
-        yield
-
-
-def names(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
-    """Every name has these addresses; the names that were looked up."""
-    real, looked_up = socket.getaddrinfo, list[str]()
-
-    def stand_in(host: str, port: int, *args: Any, **more: Any) -> Any:
-        if host[0].isdigit():
-            return real(host, port, *args, **more)
-        looked_up.append(host)
-        return [target for address in addresses for target in real(address, port, *args, **more)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", stand_in)
-    return looked_up
-
-
-def test_next_address_of_a_name_is_tried_after_a_silent_one(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, "127.0.0.2", "127.0.0.1")
-    monkeypatch.setattr(tcp, "_CONNECT_S", 0.5)
-    with served() as service, sockets(reactor) as (transport, ear):
-        port = int(service.address.rpartition(":")[2])
-        with full_listener(("127.0.0.2", port)):
-            transport.connect(f"some.host:{port}")
-            reactor.run_once(0.05)
-            assert ear.told == []
-            transport.connect(f"some.host:{port}")  # as a member does that waits no longer
-            until(reactor, lambda: ear.told)
-        assert ear.told == ["opened"]
-
-
 def test_silent_name_server_gets_one_thread_holds_up_nothing_and_answers_the_next_attempt_at_last(
     reactor: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.job import etcd_leader
 from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver, Work
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Send
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
-from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules, Stay
+from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss, Rules
 from tests.support.etcd_model import EtcdModel
 
-BOUND_S = 20.0
 RULES = Rules(1, 2, join_timeout_s=60.0)
 
 
@@ -59,32 +57,6 @@ def test_effects_of_a_decision_wait_until_etcd_has_it() -> None:
     assert leader.etcd.admit([follows]) == [follows]
 
 
-def test_decision_of_a_run_that_begins_waits_for_its_life() -> None:
-    leader = Leader()
-    assert leader.etcd.admit([BeginLife(), decided(0), Send([1], Stay())]) == []
-    assert leader.works() == [BeginLife()]
-    assert "megatron_ft/job/life/000000000000" not in leader.model.names()
-    assert leader.works() == [decided(0), Send([1], Stay())]
-
-
-def test_leader_whose_lease_has_expired_has_lost_the_lock() -> None:
-    leader = Leader()
-    leader.model.pass_time(etcd_keys.LEASE_S)
-    leader.etcd.renew(0.0)
-    with pytest.raises(LeaderOver):
-        leader.works()
-
-
-def test_leader_whose_decision_another_one_has_made_says_nothing_of_it() -> None:
-    leader = Leader()
-    leader.model.pass_time(etcd_keys.LEASE_S)
-    assert ledger_of(leader.model).enter()
-    leader.etcd.admit([decided(0), Send([1], Stay())])
-    with pytest.raises(LeaderOver) as over:
-        leader.works()
-    assert over.value.dismissal is None
-
-
 def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
     leader = Leader()
     before = leader.model.calls.count("lease/keepalive")
@@ -116,31 +88,3 @@ def test_launchers_are_dismissed_if_no_decision_can_be_kept_for_the_join_timeout
         leader.works()
     text = "no decision could be kept for 60 s: etcd at http://etcd:2379: Connection refused"
     assert over.value.dismissal == Dismiss(code, text)
-
-
-def test_time_in_which_no_decision_can_be_kept_begins_anew_with_each_one() -> None:
-    leader = Leader()
-    leader.etcd.admit([decided(0)])
-    leader.model.is_away = True
-    leader.works()
-    leader.model.is_away, leader.now_s = False, 50.0
-    assert leader.works() == [decided(0)]
-    leader.etcd.admit([decided(1)])
-    leader.model.is_away, leader.now_s = True, 70.0
-    assert leader.works() == []
-
-
-def test_leader_begins_once_etcd_answers_or_ends_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_leader, "AGAIN_S", 0.01)
-    etcd = EtcdModel()
-    ledger = ledger_of(etcd)
-    etcd.is_away = True
-    tries = iter(range(5))
-    assert not etcd_leader.enter(ledger, is_needed=lambda: next(tries) < 4)
-
-    def comes_back() -> bool:
-        etcd.is_away = next(more) < 3
-        return True
-
-    more = iter(range(9))
-    assert etcd_leader.enter(ledger, is_needed=comes_back)

@@ -9,20 +9,16 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from megatron_ft.errors import ProtocolError
 from megatron_ft.job import service as service_module
-from megatron_ft.job.connection import Connection
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secure_channel import Role
 from megatron_ft.link.wire import encode
 from tests.support.coordination import Listened
 
@@ -99,16 +95,6 @@ def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reac
         assert machine.messages == [other]
 
 
-def test_an_error_of_the_machine_is_not_taken_for_a_mistake_of_the_launcher(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served(reactor) as (_, address, machine), socket.create_connection(address, timeout=BOUND_S) as launcher:
-        monkeypatch.setattr(machine, "heard", Mock(side_effect=ProtocolError("ours")))
-        launcher.sendall(encode(HELLO))
-        with pytest.raises(ProtocolError, match="ours"):
-            turns_until(reactor, lambda: False)
-
-
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here(
     reactor: Reactor,
 ) -> None:
@@ -142,23 +128,3 @@ def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has
         launcher.close()
         turns_until(reactor, lambda: bool(machine.ends))
         assert [end["reset"] for end in machine.ends] == [True]
-
-
-def test_connection_that_is_given_up_for_its_unsent_bytes_sends_no_later_frame(reactor: Reactor) -> None:
-    ours, theirs = socket.socketpair()
-    ended: list[ProtocolError | None] = []
-    connection = Connection(
-        *(reactor, ours),
-        secret=None,
-        role=Role.LISTENS,
-        parse=lambda body: body,
-        heard=lambda _body: None,
-        ended=ended.append,
-    )
-    with theirs:
-        connection.queue(bytes(9 << 20))
-        connection.queue(encode(m.Beat()))
-        connection.flush()
-        turns_until(reactor, lambda: bool(ended))
-        assert connection.is_reset
-        assert theirs.recv(1 << 16) == b""

@@ -74,19 +74,6 @@ def launcher(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laun
     joined.peer.close()
 
 
-def test_launcher_hears_of_a_decision_once_etcd_has_it(launcher: Launcher) -> None:
-    launcher.until(lambda: "kv/txn" in launcher.model.calls)
-    launcher.say(m.Beat())
-    launcher.until(lambda: m.Beat() in launcher.heard)
-    assert launcher.heard[0] == m.Admitted(5)
-    assert not launcher.has(Assignment)
-    assert launcher.recorded == []
-    launcher.model.is_away = False
-    launcher.until(lambda: launcher.has(Assignment))
-    assert [record.decision.number for record in launcher.recorded] == [0]
-    launcher.service.close()
-
-
 def test_leader_that_can_start_no_thread_for_a_while_asks_etcd_again(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

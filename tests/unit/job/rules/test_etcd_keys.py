@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 
-import pytest
 from msgspec.structs import replace
 
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
-from megatron_ft.job.rules.etcd_keys import EtcdAway, Ledger
+from megatron_ft.job.rules.etcd_keys import Ledger
 from megatron_ft.job.rules.messages import LeaseHeld
 from tests.support.etcd_model import EtcdModel
 
@@ -108,39 +106,3 @@ def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_on
     etcd.pass_time(24 * 3600)
     assert etcd.names() == []
     assert entered(etcd, lock_taken(etcd)).former is None
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_leaders_that_are_paused_and_lose_answers_never_make_two_decisions_of_one_number(seed: int) -> None:
-    chance, etcd = random.Random(seed), EtcdModel()
-    leaders: list[tuple[Ledger, int]] = []
-    kept: dict[int, str] = {}
-    for turn in range(400):
-        etcd.pass_time(chance.choice((0.1, 1.0, etcd_keys.LEASE_S)))
-        etcd.is_away, etcd.loses_answers = chance.random() < 0.1, chance.random() < 0.2
-        try:
-            if not leaders or chance.random() < 0.3:
-                held = etcd_keys.take(etcd, JOB, f"host:{turn}")
-                ledger = None if held is None else Ledger(etcd, JOB, held, new_name=lambda: next(_names))
-                if ledger is not None and ledger.enter():
-                    found = last(ledger)
-                    leaders.append((ledger, 0 if found is None else found.decision.number + 1))
-                    assert found is None or found.decision.number == max(kept, default=found.decision.number)
-                continue
-            at = chance.randrange(len(leaders))
-            ledger, number = leaders.pop(at)  # one that was paused may go on at any time
-            made = record(number, f"leader{id(ledger)}.{turn}")
-            if _kept(ledger, made):
-                assert kept.setdefault(number, made.decision.id) == made.decision.id
-                leaders.append((ledger, number + 1))
-        except EtcdAway:
-            continue
-    assert len(kept) > 10
-
-
-def _kept(ledger: Ledger, made: DecisionRecord) -> bool:
-    """Try twice, as after an answer that was lost."""
-    try:
-        return ledger.keep(made)
-    except EtcdAway:
-        return ledger.keep(made)

@@ -300,13 +300,3 @@ def test_job_ends_at_once_where_lost_launchers_are_not_restarted() -> None:
     assert "2 nodes left, at least 3 required; lost launchers are not restarted: " in a.left[1]
     assert "c, d" in a.left[1] or "d, c" in a.left[1]
     assert b.left == a.left
-
-
-def test_silent_launcher_is_awaited_for_a_time_though_none_is_restarted() -> None:
-    job = Job(min_nodes=3, launchers=3)
-    a, _, c = job.start("abc")
-    c.is_silent = True
-    job.run(34.0)
-    assert a.left is None
-    job.run(20.0)
-    assert code(a) == 94

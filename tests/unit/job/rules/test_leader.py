@@ -13,7 +13,6 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import FOUNDING_S, Coordinator
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
-from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.nodes import NEW_LEADER_S
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, RestartDecision
@@ -61,43 +60,7 @@ def ready(machine: Coordinator, *names: str, now_s: float = 0.0) -> None:
 # -- decisions ----------------------------------------------------------------------------------------------------
 
 
-def test_decision_is_recorded_before_any_launcher_is_told() -> None:
-    machine = leader()
-    ready(machine, "a", "b", "c")
-    effects = answers(machine, machine.settle(0.0))
-    kinds = [type(each.message) if isinstance(each, actions.Send) else type(each) for each in effects]
-    assert kinds.index(DecisionRecord) < kinds.index(Assignment)
-    (record,) = [each for each in effects if isinstance(each, DecisionRecord)]
-    assert (record.instances, record.names, record.store) == (("a", "b", "c"), ("a", "b", "c"), "a:1")
-    assert {(held.place, held.store) for held in sent(effects, Assignment)} == {(0, "a:1"), (1, "a:1"), (2, "a:1")}
-
-
-def test_launcher_that_ends_after_it_was_ready_is_not_decided_into_the_next_cycle() -> None:
-    machine = leader()
-    ready(machine, "a", "b", "c")
-    asked = machine.settle(0.0)
-    assert links(asked, m.Beat) == [0, 1, 2]
-    for link in (0, 1):
-        machine.heard(link, sent(asked, m.Beat)[0], 0.1)
-    machine.broken(2, 0.1)
-    assert not [each for each in machine.settle(0.2) if isinstance(each, DecisionRecord)]
-    effects = until(machine, 40.0, alive=(0, 1))
-    (record,) = [each for each in effects if isinstance(each, DecisionRecord)]
-    assert record.instances == ("a", "b")
-
-
 # -- who founds a job ---------------------------------------------------------------------------------------------
-
-
-def test_leader_without_a_record_founds_a_job_at_once_only_with_max_launchers_that_know_of_none() -> None:
-    rules = replace(RULES_3, last_call_s=0.5)
-    machine = leader(rules=rules)
-    for link, name in enumerate("ab"):
-        machine.heard(link, replace(hello(None, word=name), rules=rules), 0.0)
-        machine.heard(link, m.Ready(store="s"), 0.0)
-    assert not [each for each in until(machine, FOUNDING_S - 0.5, alive=(0, 1)) if isinstance(each, DecisionRecord)]
-    later = until(machine, FOUNDING_S + 2.0, alive=(0, 1), from_s=FOUNDING_S - 0.5)
-    assert [each.decision.number for each in later if isinstance(each, DecisionRecord)] == [0]
 
 
 def test_leader_without_a_record_takes_over_the_newest_decision_that_any_launcher_knows() -> None:
@@ -163,24 +126,6 @@ def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() 
     assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
 
 
-@pytest.mark.parametrize(("min_nodes", "stale"), [(4, 3), (3, 0), (4, 0)])
-def test_launcher_that_missed_the_decision_a_new_leader_has_adopted_counts_once(min_nodes: int, stale: int) -> None:
-    rules = m.Rules(min_nodes=min_nodes, max_nodes=4, max_restarts=5, launchers=4, last_call_s=0.1)
-    last = replace(LAST, number=4, id="old.4", cycle=3, world=4)
-    older, machine = replace(last, number=3, id="old.3", cycle=2), leader(rules=rules)
-    effects: list[Any] = []
-    for place in (0, 1, 2, 3):
-        said = hello(place, rules, last=older if place == stale else last)
-        effects += machine.heard(place, said, 0.0)
-    effects += until(machine, 90.0, alive=(0, 1, 2, 3))
-    assert sent(effects, m.Verdict)
-    for place in (0, 1, 2, 3):
-        machine.heard(place, m.Ready(store="s"), 90.0)
-    effects += until(machine, 95.0, alive=(0, 1, 2, 3), from_s=90.0)
-    decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
-    assert [(each.kind, each.world) for each in decided] == [(DecisionKind.START, 4)]
-
-
 def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_that_judged_it() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3, launchers=3, last_call_s=0.1)
     cause, action = (
@@ -207,16 +152,6 @@ def test_new_leader_ends_a_job_whose_launchers_it_never_meets_once_they_would_ha
     decided = [each.decision for each in effects if isinstance(each, DecisionRecord)]
     assert [(each.kind, each.code) for each in decided] == [(DecisionKind.END, 94)]
     assert decided[0].text.startswith("3 nodes left")
-
-
-def test_end_of_a_cycle_is_computed_once_for_all_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[m.End] = []
-    end = JobCycle.end
-    monkeypatch.setattr(JobCycle, "end", lambda cycle, **more: made.append(end(cycle, **more)) or made[-1])
-    machine = begun(RULES_3, "abc")
-    machine.heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited")), 0.1)
-    assert links(machine.settle(0.1), m.End) == [0, 1, 2]
-    assert len(made) == 1
 
 
 # -- the job's end ------------------------------------------------------------------------------------------------
@@ -259,14 +194,6 @@ def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_whic
         machine.broken(link, 1.1)
     assert actions.Quit() not in until(machine, 5.9, alive=(), from_s=1.1)
     assert actions.Quit() in until(machine, 6.1, alive=(), from_s=5.9)
-
-
-def test_leader_does_not_wait_for_a_silent_launcher_for_more_than_a_minute_after_the_end() -> None:
-    machine, _ = finished()
-    for link in (0, 1):
-        machine.broken(link, 1.1)
-    effects = until(machine, HOLDER_STAYS_S + 2.0, alive=(), from_s=1.0)
-    assert [each for each in effects if isinstance(each, actions.Quit)]
 
 
 @pytest.mark.parametrize("is_running", [True, False])

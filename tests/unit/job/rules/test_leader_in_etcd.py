@@ -61,10 +61,6 @@ class Leader:
     def silence(self, link: int) -> None:
         self._alive.remove(link)
 
-    def leave(self, link: int) -> None:
-        self.silence(link)
-        self._do(self.machine.broken(link, self.now_s))
-
     def wait(self, to_s: float) -> None:
         while self.now_s < to_s:
             self.now_s = min(to_s, self.now_s + 0.5)
@@ -134,17 +130,6 @@ def test_launcher_that_comes_late_to_the_end_of_its_own_run_hears_of_it_at_once(
 
 
 @pytest.mark.parametrize("since", [MADE_AT, MADE_AT + 1])
-def test_new_launcher_alone_believes_the_end_in_etcd_at_its_join_timeout(since: int) -> None:
-    leader = Leader(END)
-    leader.meet(hello("a", since=since))
-    leader.wait(RULES.join_timeout_s - 1.0)
-    assert leader.told(Assignment) == []
-    leader.wait(RULES.join_timeout_s + 1.0)
-    assert leader.told(Assignment) == [0]
-    assert leader.decisions() == []
-
-
-@pytest.mark.parametrize("since", [MADE_AT, MADE_AT + 1])
 def test_end_of_the_run_before_is_told_to_its_launchers_and_those_of_the_next_come_again(since: int) -> None:
     leader = Leader(END)
     leader.meet(hello("a", since=since, up_s=1e6), hello("b", since=since))
@@ -167,19 +152,6 @@ def test_leader_that_would_lose_a_node_while_etcd_does_not_answer_ends_instead()
     leader.wait(50.0)
     assert actions.Quit() in leader.effects
     assert leader.told(m.End) == []
-
-
-def test_leader_stays_where_a_launcher_has_exited_while_etcd_does_not_answer() -> None:
-    leader = Leader(None)
-    leader.meet(hello("a"), hello("b"), hello("c"))
-    leader.wait(1.0)
-    leader.machine.lock_answers = False
-    leader.leave(2)
-    leader.wait(30.0)
-    assert actions.Quit() not in leader.effects
-    leader.machine.lock_answers = True
-    leader.wait(32.0)
-    assert leader.told(m.End) == [0, 1]
 
 
 @pytest.mark.parametrize(("finished", "away_s"), [((0, 1), 400.0), ((0, 1, 2), 60.0)])

@@ -29,17 +29,6 @@ def following(address: str = "a:1", epoch: int = 5) -> Member:
     return machine
 
 
-def test_launcher_connects_to_nothing_before_etcd_names_a_leader() -> None:
-    machine = member(is_in_etcd=True)
-    now_s = 0.0
-    for _ in range(50):
-        now_s = max(now_s, machine.alarm_s)
-        assert connects(machine.tick(now_s)) == []
-    assert 1.0 < now_s < 60.0
-    machine.leader_at("a:1", 5, 40, now_s)
-    assert connects(machine.tick(now_s)) == ["a:1"]
-
-
 def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
     machine = member(is_in_etcd=True)
     machine.leader_at("", 0, 40, 0.0)

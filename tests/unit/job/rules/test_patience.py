@@ -90,17 +90,6 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
     ]
 
 
-def test_a_launcher_that_a_coordinator_leads_does_not_tell_that_it_reaches_none() -> None:
-    machine = led(member())
-    machine.tell(m.Ready(), 0.0)
-    told, now_s = [], 0.0
-    while now_s < 3 * 60.0:
-        now_s = max(now_s, machine.alarm_s) + 0.001
-        effects = machine.tick(now_s) + machine.heard(m.Beat(), now_s)
-        told += [effect for effect in effects if isinstance(effect, m.Tell | m.Dismiss)]
-    assert told == []
-
-
 @pytest.mark.parametrize(("is_named", "has_trained", "code"), [(False, False, 2), (True, False, 0), (False, True, 0)])
 def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_another(
     is_named: bool, has_trained: bool, code: int
