@@ -57,18 +57,6 @@ def test_last_of_several_runs_is_drawn_unless_another_is_chosen(
     assert "--run 3: there are 2 runs" in capsys.readouterr().err
 
 
-def test_rank_that_held_the_others_back_is_in_the_table_and_in_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = {"cycle": 0, "rank": 1, "node": "b", "lag": 0.3, "waits": 0.1, "over_s": 12.0}
-    Logs(tmp_path).write("launcher", (1.0, "cycle_started", started(0, 0, 1)), (40.0, "slow_rank", slow))
-    assert main.main(["report", str(tmp_path)]) == 0
-    assert "ranks that held the others back" in capsys.readouterr().out
-    assert main.main(["report", "--json", str(tmp_path)]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
-    assert [(each["rank"], each["cycle"]) for each in run["slow_ranks"]] == [(1, 0)]
-
-
 def test_a_terminal_gets_no_order_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = Logs(tmp_path)
     end = ended(0, "crash", 0, "a\x1b[2Jb\rc\x07d\u202ee\nsecond\x9bline", None)

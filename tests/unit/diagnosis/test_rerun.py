@@ -16,7 +16,6 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.faults import fault_of
 from megatron_ft.job.rules.restart_policy import NodeState
-from megatron_ft.job.rules.rotation import Rotation, rotated, rotated_within, rotation_for
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun, RerunState, rerun_meaning
 from megatron_ft.link.facts.launcher import Cause, CauseKind, RankExited
 from tests.support.job_machines import RULES, answers, begun, sent
@@ -69,30 +68,6 @@ def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
     assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
     unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
     assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "kind", "again"),
-    [
-        (1, 1, Rotation.NONE, Rotation.NONE),
-        (1, 2, Rotation.RANKS, Rotation.RANKS),
-        (2, 8, Rotation.RANKS, Rotation.NODES),
-        (2, 1, Rotation.NODES, Rotation.NODES),
-    ],
-)
-def test_ranks_rotate_within_nodes_and_nodes_where_ranks_cannot(
-    nodes: int, ranks: int, kind: Rotation, again: Rotation
-) -> None:
-    assert rotation_for(nodes=nodes, ranks=ranks, again=False) is kind
-    assert rotation_for(nodes=nodes, ranks=ranks, again=True) is again
-
-
-def test_rotations() -> None:
-    assert [rotated("abc", by) for by in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
-    assert rotated([], 1) == rotated_within([], 2) == []
-    assert rotated("a", 5) == ["a"]
-    assert rotated_within("abcd", 0) == rotated_within("abcd", 1) == [*"bcda"]
-    assert rotated_within("abcd", 2) == [*"badc"]
 
 
 def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> DecisionRecord:

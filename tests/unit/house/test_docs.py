@@ -65,13 +65,3 @@ def test_pages_named_in_code_exist() -> None:
     named = {name for text in texts.values() for name in re.findall(r"\bdocs/[a-z/-]+\.md\b", text)}
     assert len(named) > 10
     assert {name for name in named if not (ROOT / name).is_file()} == set()
-
-
-def test_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    (tmp_path / "other.md").write_text("# A title: `x`, and\n\n## A title: `x`, and\n")
-    page.write_text(
-        "# Here\n[a](other.md) [b](other.md#a-title-x-and-1) [c](#here) [d](https://e.org/f#g) `[e](f)`\n"
-        "[g](gone.md)\n[h](other.md#gone) [i](#there)\n"
-    )
-    assert broken_links(page) == ["gone.md", "other.md#gone", "#there"]

@@ -361,28 +361,3 @@ def test_a_monitor_loads_all_of_its_code_when_it_starts() -> None:
 def test_a_planted_violation_is_found(file: str, code: str, words: str) -> None:
     (planted,) = violations_in(Path(file), code)
     assert words in planted
-
-
-@pytest.mark.parametrize(
-    ("code", "count"),
-    [
-        ("HOME = 'megatron_ft.rank.client.server'", 1),
-        ("FILE = f'{x}/megatron_ft/monitor/service.py'", 1),
-        ("def f():\n    return 'launcher/main.py'", 1),
-        ('"""See launcher/main.py, megatron_ft.rank."""', 0),
-        ("A = 'megatron_ft.errors', 'a launcher / a monitor', '/proc/1/rank/x', 'megatron_ft.ft_state'", 0),
-    ],
-)
-def test_a_planted_name_of_a_file_is_found(code: str, count: int) -> None:
-    assert len(foreign_names_in(code)) == count
-
-
-@pytest.mark.parametrize(
-    ("file", "code"),
-    [
-        ("launcher/base/planted.py", "from megatron_ft.launcher.processes import worker"),
-        ("link/base/planted.py", "from megatron_ft.link import wire"),
-    ],
-)
-def test_a_planted_circle_is_found(file: str, code: str) -> None:
-    assert str(Path(file).parent) in circles({**package(), Path(file): code})

@@ -24,20 +24,14 @@ def why(*, iterations: int = 20, is_resumed: bool = True, is_cut_short: bool = F
     ("changes", "words"),
     [
         ({"max_steps": 40}, "max_steps=40 is reached"),
-        ({"max_steps": 40, "is_cut_short": True}, "max_steps=40 is reached"),
         ({"max_steps": 30, "iterations": 0}, "max_steps=30 is reached"),
-        ({"max_steps": 0, "global_step": 0, "iterations": 0}, "max_steps=0 is reached"),
         ({"max_epochs": 2}, "max_epochs=2 is reached"),
-        ({"max_steps": 1000, "max_epochs": 1}, "max_epochs=1 is reached"),
         ({"iterations": 0}, "nothing left to train at step 40"),
-        ({"iterations": 0, "is_resumed": False}, "nothing left to train"),
         ({"iterations": 1}, "nothing left to train"),
         ({}, None),
-        ({"max_steps": 41, "max_epochs": 3}, None),
         ({"iterations": 2}, None),
         ({"iterations": 1, "is_resumed": False}, None),  # the first job of all was stopped early
         ({"iterations": 0, "is_cut_short": True}, None),
-        ({"max_epochs": None}, None),
     ],
 )
 def test_training_is_finished_if_a_limit_is_reached_or_nothing_was_left(
@@ -69,7 +63,6 @@ class MyEarlyStopping(EarlyStopping):
     ("callback", "should_stop", "is_early_stopped"),
     [
         (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
-        (EarlyStopping(5, Reason.PATIENCE_EXHAUSTED), True, True),
         (MyEarlyStopping(4, Reason.PATIENCE_EXHAUSTED), True, True),
         (EarlyStopping(4, Reason.PATIENCE_EXHAUSTED), False, False),  # restored; this fit ended otherwise
         (EarlyStopping(2, Reason.PATIENCE_EXHAUSTED), True, False),  # restored; this fit was stopped by another

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -29,17 +28,6 @@ def test_functions_that_megatron_lm_calls_take_its_arguments() -> None:
         signature.bind(*given)
     inspect.signature(megatron_lm.setup).bind(argparse.Namespace())  # older versions give them
     assert set(megatron_lm.__all__) == {*CALLS}
-
-
-def test_setup_starts_what_the_variable_asks_for_and_nobody_does_so_again(
-    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = MagicMock()
-    monkeypatch.setattr("megatron_ft.rank.faults.simulated.start", started)
-    monkeypatch.setenv("FT_SIM_FAULT_DESC", "rank_killed;0;60")
-    megatron_lm.setup(arguments(tmp_path))
-    megatron_lm.maybe_setup_simulated_fault()
-    started.assert_called_once()
 
 
 # --- one state in the module ---

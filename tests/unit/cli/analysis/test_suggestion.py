@@ -61,21 +61,6 @@ def test_intervals_of_many_ranks_make_no_value_from_one_start(
     assert "# step: no value: 1 interval observed" in out
 
 
-def test_sections_come_in_the_order_of_the_run_also_one_that_never_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ("setup", "zeal", "alpha", "mid")
-    events = [(2.5 + at, END if at % 2 else START, at // 2) for at in range(7)]  # the last one is open
-    Logs(tmp_path).write(
-        "monitor", (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}), *told(0, 0, 2.0, *events, names=names)
-    )
-    _, out = suggested(capsys, tmp_path)
-    assert [line.split(":")[0] for line in out.splitlines()] == [
-        *(f"# {name}" for name in names),
-        "# rank_out_of_section_timeout",
-    ]
-
-
 def test_intervals_of_several_runs_count_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

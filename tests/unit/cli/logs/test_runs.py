@@ -91,15 +91,6 @@ def write(directory: Path, host: str, *records: Record, opened: float = 0.0) -> 
     Logs(directory, host=host).write("launcher", *moved, opened=opened)
 
 
-@pytest.mark.parametrize("cycles", [(), (1, 2)])
-def test_late_launcher_that_joins_a_silently_training_run_belongs_to_it(
-    tmp_path: Path, cycles: tuple[int, ...]
-) -> None:
-    write(tmp_path, "a", meets(), TRAINS)
-    write(tmp_path, "b", meets(), *((5 * HOUR, "cycle_started", started(n, 0)) for n in cycles), opened=4 * HOUR)
-    assert runs(tmp_path) == [["a", "b"]]
-
-
 @pytest.mark.parametrize(
     ("first", "second", "opened"),
     [

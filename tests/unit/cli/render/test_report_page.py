@@ -71,14 +71,6 @@ def data_of(path: Path) -> dict[str, object]:
     return {**document, "evidence": json.loads(zlib.decompress(base64.b64decode(document["packed"])))}
 
 
-def test_names_and_texts_reach_the_script_unchanged(tmp_path: Path) -> None:
-    path = write(tmp_path, GeneratedJob(ranks=4, steps=60, faults=(HANG,), sections=NASTY))
-    data = data_of(path)
-    assert [name for name in NASTY if name in data["states"]] == list(NASTY)  # type: ignore[operator]
-    (evidence,) = data["evidence"]  # type: ignore[misc]
-    assert "data_loader.py:88 next_batch <b>&</b>" in evidence["text"]
-
-
 def evidence_of(directory: Path, *names: str) -> list[dict[str, Any]]:
     found = [Timed(n, 0, "a", Evidence(cycle=0, rank=n, file=name)) for n, name in enumerate(names)]
     return read_evidence([str(directory)], found)

@@ -110,16 +110,6 @@ def test_a_crash_costs_its_redone_steps_the_restart_and_the_wait_for_nodes() -> 
     assert found.share == pytest.approx(found.seconds[TimeClass.PRODUCTIVE] / 62.0)
 
 
-def test_a_node_alone_waits_for_no_other_before_its_first_cycle() -> None:
-    found = seconds(goodput((0.0, Meeting(how="alone")), *RUN[1:]))
-    assert (found["launch"], found["waiting_for_nodes"]) == (4.0, 2.0)
-
-
-def test_time_from_a_hang_to_its_verdict_is_detection() -> None:
-    events = [*RUN[:4], hang(0, 25.0, 30.0), *RUN[5:]]
-    assert seconds(goodput(*events))["detection"] == 5.0
-
-
 def test_a_restore_from_memory_is_cut_out_of_the_restart() -> None:
     restored = SnapshotRestored(cycle=1, key=SnapshotKey(0, 0, 10), seconds=2.0)
     found = goodput(*RUN, (39.0, restored))
@@ -245,12 +235,6 @@ def test_job_that_opens_no_sections_is_productive_up_to_its_last_iteration() -> 
 
 def test_start_of_the_launcher_is_a_class_of_its_own() -> None:
     assert seconds(account(timed(RUN), begin_ns=WALL - 36 * S).goodput)["launch"] == 36.0
-
-
-def test_job_that_waits_for_its_next_cycle_is_not_at_its_end() -> None:
-    failed = CycleEnded(cycle=0, outcome="failed", cause=Cause(rank=0, kind=CauseKind.CRASH), action="restart")
-    told = seconds(account(timed([*RUN[:4], crash(0, 30.0), (31.0, failed)]), end_ns=WALL + 40 * S).goodput)
-    assert (told["restart"], told["waiting_for_nodes"], "after_the_end" in told) == (1.0, 4.0 + 9.0, False)
 
 
 MOMENTS = st.integers(0, 100).map(float)
