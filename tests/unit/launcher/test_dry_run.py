@@ -79,18 +79,6 @@ def test_dry_run_prints_all_mistakes_and_exits_with_2(script: str, capsys: pytes
     ]
 
 
-def test_variable_asks_for_a_dry_run_too(
-    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PET_FT_DRY_RUN", "1")
-    monkeypatch.setenv("PET_FT_LEARN", "x")
-    assert main(["--ft-cycle=7", script]) == 2
-    assert "flags:" not in capsys.readouterr().out
-    monkeypatch.setenv("PET_FT_LEARN", "on")
-    assert main([script]) == 0
-    assert "PET_FT_LEARN" in capsys.readouterr().out
-
-
 def test_dry_run_starts_opens_and_writes_nothing(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

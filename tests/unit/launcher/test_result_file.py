@@ -19,9 +19,7 @@ from tests.support.agents import verdict
     ("end", "before", "iteration", "trained"),
     [
         (LauncherEnd(0, Ending.FINISHED, ranks_exited_with_0=True), JobProgress(), None, True),
-        (LauncherEnd(0, Ending.STOPPED, ranks_exited_with_0=True), JobProgress(), None, True),
         (LauncherEnd(1, Ending.STOPPED), JobProgress(), 0, True),
-        (LauncherEnd(1, Ending.STOPPED), JobProgress(), None, False),
         (LauncherEnd(1, Ending.FAILED), JobProgress(), None, False),
         (LauncherEnd(1, Ending.FAILED), JobProgress(trained=True), None, True),
     ],

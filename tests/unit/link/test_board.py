@@ -92,22 +92,6 @@ def test_the_second_step_says_that_a_rank_trains_where_no_iterations_are_told(bo
     )
 
 
-def test_steps_do_not_count_as_training_where_iterations_are_reported(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An evaluation has its own, and may come first."""
-    monkeypatch.setattr(user_code, "reports_iterations", True)
-    recorder = Recorder(board, SectionTimeouts(dict(SECTIONS), 0.25))
-    for _ in range(3):
-        recorder.start("step")
-        recorder.end("step")
-    assert board.snapshot().first_iteration_at_ns == board.snapshot().first_step_at_ns == 0
-    for iteration in (4, 5):
-        recorder.iteration(iteration)
-    snapshot = board.snapshot()
-    assert 0 < snapshot.first_iteration_at_ns < snapshot.first_step_at_ns
-
-
 def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, recorder: Recorder) -> None:
     before = time.monotonic_ns()
     recorder.iteration(4)
@@ -204,13 +188,9 @@ def test_added_sections_fill_the_table_and_one_more_is_refused(board: Board, rec
     [
         (layout.W_MAGIC, 1),
         (layout.W_START, 0),
-        (layout.W_START, 2**63),
-        (layout.W_LAST_TRANSITION, 2**63),
         (layout.W_LAST_TRANSITION, 1),
         (layout.W_LAST_HEARTBEAT, 2**64 - 1),
-        (layout.W_FIRST_ITERATION_AT, 5),
         (layout.W_SECTION_COUNT, layout.MAX_SECTIONS + 1),
-        (layout.W_SECTION_COUNT, 9),
         (layout.W_OUT_OF_SECTION_TIMEOUT, 0),
         *((layout.W_CLOSING, value) for value in (2, 2**63, 2**64 - 1)),
         (layout.slot(1) + layout.S_OPENED_AT, 2**62),

@@ -24,13 +24,6 @@ def mine(written: list[tuple[int, str]]) -> Iterator[log.Log]:
     logger.propagate = True
 
 
-def test_line_is_written_with_the_prefix_and_debug_is_not(mine: log.Log, written: list[tuple[int, str]]) -> None:
-    mine.say(log.INFO, "100 % done")
-    mine.put(log.ERROR, "a\nb")
-    mine.debug("phase", 1)
-    assert written == [(20, "[test] 100 % done"), (40, "a\nb")]
-
-
 def test_debug_level_writes_messages_in_one_bounded_line(mine: log.Log, written: list[tuple[int, str]]) -> None:
     mine.set_level(log.DEBUG)
     mine.debug("from", "a\nb")

@@ -57,21 +57,16 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     ("text", "act"),
     [
         ("import os; os.environ.get('RANK')", "reads RANK"),
-        ("import os; 'MASTER_ADDR' in os.environ", "reads MASTER_ADDR"),
         ("import os; os.environb[b'FT_CYCLE']", "reads FT_CYCLE"),
         ("import os; os.environ['LOCAL_RANK'] = '1'", "reads LOCAL_RANK"),
         ("import os; dict(os.environ)", "reads all of os.environ"),
         ("import os; os.urandom(4)", "draws random numbers"),
-        ("import uuid; uuid.uuid4()", "draws random numbers"),
         ("import random; random.Random()", "seeds a generator from the system"),
-        ("import secrets; secrets.token_hex()", "draws random numbers"),
         ("import numpy; numpy.random.default_rng()", "draws random numbers"),
         ("import threading; threading.Thread(target=print).start()", "starts a thread"),
-        ("import subprocess; subprocess.run(['true'])", "starts a process"),
         ("import os; os.system('true')", "starts a process"),
         ("import os; os.fork()", "starts a process"),
         ("open('x', 'w')", "writes a file"),
-        ("import pathlib; pathlib.Path('x').write_text('')", "writes a file"),
         ("import os; os.mkdir('x')", "changes files"),
         ("import tempfile; tempfile.mkdtemp()", "makes a temporary file"),
         ("import socket; socket.socket().bind(('127.0.0.1', 0))", "listens"),
@@ -93,17 +88,11 @@ def test_act_of_a_module_is_told_before_it_is_done(library: Library, text: str, 
         ("acts_a", "import tempfile; tempfile.gettempdir()"),
         ("acts_a", "import os; os.environ.get('PATH'); os.environ['ACTS'] = '1'; del os.environ['ACTS']"),
         ("acts_a", "open(__file__).close(); open('/dev/null', 'w').close()"),
-        ("acts_a", "import random; G = random.Random()"),
         ("acts_a", "import random; random.Random(5).random()"),
     ],
 )
 def test_harmless_act_of_an_installed_package_is_none(library: Library, name: str, text: str) -> None:
     assert library(text, name=name, installed=True) is None
-
-
-def test_second_act_is_told_as_the_first_one(library: Library) -> None:
-    for name in ("acts_a", "acts_b"):
-        assert library("import os; os.environ.get('RANK')", name=name) == f"{name} reads RANK"
 
 
 def test_library_that_acts_for_a_users_module_is_named(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,15 +186,6 @@ def test_condition_or_value_that_differs_between_ranks_is_left_to_them(monkeypat
     assert walk(only_imports)[:2] == (["import os", "import json"], 4)
 
 
-@pytest.mark.parametrize(
-    ("test", "done"),
-    [("'queue' in sys.argv", []), ("sys.version_info >= (3, 11)", ["import queue"]), ("unknown", [])],
-)
-def test_import_under_a_condition_is_shared_if_the_script_will_do_it(test: str, done: list[str]) -> None:
-    head, end = "import os, sys", "import json"
-    assert walk(f"{head}\nif {test}:\n    import queue\n{end}\n")[0] == ["import os", "import sys", *done, end]
-
-
 def test_fork_point_vouches_for_all_imports_above_it() -> None:
     script = """
 import os

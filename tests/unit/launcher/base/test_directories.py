@@ -61,23 +61,6 @@ def test_directories_and_files_we_make_cannot_be_written_by_others(tmp_path: Pat
     assert not mode(tmp_path / "ft_state.json") & stat.S_IWOTH
 
 
-def test_the_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o770)
-    (tmp_path / "link").symlink_to("shared")
-    for name in ("shared", "link"):
-        path = directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
-        assert path == str(tmp_path / name)
-        assert directories.doubt_about(path) is None
-    assert mode(tmp_path / "shared") == 0o770
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "file").touch()
-    for name in ("dangling", "file", "file/below"):
-        with pytest.raises(ConfigError, match=r"--ft-log-dir: .* is no directory"):
-            directories.make_log_directory(ft_log_dir=str(tmp_path / name), torch_log_dir=None, run_id="")
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_a_log_directory_that_cannot_be_made_is_no_mistake(state: Path) -> None:
     with pytest.raises(OSError, match=r"--ft-log-dir: /proc/no can't be written: ") as caught:
         directories.make_log_directory(ft_log_dir="/proc/no", torch_log_dir=None, run_id="")
@@ -95,6 +78,8 @@ def test_a_log_directory_for_all_users_is_told_of(tmp_path: Path) -> None:
     assert "can be written by all users" in (directories.doubt_about(str(tmp_path)) or "")
     tmp_path.chmod(0o1777)  # as /tmp: each may remove only what is his
     assert directories.doubt_about(str(tmp_path)) is None
+    directories.make_log_directory(ft_log_dir=str(tmp_path), torch_log_dir=None, run_id="")
+    assert mode(tmp_path) == 0o1777, "it stays as it is"
 
 
 @needs_root

@@ -25,12 +25,9 @@ def watching(reactor: Any = None) -> SignalWatch:
     [
         ([(TERM, 0.0), (TERM, 0.006)], [TERM], None),  # Slurm: at the time limit, at preemption
         ([(TERM, 0.0), (TERM, 0.045), (TERM, 5.0)], [TERM, TERM], TERM),
-        ([(INT, 0.0), (INT, 4.9), (INT, 4.95)], [INT], None),  # the keys pressed again and again
         ([(INT, 0.0), (INT, 1.0), (INT, 5.1), (TERM, 5.2)], [INT, INT, TERM], INT),
         ([(INT, 0.0), (TERM, 1.0)], [INT, TERM], None),  # ranks may heed only one of the two
-        ([(INT, 0.0), (TERM, 7.0)], [INT, TERM], TERM),
         ([(HUP, 0.0), (TERM, 9.0), (TERM, 9.1)], [HUP, TERM], None),
-        ([(HUP, 0.0), (HUP, 0.1), (HUP, 9.0)], [HUP, HUP, HUP], None),
     ],
 )
 def test_a_second_request_is_one_that_a_person_could_have_made(

@@ -7,14 +7,14 @@ from typing import TypeVar
 import pytest
 
 from megatron_ft.diagnosis.exceptions import CrashOutput
-from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
+from megatron_ft.diagnosis.hang_messages import Hang
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot
 from megatron_ft.link.facts.launcher import CauseKind
-from tests.support.agents import Driven, attached, found_hung, hung, observed, signalled, trains, verdict
+from tests.support.agents import Driven, attached, found_hung, hung, observed, trains, verdict
 from tests.unit.monitor.rules.test_monitor_state import board, section
 
 MS = 1_000_000
@@ -137,30 +137,6 @@ def test_a_rank_that_is_ending_of_its_exception_has_failed_by_itself(
     driven.ends()
     reports = [message.cause.text for message in sent(driven, m.Report)]
     assert reports == ([] if told is None else [told])
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        ("ValueError: the batch is empty", "rank 10 raised ValueError: the batch is empty"),
-        (
-            "RuntimeError: gloo: Connection closed by peer",
-            "hang detected (first on rank 0: hung in 'step' for 2.0 s (timeout 1.0 s))",
-        ),
-    ],
-)
-def test_a_rank_that_had_raised_has_crashed_whatever_another_s_timeout_says(error: str, told: str) -> None:
-    driven = running(watched=False)
-    driven.words[1] = CrashOutput(error=error, where="train.py:3 step", raised_at_ns=driven.now_ns)
-    driven.hear(attached(0, 0, driven.now_ns), found_hung(0, 0, hung(iteration=3)))
-    driven.hear(signalled(0, 9), observed(0, 0, RankSnapshot(rank=0, found_hung=True, state="S")))  # type: ignore[arg-type]
-    notes = sent(driven, RankSnapshots)
-    assert [(each.raised, each.gone) for each in notes[0].notes] == [("", False), (error, False)]
-    for local_rank in (0, 1):
-        driven.exits(local_rank, -9, sent=(9,))
-    cause = driven.record.cause()
-    assert cause.text == told
-    assert cause.kind is (CauseKind.CRASH if "batch" in error else CauseKind.HANG)
 
 
 RAISED = CrashOutput(error="ValueError: bad", where="train.py:3 step", crashed_at="train.py:9 save", raised_at_ns=5)

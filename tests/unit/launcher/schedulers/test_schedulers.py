@@ -83,26 +83,6 @@ def test_given_options_win_over_the_scheduler(
     assert (place.me.endpoint, line.max_nodes, line.run_id) == (endpoint, nodes, run_id)
 
 
-def test_endpoint_of_slurm_is_not_taken_for_that_of_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = line_in(monkeypatch, STEP, "--rdzv-backend=etcd", "--rdzv-endpoint=e")
-    assert (meeting_place(line, os.environ).me.endpoint, line.max_nodes, line.run_id) == ("e:2379", 3, "4711.0.0")
-    with pytest.raises(ConfigError, match="--rdzv-backend etcd: say where etcd is"):
-        line_in(monkeypatch, STEP, "--rdzv-backend=etcd")
-
-
-@pytest.mark.parametrize(
-    ("options", "log_name"),
-    [(["--scheduler=none"], ""), (["--standalone"], "slurm-4711.0.1"), (["--nnodes=1"], "slurm-4711.0.1")],
-)
-def test_job_of_one_node_takes_only_a_log_directory_of_its_own_from_the_scheduler(
-    options: list[str], log_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for environ in (STEP, TWO_EACH):
-        line = line_in(monkeypatch, environ, *options)
-        assert (line.taken, line.max_nodes, meeting_place(line, os.environ).is_alone) == ("", 1, True)
-        assert line.where.log_name == log_name
-
-
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "1"}])
 @pytest.mark.parametrize(
     ("options", "warning"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +18,11 @@ from megatron_ft.link.base.codec import (
     Raw,
     Seconds,
     Vocabulary,
-    convert,
     decode,
     encode,
     encode_as,
-    name_of,
-    to_builtins,
 )
-from megatron_ft.link.facts import launcher, monitor
 from megatron_ft.link.facts.all_kinds import RECORDS
-from megatron_ft.link.facts.launcher import Cause
-from megatron_ft.link.facts.shared import RankHung, Warning_
-from megatron_ft.memory.base import keeper_messages
 from megatron_ft.memory.rules.snapshots import Kept, SnapshotStatus
 from tests.support.arrived import logged
 
@@ -96,31 +88,9 @@ def test_path_that_is_no_text_travels_as_it_is_and_is_shown_with_question_marks(
     assert (found.count, found.path.encode()) == (3, name.encode(errors="replace"))
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_number_that_is_not_finite_becomes_no_other_number(number: float) -> None:
-    with pytest.raises(ProtocolError):
-        decode(Held, encode(Held(length_s=number)))
-    assert decode(Held, encode(Held(ratio=number))).ratio is None
-    with pytest.raises(ProtocolError):
-        convert(Held, {"ratio": number})
-
-
 @pytest.mark.parametrize("body", [b"", b"[" * 40_000, b'{"names":' * 40_000, b"{}{}", b"\xff", b"[]", b"7"])
 def test_bytes_that_are_no_object_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(Held, body)
     with pytest.raises(ProtocolError):
         Vocabulary[Held](Held).read(Raw("held", body))
-
-
-def test_fields_at_their_default_are_left_out_of_messages_and_written_in_records() -> None:
-    assert encode(Held()) == b"{}"
-    assert encode_as(b'{"v":1', Held()) == b'{"v":1}'
-    assert encode_as(b'{"v":1', Held(count=2)) == b'{"v":1,"count":2}'
-    assert encode(Cause()) == encode(to_builtins(Cause()))
-    assert to_builtins(Cause()).keys() == set(Cause.__struct_fields__)
-
-
-def test_same_name_in_messages_as_in_version_0_1_0() -> None:
-    kinds = (RankHung, launcher.RankExited, launcher.MoreTime, monitor.Minute, Warning_, keeper_messages.Says)
-    assert [*map(name_of, kinds)] == ["verdict", "rank_exited", "more_time", "minute", "warning", "says"]

@@ -49,11 +49,3 @@ def test_length_is_known_to_14_percent(length_s: float) -> None:
     if bucket:
         assert BOUNDS_S[bucket - 1] < length_s
         assert abs(middle_of(bucket) / length_s - 1) < 0.14
-
-
-@pytest.mark.parametrize(
-    "row", [[3, 60.5, 0], [3, 0, 60.5, 2, [], [3, 4.5]], ["step"], {}, 7], ids=["backwards", "old", "text", "{}", "7"]
-)
-def test_row_that_no_monitor_writes_is_not_read(row: Any) -> None:
-    assert len(read(ROW)) == 1
-    assert read(row) == []

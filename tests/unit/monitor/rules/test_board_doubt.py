@@ -30,7 +30,6 @@ def later(step: SectionView = STEP, save: SectionView = SAVE, **fields: Any) -> 
 CLOSED = STEP._replace(opened_at_ns=0)
 HONEST = {
     "nothing": later(),
-    "iterations": later(iteration=2, iterations_seen=14, ring_head=100),
     "closed": later(last_transition_ns=NOW, step=CLOSED),
     "opened": later(last_transition_ns=NOW, save=SAVE._replace(opened_at_ns=NOW, open_count=2)),
     "one more section": later(sections=(STEP, SAVE, SectionView("new", 0, 0, None))),
@@ -40,7 +39,6 @@ HONEST = {
     "armed by the monitor": later(
         armed_out_of_section=ArmedTimeout(S), armed_heartbeat_ns=S, step=STEP._replace(armed=ArmedTimeout(S))
     ),
-    "facts for learning": later(learning_facts=5, steps=5, saves=1),
 }
 DAMAGED = {
     "an earlier start": later(start_ns=5),
@@ -49,9 +47,6 @@ DAMAGED = {
     "back in time": later(last_transition_ns=LOOKED - 2 * S),
     "heartbeat forgotten": later(last_heartbeat_ns=0),
     "timeout without version": later(own_out_of_section_timeout_ns=S),
-    "section's timeout without version": later(step=STEP._replace(own_timeout_ns=S)),
-    "steps back": later(steps=3),
-    "infinite without version": later(step=STEP._replace(own_timeout_ns=None)),
     "versions back": later(timeouts_version=0, own_out_of_section_timeout_ns=S),
     "another name": later(step=STEP._replace(name="stop")),
     "fewer sections": later(sections=(STEP,)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron_ft.learning.timeouts import OUT_OF_SECTION, SectionTimeouts
+from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.rank.client import calculating
 
 S = 10**9
@@ -54,11 +54,6 @@ def test_a_configured_value_is_replaced_and_a_calculated_one_averaged(ranks: Ran
     assert ranks.calculated({"step": 4 * S}, previous=new.calculated) == {"step": (10.0 + 20.0) / 2}
 
 
-def test_longest_interval_of_any_rank_makes_the_timeout(ranks: Ranks) -> None:
-    found = ranks.calculated({"a": S, "b": 2 * S, OUT_OF_SECTION: NEVER}, [3.0, 1.0, 0.5] * 2)
-    assert found == {"a": 15.0, "b": 10.0, OUT_OF_SECTION: 2.5}
-
-
 def test_a_section_that_nobody_has_closed_is_not_ready_however_old_it_is(ranks: Ranks) -> None:
     ended = {"epoch": NEVER, "step": S // 20}
     assert ranks.calculated(ended, going_on={"epoch": 100 * S}) == ["epoch"]
@@ -70,9 +65,6 @@ def test_section_that_is_open_and_was_never_closed_can_be_left_out_the_same_on_a
     assert ranks.calculated(ended, going_on={"setup": 9 * S}, leaves_out_open=True) == {"step": 2.5}
     assert ranks.calculated(ended, [-1.0, 0.5, 9.0, 0.5], leaves_out_open=True) == {"step": 2.5}
     assert ranks.calculated(ended, leaves_out_open=True) == ["setup"]
-    none = dict.fromkeys(("setup", "step", OUT_OF_SECTION), NEVER)
-    going_on = {"setup": 9 * S, OUT_OF_SECTION: 2 * S}
-    assert ranks.calculated(none, going_on=going_on, leaves_out_open=True) == ["step", OUT_OF_SECTION]
 
 
 def test_the_age_of_an_open_section_counts_beside_a_closed_one_of_any_rank(ranks: Ranks) -> None:

@@ -43,11 +43,8 @@ def test_the_rank_whose_result_was_rejected_says_so(monkeypatch: pytest.MonkeyPa
     "found",
     [
         None,
-        object(),
-        machine("NOT_RUNNING_YET"),
         machine("INITIAL_RUN"),
         machine("WILL_RERUN_FROM_CHECKPOINT", mode="DISABLED"),
-        machine("RERUNNING_IN_PLACE", mode="REPORT_DETERMINISM_STATS"),
         SimpleNamespace(state=SimpleNamespace(name=["a list"])),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.rank.faults.plan import FAULT_TYPES, PlannedFault, read_fault_plan
+from megatron_ft.rank.faults.plan import PlannedFault, read_fault_plan
 from tests import ROOT
 
 SHIPPED = ROOT / "megatron_ft" / "configs" / "faults"
@@ -44,31 +44,18 @@ def test_chance_hasnt_changed(read: Callable[..., Any]) -> None:
     assert fault == PlannedFault(cycle=0, rank=7, iteration=126, type="rank_hung")
 
 
-def test_fault_of_any_type_is_described_in_words() -> None:
-    for kind in FAULT_TYPES:
-        line = PlannedFault(cycle=2, rank=1, iteration=25, type=kind).describe()
-        assert line.startswith("rank 1 ")
-        assert line.endswith(" after iteration 25 of cycle 2")
-    slow = PlannedFault(cycle=0, rank=0, iteration=0, type="slow", seconds=0.5)
-    assert "is slower from now on, by 0.5 s for each step, in the first iteration" in slow.describe()
-
-
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         (None, "Expected `object`, got `null`"),
         ({}, "missing required field `faults`"),
-        ({"fault": [FAULT]}, "unknown field `fault`"),
         ({"faults": [], "seed": -1}, "Expected `int` >= 0 - at `$.seed`"),
         ({"faults": [FAULT, {**FAULT, "itration": 3}]}, "unknown field `itration` - at `$.faults[1]`"),
         ({"faults": [{**FAULT, "type": "rank_kiled"}]}, "Invalid enum value 'rank_kiled' - at `$.faults[0].type`"),
-        ({"faults": [{**FAULT, "rank": -1}]}, "at `$.faults[0].rank`"),
         ({"faults": [{**FAULT, "iteration": [1]}]}, "at `$.faults[0].iteration`"),
         ({"faults": [{**FAULT, "iteration": [9, 3]}]}, "the range [9, 3] is empty"),
         ({"faults": [{**FAULT, "seconds": 3}]}, "seconds is only for type 'slow', not 'rank_killed'"),
-        ({"faults": [{**FAULT, "type": "slow", "seconds": 0}]}, "at `$.faults[0].seconds`"),
         ({"faults": [{**FAULT, "type": "slow", "seconds": float("inf")}]}, "at `$.faults[0].seconds`"),
-        ({"faults": [{"cycle": 0, "rank": 1, "iteration": 25}]}, "missing required field `type` - at `$.faults[0]`"),
         ({"faults": [{**FAULT, "rank": 8}]}, "fault 1: rank must be below the number of ranks, 8, not 8"),
         ({"faults": [FAULT, FAULT]}, "fault 2: rank 1 already has one after iteration 25 of cycle 0"),
     ],
@@ -94,10 +81,8 @@ def test_the_shipped_plans_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"faults: [", "isn't YAML"),
         (b"\xff\xfe\x00\x01", "plan.yaml: the fault plan isn't"),
         (b"faults: !!python/object/apply:os.system [true]", "isn't YAML"),
-        (b"", "Expected `object`, got `null`"),
     ],
 )
 def test_file_that_is_no_plan_is_refused_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
