@@ -84,19 +84,6 @@ def test_leader_whose_lease_has_expired_decides_nothing() -> None:
     assert later.keep(record(1))
 
 
-def test_life_that_begins_has_no_decisions_and_those_of_the_last_one_go() -> None:
-    etcd = EtcdModel()
-    held = lock_taken(etcd)
-    ledger = entered(etcd, held)
-    assert ledger.keep(record(0))
-    former = etcd.names()
-    assert ledger.begin_life()
-    assert ledger.keep(record(0, "b"))
-    assert last(entered(etcd, held)) == record(0, "b")
-    assert len(etcd.names()) == len(former)
-    assert len(etcd.leases) == 2
-
-
 def test_decisions_outlive_their_leader_for_a_day_and_are_renewed_by_the_next_one() -> None:
     etcd = EtcdModel()
     assert entered(etcd, lock_taken(etcd)).keep(record(0))

@@ -96,21 +96,6 @@ def test_nodes_that_go_on_hear_that_the_store_of_their_ranks_is_lost_with_the_la
     assert ("; the ranks' store is lost with node 0: " in told) is is_gone
 
 
-def test_nodes_hear_of_one_that_is_no_good_any_more_where_the_others_go_on() -> None:
-    job = Job(min_nodes=2, min_healthy=True)
-    nodes = job.start("abc")
-    nodes[1].fails()
-    job.run()
-    told = "cycle 0: node 1 (b) is unhealthy: rank 0 exited with code 7"
-    told += "; continuing with 2 healthy nodes, at least 2 required"
-    assert [node.lines for node in nodes] == [[told]] * 3
-    nodes[2].dies()
-    job.run(1.0)
-    # that ended the cycle, and is told as its end
-    assert [node.lines for node in nodes[:2]] == [[told]] * 2
-    assert nodes[0].verdicts[0].cause.text.startswith("1 healthy node, at least 2 required: node 1 (b) is unhealthy")
-
-
 def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
     job = Job(min_nodes=2)
     a, b, c = job.start("abc")

@@ -99,8 +99,6 @@ def test_the_end_of_another_job_is_a_life_of_its_own() -> None:
     ("outcome", "carried"),
     [
         (Ending.FAILED, True),
-        (Ending.LOST, True),
-        (Ending.STOPPED, True),
         (Ending.RUNNING, True),
         (Ending.FINISHED, False),
         (Ending.NO_PROGRESS, False),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.liveness import STALLED_S, lost_s, stall_s
 from megatron_ft.job.rules.member import CUT_OFF_S
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import Outcome
 from tests.support.job_machines import RULES, decision, led, member, unled
 from tests.support.machines import Job, Launcher
 
@@ -84,21 +83,6 @@ def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_h
     assert a.ends[0].text == told
     job.run(5.0)
     assert (a.left, b.left) == ((0, told), (0, told))
-
-
-@pytest.mark.parametrize(("launchers", "patience_s"), [(0, RULES.join_timeout_s), (4, CUT_OFF_S)])
-def test_node_that_has_finished_is_not_cut_off_and_leaves_once_no_leader_has_come(
-    launchers: int, patience_s: float
-) -> None:
-    machine = member()
-    machine.identity = replace(machine.identity, rules=replace(RULES, launchers=launchers))
-    led(machine).heard(Assignment(decision(), 1), 0.0)
-    machine.tell(m.Report(0, NodeState.SUCCEEDED), 1.0)
-    machine.broken(1.0)
-    seen = [(now_s, effect, machine.standing.report) for now_s, effect in unled(machine, 1.0, lambda _now_s: 5)]
-    assert not any(isinstance(effect, m.End) for _, effect, _ in seen)
-    assert {report for *_, report in seen} == {m.Report(0, NodeState.SUCCEEDED)}
-    assert patience_s - 1.0 <= seen[-1][0] < patience_s + 1.5
 
 
 def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.member import Member
@@ -37,14 +35,6 @@ def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
     (hello,) = [each.message for each in machine.opened(1.0) if isinstance(each, actions.Transmit)]
     assert isinstance(hello, m.Hello)
     assert hello.since == 40
-
-
-@pytest.mark.parametrize(("address", "epoch"), [("b:1", 4), ("a:1", 5), ("", 0)])
-def test_launcher_stays_with_its_leader_as_long_as_no_higher_epoch_is_named(address: str, epoch: int) -> None:
-    machine = following()
-    effects = machine.leader_at(address, epoch, 50, 1.0)
-    assert not is_disconnected(effects + machine.tick(1.0))
-    assert machine.is_led
 
 
 def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch_and_obeys_none_of_an_earlier_one() -> None:

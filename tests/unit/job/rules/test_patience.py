@@ -19,15 +19,6 @@ def _given_up(machine: Member, now_s: float) -> tuple[float, Any]:
     return next((at_s, effect) for at_s, effect in unled(machine, now_s) if isinstance(effect, m.Dismiss))
 
 
-def test_the_launcher_of_an_excluded_node_gives_up_after_the_join_timeout() -> None:
-    machine = led(member())
-    machine.tell(m.Goodbye("rank 0 asked for it", excluded=True), 1.0)
-    machine.heard(m.Stay(), 1.0)
-    at_s, left = _given_up(machine, 1.0)
-    assert 1.0 + RULES.join_timeout_s <= at_s < 1.0 + RULES.join_timeout_s + 1.0
-    assert (left.code, left.text) == (0, "no coordinator is reachable any more")
-
-
 @pytest.mark.parametrize(
     ("launchers", "in_etcd", "waits_s"),
     [

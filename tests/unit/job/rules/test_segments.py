@@ -105,17 +105,6 @@ def test_a_bad_node_that_is_named_again_makes_place_for_spares_that_keep_segment
     assert preferred("a0 a1 b2 b3", ready, bad, "a1") == takes_part
 
 
-def test_bad_nodes_that_had_a_place_are_preferred_to_other_bad_ones() -> None:
-    assert preferred("a4 a5 b2 b3", "c0 c1 a4 a7 b2 b3", "a7 c0") == "a4 a7 b2 b3"
-    assert preferred("a4 a5 b2 b3", "a0 a4 a5 b2 b3", "a0 a5", "a5") == "a4 a5 b2 b3"
-
-
-def test_bad_nodes_are_left_over_where_segments_are_formed_anew() -> None:
-    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a1 a3 a4", "a0", most=6, size=3) == "a1 a3 a4"
-    assert preferred("a0 a1 a2 a3", "a0 a2 c8 c9 d6 d7", "a0") == "d6 d7 c8 c9"
-    assert preferred("a0 a1 a2 a3 a4 a5", "a0 a2 a4 a5 a6", "a0", most=6) == "a2 a6 a4 a5"  # for want of spares
-
-
 def test_segments_use_no_bad_node_that_could_be_left_out_without_losing_a_segment() -> None:
     chance = random.Random(7)
     for _ in range(300):
