@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -61,9 +59,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
         (["--nnodes=2:1"], ["--nnodes", "2:1", "MIN <= MAX"]),
         (["--max-restarts=-1"], ["--max-restarts", "-1"]),
         (["--nproc-per-node=lots"], ["nproc_per_node", "lots"]),
-        (["--monitor-interval=0"], ["--monitor-interval"]),
         (["--tee=7"], ["--tee: '7' must be 0 (nothing)"]),
-        (["--local-ranks-filter=x"], ["local_ranks_filter"]),
         (["--log-dir", os.path.abspath(__file__)], ["--log-dir", os.path.basename(__file__)]),
         (["--ft-log-dir", os.path.abspath(__file__)], ["--ft-log-dir", "no directory"]),
         (["--numa-binding=node"], ["--numa-binding", "no CUDA GPU"]),
@@ -74,9 +70,7 @@ def mistake(capfd: pytest.CaptureFixture[str], script: Path, argv: Sequence[str]
             ["--rdzv-backend=c10d", "--rdzv-conf=timeout=9, store_type = file"],
             ["--rdzv-conf", "store_type=file", "c10d"],
         ),
-        (["--rdzv-conf=a"], ["a"]),
         (["--signals-to-handle=SIGTERM,SIGFOO"], ["--signals-to-handle", "SIGFOO"]),
-        (["--signals-to-handle=SIGKILL"], ["SIGKILL"]),
         (
             ["--ft-forward-signals=SIGUSR2", "--signals-to-handle=SIGTERM,SIGUSR2"],
             ["--ft-forward-signals: SIGUSR2 ends the job (it is one of --signals-to-handle)"],
@@ -167,11 +161,8 @@ def test_error_before_the_job_begins_is_said_in_the_launchers_form(
     said = "the launcher can't start: OSError: [Errno 24] Too many open files"
     assert run_command([str(script)]) == 1
     assert capfd.readouterr().err == f"[ft_launcher] {said}\n"
-    assert run_command(["--nnodes=2", "--rdzv-endpoint=localhost:1", str(script)]) == 1
-    node = re.escape(socket.gethostname())
-    assert re.fullmatch(rf"\[ft_launcher\] \d\d:\d\d:\d\d {node}: {re.escape(said)}\n", capfd.readouterr().err)
     monkeypatch.setattr(sys, "stderr", _Gone())
     assert run_command([str(script)]) == 1
     assert run_command(["--no-such-option", str(script)]) == 2
-    assert reasons[:-1] == [f"failed: {said}"] * 3
+    assert reasons[:-1] == [f"failed: {said}"] * 2
     assert reasons[-1].startswith("mistake: unrecognized arguments: --no-such-option")

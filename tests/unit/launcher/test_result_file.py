@@ -56,22 +56,3 @@ def test_a_loss_that_a_successor_tells_again_counts_once(tmp_path: Path) -> None
     assert result.bad_nodes() == {"node1": "its launcher exited"}
     result.begun(Assignment(Decision(1, "d.1", DecisionKind.START, 1, 2, back=("node1",)), 0))
     assert result.bad_nodes() == {}
-
-
-@pytest.mark.parametrize("has_ended_before", [True, False])
-def test_a_launcher_that_lost_the_others_leaves_the_end_of_the_job_alone(
-    has_ended_before: bool, tmp_path: Path
-) -> None:
-    cut_off, other = a_result(tmp_path), a_result(tmp_path, place=1)
-    cut_off.concluded(VERDICT)
-    end = Decision(1, "c.0", DecisionKind.END, 0, 2)
-    if has_ended_before:
-        other.ended(LauncherEnd(0, Ending.FINISHED), decided=end, accounting=reached(9))
-    cut_off.ended(LauncherEnd(94, Ending.LOST, "no coordinator reachable"), decided=None, accounting=reached(3))
-    assert cut_off.bad_nodes() == {}
-    (life,) = Lives.parse((tmp_path / "result.json").read_text()).lives
-    assert [(each.exit_code, each.cause) for each in life.left] == [(94, "no coordinator reachable")]
-    if has_ended_before:
-        assert (life.outcome, life.decided, life.iteration) == (Ending.FINISHED, True, 9)
-    else:
-        assert life.outcome is Ending.RUNNING

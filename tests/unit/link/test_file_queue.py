@@ -25,13 +25,15 @@ def answers() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_jobs_are_done_in_order_and_once_all_are_nobody_waits() -> None:
+def test_jobs_are_done_in_order_and_once_all_are_nobody_waits(capsys: pytest.CaptureFixture[str]) -> None:
     files, done = FileQueue(), list[int]()
+    files.do(lambda: [][0])
     for number in range(1000):
         assert files.do(lambda number=number: done.append(number))
     assert files.finish(SOON_S)
     assert done == list(range(1000))
     assert not files.do(lambda: done.append(-1))
+    assert "IndexError" in capsys.readouterr().err
 
 
 def test_a_call_returns_what_the_job_does_or_raises_what_it_raises() -> None:
@@ -76,15 +78,6 @@ def test_job_that_has_taken_the_bound_already_is_not_waited_for(answers: threadi
     assert not files.wait(0.1)
     assert time.monotonic() - began < 0.05
     assert not files.wait(files.stands_for_s() + 0.1)
-
-
-def test_a_job_that_fails_keeps_none_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
-    files, done = FileQueue(), list[int]()
-    files.do(lambda: [][0])
-    files.do(lambda: done.append(1))
-    assert files.finish(SOON_S)
-    assert done == [1]
-    assert "IndexError" in capsys.readouterr().err
 
 
 def test_a_signal_handler_may_have_a_job_at_any_moment() -> None:

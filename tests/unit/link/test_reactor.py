@@ -81,12 +81,6 @@ def test_run_until_ends_at_the_deadline(reactor: Reactor) -> None:
     assert 0.05 <= time.monotonic() - start < 1
 
 
-def test_blocking_call_lets_others_be_served(reactor: Reactor, ready: list[int]) -> None:
-    go = threading.Event()
-    reactor.watch(ready[0], lambda: (os.eventfd_read(ready[0]), go.set()))
-    assert reactor.call_blocking(lambda: go.wait(5) and "value") == "value"
-
-
 def test_blocking_call_can_be_given_up(reactor: Reactor) -> None:
     release, asked = threading.Event(), time.monotonic() + 0.05
     before = threading.enumerate()  # other tests give calls up, too

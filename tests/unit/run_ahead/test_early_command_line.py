@@ -17,8 +17,6 @@ from megatron_ft.link.base.rank_variables import shared_environment
     [
         ("", ()),
         ("none", None),
-        (" None ", None),
-        ("torch", ("torch",)),
         ("a, b.c ,a", ("a", "b.c")),
     ],
 )

@@ -60,7 +60,6 @@ def ready(tmp_path: Path, *answers: Any) -> Iterator[ServerProcess]:
     "message",
     [
         {"type": "import_acts", "statement": "import x", "where": "", "what": ""},
-        {"type": "spawn", "env": {}},
         {"type": "no such"},
     ],
 )
@@ -98,7 +97,6 @@ def test_a_server_that_says_anything_else_is_replaced(
 @pytest.mark.parametrize(
     "answers",
     [
-        [{"type": "forked", "pids": [7, 8]}],
         [{"type": "failed", "reason": "no more processes"}],
         [{"type": "files_changed", "path": "x"}] * 2,
         [{"type": "files_changed", "path": "x", "fds": 1}],

@@ -40,10 +40,6 @@ Fatal Python error: Aborted
             "Received data size doesn't match expected size.",
         ),
         ("terminate called without an active exception\n", ""),
-        (
-            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-            "std::bad_alloc: std::bad_alloc",
-        ),
     ],
 )
 def test_uncaught_exception_of_a_library_is_read_from_standard_error(tmp_path: Path, stderr: str, told: str) -> None:

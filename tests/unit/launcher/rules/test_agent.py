@@ -18,7 +18,7 @@ from megatron_ft.learning.messages import Killed
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.control import WorkloadAction, WorkloadControl
 from megatron_ft.link.base.process_facts import ProcessFacts
-from megatron_ft.link.facts.launcher import Abandoned, CauseKind, NodeHealth
+from megatron_ft.link.facts.launcher import CauseKind, NodeHealth
 from megatron_ft.link.messages.monitor_messages import Collect, Release
 from megatron_ft.link.wire import MAX_MESSAGE_BYTES, encode
 from megatron_ft.memory.rules.snapshots import Kept
@@ -244,9 +244,8 @@ def test_kill_by_a_learned_timeout_is_told_and_tells_nothing_of_progress() -> No
     assert hang.reached is None
 
 
-@pytest.mark.parametrize(("letters", "count"), [("\u20ac", 2500), (100 * "\U0001f680", 200)])  # 6 and 12 bytes each
-def test_notes_on_ranks_with_many_groups_are_split_into_small_messages(letters: str, count: int) -> None:
-    groups = {f"nccl/expert_parallel_group_{number}{letters}": number for number in range(count)}
+def test_notes_on_ranks_with_many_groups_are_split_into_small_messages() -> None:
+    groups = {f"nccl/expert_parallel_group_{number}\u20ac": number for number in range(2500)}
     driven = running(ranks=32)
     for local_rank in range(32):
         driven.hear(attached(local_rank, 0, 1))
@@ -283,26 +282,6 @@ def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
     assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(m.Dismiss(0))
     assert over(driven) == (Exit.STOPPED, 0)
-
-
-# -- a launcher whose parent is gone, or whose output nobody reads ------------------------------------------------
-
-GONE = Abandoned(text="nobody reads its output")
-
-
-def test_a_launcher_that_can_t_go_on_ends_its_ranks_and_leaves() -> None:
-    driven = running()
-    driven.hear(GONE, GONE)
-    assert reports(driven) == [(NodeState.LOST, "nobody reads its output", False)]
-    assert driven.done[-1] == events.TerminateRanks(TerminationMode.TERMINATED, 5.0)
-    assert driven.written == ["abandoned"]
-    driven.exits(0, -15, sent=(15,))
-    driven.exits(1, 1)
-    driven.hear(events.RanksEnded())
-    assert driven.told[-1] == m.Goodbye("nobody reads its output", failed=True)
-    assert driven.written[-1] == "cycle_ended"
-    driven.hear(m.Dismiss(1))
-    assert over(driven) == (Exit.ABANDONED, 94)
 
 
 def test_a_request_of_the_last_moment_counts() -> None:

@@ -274,8 +274,6 @@ EXITED = CrashOutput(exiting=True, exited=True)
     ("words", "code", "closing", "flag", "is_over"),
     [
         (EXITING, -11, True, False, True),
-        (EXITED, -6, True, False, True),  # in a destructor
-        (EXITING, 1, True, False, True),  # os._exit in an exit handler
         (EXITED, 1, True, False, False),  # sys.exit(1)
         (CrashOutput(), -9, True, False, False),  # the script went on after its monitoring
         (CrashOutput(), -9, True, True, True),

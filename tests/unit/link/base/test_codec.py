@@ -86,11 +86,3 @@ def test_path_that_is_no_text_travels_as_it_is_and_is_shown_with_question_marks(
     found = Vocabulary[Held](Held).read(Raw("held", encode(held)))
     assert found is not None
     assert (found.count, found.path.encode()) == (3, name.encode(errors="replace"))
-
-
-@pytest.mark.parametrize("body", [b"", b"[" * 40_000, b'{"names":' * 40_000, b"{}{}", b"\xff", b"[]", b"7"])
-def test_bytes_that_are_no_object_are_refused(body: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        decode(Held, body)
-    with pytest.raises(ProtocolError):
-        Vocabulary[Held](Held).read(Raw("held", body))

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.link.base.signal_rules import Asked, SecondRequest, signal_name
+from megatron_ft.link.base.signal_rules import Asked, SecondRequest
 
 FIRST, SAME, AGAIN = Asked.FIRST, Asked.SAME, Asked.AGAIN
-
-
-def test_a_signal_has_its_name_and_one_without_its_number() -> None:
-    assert [signal_name(number) for number in (9, 15, 35, 200)] == ["SIGKILL", "SIGTERM", "signal 35", "signal 200"]
 
 
 @pytest.mark.parametrize(

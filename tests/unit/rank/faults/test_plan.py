@@ -11,9 +11,7 @@ import yaml
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.rank.faults.plan import PlannedFault, read_fault_plan
-from tests import ROOT
 
-SHIPPED = ROOT / "megatron_ft" / "configs" / "faults"
 FAULT = {"cycle": 0, "rank": 1, "iteration": 25, "type": "rank_killed"}
 
 
@@ -67,15 +65,6 @@ def test_mistakes_are_one_line_that_says_what_is_allowed(document: Any, message:
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("plan.yaml: ")
     assert "a type (rank_killed, rank_hung, slow, exception or 'random')" in str(error.value) or "fault " in message
-
-
-def test_the_shipped_plans_can_be_read() -> None:
-    files = sorted(SHIPPED.glob("*.yaml"))
-    assert files
-    for file in files:
-        assert read_fault_plan(file, 2)
-    kinds = [(f.cycle, f.rank, f.type) for f in read_fault_plan(SHIPPED / "kill-then-hang.yaml", 2)]
-    assert kinds == [(0, 1, "rank_killed"), (1, 0, "rank_hung")]
 
 
 @pytest.mark.parametrize(
