@@ -48,15 +48,6 @@ def succeeded() -> Driven:
     return driven
 
 
-def excluded(*heard: events.Event) -> Driven:
-    """A node one of whose ranks has asked to be left out."""
-    driven = running()
-    driven.hear(EXCLUDE)
-    driven.exits(0, 1)
-    driven.hear(events.RanksEnded(), *heard)
-    return driven
-
-
 def reports(driven: Driven) -> list[tuple[NodeState, str, bool]]:
     return [(each.state, each.cause.text, each.cause.follows) for each in driven.told if isinstance(each, m.Report)]
 
@@ -278,7 +269,10 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
 
 @pytest.mark.parametrize("has_heard", [True, False])
 def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
-    driven = excluded(*([m.Stay()] if has_heard else []))
+    driven = running()
+    driven.hear(EXCLUDE)
+    driven.exits(0, 1)
+    driven.hear(events.RanksEnded(), *([m.Stay()] if has_heard else []))
     assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
     driven.hear(m.Dismiss(0))
     assert over(driven) == (Exit.STOPPED, 0)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pynvml
-import pytest
 
 from megatron_ft.link.base.process_facts import Holding
 from megatron_ft.link.linux import nvml
@@ -62,17 +61,9 @@ def test_all_devices_are_asked_for_processes_and_the_state_of_their_memory() -> 
     assert driver.open == 0
 
 
-@pytest.mark.parametrize(
-    ("broken", "gpus"),
-    [
-        ("nvmlInit", None),
-        ("nvmlDeviceGetCount", None),
-        ("nvmlDeviceGetHandleByIndex", [[]] * 3),
-        ("nvmlDeviceGetComputeRunningProcesses_v3", ...),
-    ],
-)
-def test_a_driver_with_an_error_tells_nothing(broken: str, gpus: Any) -> None:
-    driver = Driver(broken)
-    assert not nvml.holdings(driver)
-    assert gpus is ... or nvml.memory_problems(driver) == gpus
-    assert driver.open == 0  # what didn't open isn't closed
+def test_a_driver_with_an_error_tells_nothing() -> None:
+    for broken in ("nvmlInit", "nvmlDeviceGetCount"):
+        driver = Driver(broken)
+        assert not nvml.holdings(driver)
+        assert nvml.memory_problems(driver) is None
+        assert driver.open == 0  # what didn't open isn't closed

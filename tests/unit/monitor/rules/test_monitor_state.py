@@ -259,19 +259,11 @@ def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: fl
     assert with_board(RankSnapshot(rank=0), shown, START + 2 * S).left_s == left_s
 
 
-@pytest.mark.parametrize(
-    ("known", "counted", "seen_s"),
-    [
-        ({"frame": "a.py:1 f"}, True, 4.0),
-        ({"frame": "a.py:1 f"}, False, None),
-        ({"frame": "a.py:1 f", "has_stack": True}, True, 0.0),
-    ],
-)
-def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look(
-    known: dict[str, Any], counted: bool, seen_s: float | None
-) -> None:
-    counts = CollectiveCounts(seen_ns=START, moved_ns=START, entered=3, completed=3) if counted else None
-    assert with_board(RankSnapshot(rank=0, **known), board(collectives=counts), START + 4 * S).seen_s == seen_s
+def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look() -> None:
+    shown = board(collectives=CollectiveCounts(seen_ns=START, moved_ns=START, entered=3, completed=3))
+    for has_stack, seen_s in ((False, 4.0), (True, 0.0)):
+        note = RankSnapshot(rank=0, frame="a.py:1 f", has_stack=has_stack)
+        assert with_board(note, shown, START + 4 * S).seen_s == seen_s
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -87,16 +87,12 @@ def test_saves_are_counted_without_async_finalisations(bench: Bench) -> None:
 
 
 def test_load_of_a_persistent_checkpoint_is_told_also_if_it_comes_before_setup(bench: Bench, tmp_path: Path) -> None:
-    state = bench.start()
-    ft.on_checkpoint_loaded(is_local_chkpt=True, global_state=state)
-    assert facts(bench) == USUAL
-    ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
-    assert facts(bench) == USUAL | layout.FACT_LOADED
-    ft.shutdown(state)
     state = ft.GlobalState.create(save=str(tmp_path), ft=ft.FaultToleranceSettings())
-    ft.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
-    ft.setup(state.cfg, state)
-    assert facts(bench) == USUAL | layout.FACT_LOADED
+    for is_local, told in ((True, USUAL), (False, USUAL | layout.FACT_LOADED)):
+        ft.on_checkpoint_loaded(is_local_chkpt=is_local, global_state=state)
+        ft.setup(state.cfg, state)
+        assert facts(bench) == told
+        ft.shutdown(state)
 
 
 def test_iteration_number_that_goes_down_is_counted(bench: Bench) -> None:
