@@ -275,6 +275,8 @@ class ConfigValues(RankOptions, LauncherOptions):
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
         """Return the configuration with exactly these fields set. Raises ConfigError for an unknown name."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a configuration must be a mapping, not {show(values)}")
         return cls(**{str(name): value for name, value in values.items()})
 
     @classmethod

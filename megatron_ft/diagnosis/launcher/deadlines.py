@@ -221,8 +221,10 @@ class Deadlines(LauncherPart):
         if rank is None or rank not in cycle.ranks:
             return
         local_rank = cycle.ranks.index(rank)
-        cycle.places[local_rank] = review.text.removeprefix(f"rank {rank} ")
-        if local_rank in cycle.running and local_rank not in {*suspects, *cycle.hung}:
+        place = review.text.removeprefix(f"rank {rank} ")
+        cycle.places[local_rank] = place.partition(") ")[2] if review.decides and place[:1] == "(" else place
+        is_missing = local_rank in cycle.running or not review.decides  # one that has exited is missing for good
+        if is_missing and local_rank not in {*suspects, *cycle.hung}:
             facts = {name: getattr(found, name) for name in ("elapsed_s", "timeout_s", "section", "iteration")}
             cycle.found_hung(cycle.verdict(local_rank, found.kind, turn, **facts), turn, by_monitor=False)
             self._end(local_rank, turn)

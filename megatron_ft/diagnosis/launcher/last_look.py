@@ -94,5 +94,7 @@ class LastLook(LauncherPart):
                         f"{describe_hang_and_iteration(verdict)}: its timeout is extended to at most "
                         f"{most_s:.1f} s, terminating it although ranks make progress"
                     )
+        if min_healthy and review.hanging and review.rank is None:
+            cycle.undecided = review.text  # lists the candidates
         if min_healthy and review.hanging == (review.rank,):
             self._deadlines.end_missing(review, turn, suspects)

@@ -76,6 +76,7 @@ class NodeCycle:
         self._parts = parts
         self.suspects: tuple[RankHung, Sequence[int]] | None = None
         """First hang found by the launcher itself, with the local ranks of which one hangs, if there are several."""
+        self.undecided = "root cause undetermined"
         self.places: dict[int, str] = {}
         """Places, in words, of ranks that others wait for by the evidence on all ranks of the job."""
         self._notes: dict[int, RankSnapshot] = {}
@@ -373,7 +374,7 @@ class NodeCycle:
         is_shown = found.stopped or found.local_rank in self.places
         if found.local_rank in self.overdue and self.world_size > 1 and not is_shown:
             # without evidence on all ranks it may only have waited for another
-            return undetermined_hang(found, detail="root cause undetermined")
+            return undetermined_hang(found, detail=self.undecided)
         return replace(cause, detail=self._place(found.local_rank))
 
     def _place(self, local_rank: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
+from megatron_ft.job.rules import messages as m
 from megatron_ft.launcher.rules import events
 from megatron_ft.link.base.layout import BoardSnapshot, CollectiveCounts, SectionView
 from megatron_ft.link.facts.launcher import CauseKind, Finding
@@ -212,3 +213,13 @@ def test_rank_at_fault_is_ended_by_its_node_under_min_healthy(has_raised: bool) 
     silence = "keeps the others waiting: no collective has completed on any rank for 40.0 s (timeout 40.0 s)"
     told = "raised ValueError: no, in train.py:9 g" if has_raised else f"{silence}, in train.py:3 f"
     assert driven.record.cause().line == f"rank 10 {told}"
+
+
+def test_node_of_a_rank_that_has_finished_and_keeps_the_others_waiting_is_unhealthy_under_min_healthy() -> None:
+    driven = watching(watch_collectives=f"end:{TIMEOUT_S}", restart_policy="min-healthy")
+    driven.exits(1, 0)
+    driven.wait(TIMEOUT_S)
+    driven.hear(msgspec.structs.replace(REVIEW, text="rank 10 has exited with 0"))
+    (report,) = [each for each in driven.told if isinstance(each, m.Report)]
+    assert report.cause is not None
+    assert report.cause.rank == 10

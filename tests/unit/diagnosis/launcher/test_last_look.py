@@ -135,6 +135,8 @@ def test_suspects_that_only_wait_go_on_under_min_healthy(
     [
         ((0,), f"rank 0 {HUNG} after iteration 7, in train.py:7 step"),
         ((), f"hang detected (first on rank 0: {HUNG}) after iteration 7, root cause undetermined"),
+        # the text of the review lists the candidates
+        ((0, 10), f"hang detected (first on rank 0: {HUNG}) after iteration 7, rank None in train.py:7 step"),
     ],
 )
 def test_confirmed_suspect_is_ended_at_once_under_min_healthy_and_told_with_its_place(

@@ -21,6 +21,11 @@ def fd() -> Iterator[int]:
     os.close(made)
 
 
+def test_segment_that_is_not_sealed_is_refused(fd: int) -> None:
+    with pytest.raises(LayoutError, match="isn't sealed"):
+        segment.read_layout(fd, DIGEST)
+
+
 def test_sealed_segment_can_be_neither_written_nor_cut(fd: int) -> None:
     segment.seal(fd, os.fstat(fd).st_size)
     for change in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 10), lambda: os.ftruncate(fd, 10**6)):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from megatron_ft.errors import SnapshotError
 from megatron_ft.link.secure_channel import NONCE_BYTES
 from tests.memory.in_flight import Peer, between
 from tests.support.launching import wait_until
@@ -62,4 +63,24 @@ def test_stranger_is_heard_no_further_than_its_proof(peer: Peer) -> None:
         stranger.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
+    assert peer.loop.taken == []
+
+
+def test_connections_are_bounded(peer: Peer) -> None:
+    host, _, port = peer.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        nonces = []
+        for each in strangers:
+            each.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                nonces.append(each.recv(NONCE_BYTES))
+        assert sum(len(each) == NONCE_BYTES for each in nonces) == 32
+
+
+def test_copy_given_up_by_its_sender_is_not_sent(peer: Peer) -> None:
+    def check() -> None:
+        raise SnapshotError("no longer needed")
+
+    assert peer.send(check=check) == "no longer needed"
     assert peer.loop.taken == []
