@@ -17,11 +17,6 @@ for iteration in range(10):
     if iteration == 3:
         os._exit(7)
 """
-WAITS = """
-signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))
-say("ready")
-forever()
-"""
 AFTER_ITS_RUN = """
 import atexit
 from megatron_ft import RankMonitorClient

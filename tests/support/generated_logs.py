@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 S = 1_000_000_000
-_BOOT = 1000 * S
 NAMES = ["setup", "step", "checkpointing", "write shards"]
 SETUP, STEP, CHECKPOINT, SHARDS = range(4)
 RANKS_PER_NODE, STEP_S = 8, 0.5

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from megatron_ft.cli import config_template, main
-from megatron_ft.config.removed import REMOVED_COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -14,11 +13,8 @@ from megatron_ft.config.removed import REMOVED_COMMANDS
     [
         (["reprot"], "there is no command reprot (did you mean 'report'?)"),
         (["report"], "the following arguments are required: LOG_DIR"),
-        (["replay", "logs"], "there is no command replay any more: use megatron-ft report LOG_DIR --suggest-timeouts"),
-        (["completion", "bash"], f"there is no command completion any more: {REMOVED_COMMANDS['completion']}"),
         (["report", "logs", "--png", "x"], "there is no report --png any more: megatron-ft report --html FILE"),
         (["report", "logs", "--jsno", "=x"], "unrecognized arguments: --jsno =x"),
-        (["pause", "--pid", "x"], "argument --pid: invalid int value: 'x'"),
         (["pause", "--pid=1", "--job=x"], "argument --job: not allowed with argument --pid"),
         (["exporter", "logs", "--port", "9466"], "there is no command exporter any more: ft_launcher serves metrics"),
     ],

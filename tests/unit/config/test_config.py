@@ -20,28 +20,6 @@ from tests.support.config_values import CONFIG_VALUES
 TIMEOUTS = ["initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout"]
 
 
-REMOVED = {
-    "timeout_rule": "there is one rule",
-    "learn_timeouts": "--ft-learn",
-    "false_kill_budget": "--ft-learned-floor",
-    "calculated_timeout_floor": "--ft-learned-floor",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "bad", "words"),
-    [
-        pytest.param("rank_heartbeat_timeout", 10**5000, "rank_heartbeat_timeout = <int>: must be", id="huge"),
-        ("rank_termination_signal", "SIGTREM", "did you mean 'SIGTERM'"),
-        ("rank_section_timeouts", {"out_of_section": 3.0}, "rank_out_of_section_timeout"),
-        *((name, 1, f"there is no option {name} any more: .*{use}") for name, use in REMOVED.items()),
-    ],
-)
-def test_refusal_says_what_to_write_instead(name: str, bad: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        FaultToleranceConfig(**{name: bad})
-
-
 def test_timeouts_alone_accept_none() -> None:
     cfg = FaultToleranceConfig()
     for name in TIMEOUTS:

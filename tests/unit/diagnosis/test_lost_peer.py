@@ -71,16 +71,11 @@ CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by pe
     ("error", "how"),
     [
         (CLOSED, "gloo connection closed"),
-        ("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection reset by peer", "gloo connection reset"),
         ("DistNetworkError: Connection refused", "torch.distributed connection refused"),
         (
             "DistBackendError: NCCL error: remote process exited or there was a network error, NET/IB: Got completion "
             "from peer 10.0.0.2 with status=12 opcode=0 vendor err 129",
             "nccl connection failed",
-        ),
-        (
-            "RuntimeError: [gloo/transport/tcp/pair.cc:1] Application timeout caused pair closure: closed",
-            "gloo connection closed",
         ),
     ],
 )

@@ -67,21 +67,6 @@ ValueError: bad
 """
 
 
-GROUP = """\
-  + Exception Group Traceback (most recent call last):
-  |   File "/home/u/train.py", line 12, in <module>
-  |     asyncio.run(main())
-  |   File "/usr/lib/python3.11/asyncio/runners.py", line 190, in run
-  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
-  +-+---------------- 1 ----------------
-    | Traceback (most recent call last):
-    |   File "/home/u/loader.py", line 9, in fetch
-    |     raise LookupError(name)
-    | LookupError: in a task
-    +------------------------------------
-"""
-
-
 def test_a_fatal_signal_tells_the_thread_that_died() -> None:
     words = last_words(f"{DUMP}Fatal Python error: Segmentation fault\n\n{DUMP}", library=["/usr/lib/python3.11"])
     assert words.where == "my loader.py:88 next_batch"

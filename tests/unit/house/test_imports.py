@@ -22,13 +22,3 @@ assert collectives().error == "torch.distributed isn't imported"
 )
 def test_code_of_ranks_imports_nothing_heavy(code: str, heavy: set[str]) -> None:
     assert output_of(f"{code}\nimport sys; print({heavy!r} & set(sys.modules))").strip() == "set()"
-
-
-def test_the_config_class_imports_no_yaml() -> None:
-    output_of(
-        "import sys\n"
-        "from megatron_ft import FaultToleranceConfig as C\n"
-        "C.from_dict({'rank_section_timeouts': {'step': 1}}).copy()\n"
-        "heavy = {'yaml', 'torch', 'numpy', 'logging', 'argparse', 'difflib', 'asyncio'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from pathlib import Path
 
@@ -58,23 +56,3 @@ def test_code_or_test_of_a_row_is_about_what_its_sentence_names() -> None:
     for sentence, code, tests in KEPT:
         paths = [*code_of(code), *(ROOT / path for path in re.findall(r"`([\w/.]+)::", tests))]
         assert missing_names(sentence, "".join(path.read_text() for path in paths)) == [], sentence
-
-
-CHECKS = {"raises", "wait_until", "bind", "AssertionError", "output_of"}
-
-
-parsed = functools.cache(ast.parse)
-
-
-def checks_something(source: str, test: str) -> bool:
-    """Whether a test of this module asserts, waits for a condition, or expects an error."""
-    found = next(node for node in parsed(source).body if isinstance(node, ast.FunctionDef) and node.name == test)
-    calls = [node.func for node in ast.walk(found) if isinstance(node, ast.Call)]
-    called = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
-    by_call = any(name.startswith(("assert_", "attack_")) for name in called) or called & CHECKS
-    return bool(by_call) or any(isinstance(node, ast.Assert) for node in ast.walk(found))
-
-
-def test_every_named_test_checks_something() -> None:
-    named = {each for *_, tests in KEPT for each in re.findall(r"`([\w/.]+)::(\w+)`", tests)}
-    assert [each for each in sorted(named) if not checks_something((ROOT / each[0]).read_text(), each[1])] == []

@@ -199,20 +199,6 @@ def test_heartbeat_timeouts_are_learned_and_used(
     assert (in_force[0].initial, in_force[0].subsequent) == (plain["initial"], plain["subsequent"])
 
 
-@pytest.mark.parametrize(
-    ("steps", "is_learned"),
-    [(22, True), (21, False)],  # one iteration is no interval
-)
-def test_heartbeat_timeouts_are_learned_after_a_load_a_save_and_two_steps(
-    fits: FitBench, steps: int, is_learned: bool
-) -> None:
-    fits.fit(fits.heartbeats(), max_steps=20)
-    fits.forget()
-    fits.fit(fits.heartbeats(), max_steps=steps, save_every=1)
-    assert bool(fits.names("calculate_and_set_hb_timeouts")) is is_learned
-    assert (fits.save_dir / "_ft_state.json").exists() is is_learned
-
-
 @pytest.mark.parametrize(("code", "is_learned"), [(0, True), (1, False)])
 def test_heartbeat_timeouts_are_learned_at_sys_exit_with_code_0_only(
     fits: FitBench, code: int, is_learned: bool

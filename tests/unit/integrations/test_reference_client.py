@@ -16,18 +16,6 @@ from megatron_ft.learning.timeouts import SectionTimeouts
 from megatron_ft.rank.client import client as ours
 from megatron_ft.rank.faults import simulated
 
-STATE = {
-    "current_timeouts": {
-        "heartbeat": {"initial": 10.0, "subsequent": 5.0, "were_calculated": True},
-        "section": {
-            "section": {"step": 3.0, "setup": None},
-            "out_of_section": 7.0,
-            "calculated_sections": ["step"],
-            "is_out_of_section_calculated": True,
-        },
-    }
-}
-
 
 @pytest.fixture
 def inits(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:

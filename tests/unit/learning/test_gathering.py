@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from msgspec.structs import replace
@@ -83,11 +81,6 @@ def test_results_are_a_second_apart_but_for_the_end_and_none_takes_anything_back
     assert [each.seen["step"].longest_s for each in job.results] == [50.0] * 3
 
 
-GOES_ON: dict[str, Any] = {}
-SAVES, ENDS = {"saves": 1}, {"ended": True}
-END = (True, (0, 0))
-
-
 def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None:
     part, cycle = LearningAtLeader(), SimpleNamespace(decision=SimpleNamespace(cycle=CYCLE), seats=range(3))
     part.begin(cast("JobCycle", cycle))
@@ -96,27 +89,6 @@ def test_leader_tells_each_kill_once_to_all_nodes_but_that_of_the_kill() -> None
     assert part.hear(node, 1, kill, 0.0) == [ToNodes(kill, {0, 2})]
     assert part.hear(node, 2, Killed(CYCLE, "step", 60.0), 0.0) == []
     assert part.hear(node, 1, Killed(CYCLE - 1, "setup", 60.0), 0.0) == []
-
-
-def random_answers(rng: random.Random) -> Iterator[Intervals]:
-    for _ in range(rng.randrange(6)):
-        names = rng.sample(("setup", "step", "save"), rng.randrange(4))
-        seen = {name: Observed(rng.randrange(99), rng.choice((1.0, 2.5)), rng.randrange(9)) for name in names}
-        reached = rng.randrange(4), rng.choice((0, 32, 64))
-        yield Intervals(CYCLE, reached, rng.random() < 0.7, rng.randrange(64), seen)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_merge_is_the_maximum_in_whatever_order_answers_come(seed: int) -> None:
-    rng = random.Random(seed)
-    answers = [*random_answers(rng)]
-    whole, shuffled = merge(CYCLE, answers), rng.sample(answers, len(answers))
-    assert merge(CYCLE, [merge(CYCLE, shuffled[:2]), *shuffled, whole]) == whole
-    assert whole.ended == all(each.ended for each in answers)
-    for name, found in whole.seen.items():
-        each = [answer.seen[name] for answer in answers if name in answer.seen]
-        assert (found.count, found.longest_s) == (max(e.count for e in each), max(e.longest_s for e in each))
-        assert found.rank == min(e.rank for e in each if e.longest_s == found.longest_s)
 
 
 def test_bad_answers_do_not_make_the_result_grow() -> None:

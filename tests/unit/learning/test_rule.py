@@ -79,7 +79,6 @@ STRAY = ArmedTimeout(1, enforced=False)
 @pytest.mark.parametrize(
     ("own", "enforced", "armed"),
     [
-        ({}, True, ArmedTimeout(5 * S)),
         ({}, False, ArmedTimeout(5 * S, enforced=False)),
         ({"name": "other"}, True, None),
         ({"own_timeout_ns": 60 * S}, True, ArmedTimeout(5 * S)),
@@ -88,7 +87,6 @@ STRAY = ArmedTimeout(1, enforced=False)
         ({"own_timeout_ns": 4 * S, "is_calculated": True}, True, ArmedTimeout(5 * S)),
         ({"own_timeout_ns": 4 * S, "is_calculated": True}, False, ArmedTimeout(5 * S)),
         ({"own_timeout_ns": 8 * S, "is_calculated": True}, True, None),
-        ({"own_timeout_ns": None, "is_calculated": True}, True, None),
     ],
 )
 def test_learned_timeout_is_armed_beside_the_own_one_of_a_section(

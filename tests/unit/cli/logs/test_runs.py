@@ -15,7 +15,6 @@ from tests.support.generated_logs import END, ITERATION, START
 from tests.unit.cli.analysis.test_report_cycles import DAWN, Logs, ended, first_iteration, started
 from tests.unit.cli.analysis.test_report_timeline import S, only, told
 
-HOUR = 3600.0
 TRAINS = (1.0, "cycle_started", started(0, 0))
 OVER = (9.0, "run_ended", {"exit_code": 0})
 ASKED = (8.0, "stop_requested", {"signal": "SIGTERM"})

@@ -15,7 +15,6 @@ from megatron_ft.records.rules.metrics import NodeActivity as State
 S = 1_000_000_000
 CRASH = records.Cause(rank=3, kind=records.CauseKind.CRASH, text="rank 3 exited with code 7")
 FAILED = records.CycleEnded(cycle=0, outcome="failed", cause=CRASH, action="restart", iteration=40, restarts_left=2)
-FINISHED = records.CycleEnded(cycle=0, outcome="succeeded", action="finish", iteration=90, restarts_left=3)
 
 
 def began(place: int, cycle: int = 0, left: int = 3) -> records.CycleStarted:

@@ -223,11 +223,6 @@ def test_failure_that_nobody_saw_at_once_costs_one_lost_step_and_then_detection(
     assert (found["productive_step"], found["redone_step"], found["detection"]) == (20.0, 1.0, 59.0)
 
 
-def test_save_that_the_end_of_its_rank_cuts_off_is_a_save() -> None:
-    row = RankMinute(0, 0.0, 60.0, 0, ((10, 28.0), (20, 40.0)), {"checkpointing": SectionMinute(open_s=15.0)})
-    assert seconds(goodput(*RUN, (60.0, Minute(cycle=1, at_ns=0, ranks=(row,)))))["checkpoint_save"] == 15.0
-
-
 def test_job_that_opens_no_sections_is_productive_up_to_its_last_iteration() -> None:
     events = [*RUN[:4], minute(0, (0, 10.0, 20, 30.0)), last_event(0, 9.0), ends(0, 31.0, 20, "succeeded")]
     assert seconds(goodput(*events))["productive_step"] == 20.0
