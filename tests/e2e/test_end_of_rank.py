@@ -17,7 +17,6 @@ import pytest
 from megatron_ft.link import process_tree
 from megatron_ft.link.file_queue import FileQueue
 from megatron_ft.link.linux import processes
-from megatron_ft.link.linux.proc import run_delays_ns
 from megatron_ft.link.linux.processes import carries, read_stat
 from megatron_ft.link.messages.fork_server_messages import FORK_SERVER_NAME
 from megatron_ft.link.process_tree import end_strays, tidies_up
@@ -51,29 +50,6 @@ def test_a_process_that_is_stuck_in_the_kernel_keeps_no_other_one_alive(
         never.set()
     assert time.monotonic() - began < 30
     assert rank.wait(0) == -9
-
-
-def test_orphan_outside_the_process_group_is_found_by_its_environment(start_process: Starts) -> None:
-    path = f"/nowhere/{os.urandom(8).hex()}.sock"
-    environment = {**os.environ, "FT_RANK_MONITOR_IPC_SOCKET": path}
-    rank, left_it, other = (
-        start_process(start_new_session=True, env=env) for env in (None, environment, {**os.environ})
-    )
-    assert end_of_rank.end_orphans(path, rank.pid) == []
-    assert (rank.wait(0), left_it.wait(0), other.poll()) == (-9, -9, None)
-
-
-def test_cpu_wait_of_a_running_process_is_measured(start_process: Starts) -> None:
-    """Two that never pause share one CPU."""
-    if not any(run_delays_ns(os.getpid()).values()):
-        pytest.skip("this kernel doesn't count it")
-    cpu = min(os.sched_getaffinity(0))
-    spin = [sys.executable, "-S", "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
-    processes = [start_process(spin) for _ in range(2)]
-    wait_until(lambda: all(run_delays_ns(each.pid)[each.pid] >= 200_000_000 for each in processes), 60)
-    processes[0].kill()
-    processes[0].wait()
-    assert run_delays_ns(processes[0].pid) == {}
 
 
 ENDS_WHEN_TOLD = """

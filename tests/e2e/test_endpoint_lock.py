@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +25,7 @@ from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.link import tcp
-from megatron_ft.link.linux.processes import read_stat, wait_gone
+from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, Ear, sockets, until
 
@@ -137,32 +135,6 @@ def test_first_launcher_of_a_machine_takes_the_endpoint_and_the_next_one_once_it
         second.lock.close(is_in_a_hurry=lambda: True)
 
 
-LAUNCHER = """
-import os
-from megatron_ft.job.rules import messages as m
-from megatron_ft.link import tcp
-from megatron_ft.job.leader_process import LeaderProcess
-from megatron_ft.link.reactor import Reactor
-reactor = Reactor()
-leader = LeaderProcess(reactor, m.JobDefinition("job", m.Rules(1, 1)), secret=None, environ=os.environ, say=print)
-leader.begin("here", tcp.listen("127.0.0.1", 0))
-print(*leader.pids(), flush=True)
-while True:
-    reactor.run_once(None)
-"""
-
-
-def test_leader_ends_with_its_launcher() -> None:
-    words = [sys.executable, "-c", LAUNCHER]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as process:
-        assert process.stdout is not None
-        pidfd = os.pidfd_open(int(process.stdout.readline()))
-        process.kill()
-        assert process.wait(BOUND_S) == -signal.SIGKILL
-        assert wait_gone(pidfd, BOUND_S)
-        os.close(pidfd)
-
-
 def test_job_of_the_launcher_is_defined_before_another_comes_and_signals_do_not_end_its_coordinator(
     reactor: Reactor,
 ) -> None:
@@ -253,14 +225,6 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
         endpoint.check_name("service", 1)
 
 
-def test_host_is_alive_if_it_answers_with_or_without_a_listening_process() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = port_of(other)
-        assert endpoint.answers("127.0.0.1", port)
-    assert endpoint.answers("127.0.0.1", port)
-    assert not endpoint.answers("no.such.host.invalid", port)
-
-
 def test_port_that_is_let_go_within_the_bound_is_taken_on_the_addresses_of_both_families(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,12 +237,3 @@ def test_port_that_is_let_go_within_the_bound_is_taken_on_the_addresses_of_both_
         with taken:
             for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
                 socket.create_connection((address, port), timeout=BOUND_S).close()
-
-
-def test_an_endpoint_that_can_not_be_had_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(tcp, "listen", forbidden)
-    with pytest.raises(ConfigError, match="the rendezvous endpoint node0:80 can't be used: Permission denied"):
-        take_endpoint("node0", 80)

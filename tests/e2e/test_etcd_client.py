@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.job import etcd_client
 from megatron_ft.job.etcd_client import EtcdClient
-from megatron_ft.job.rules import etcd_keys
-from megatron_ft.job.rules.etcd_keys import EtcdAway, LeaseGone, Ledger, look, take
+from megatron_ft.job.rules.etcd_keys import EtcdAway, Ledger, look, take
 from megatron_ft.job.rules.messages import EtcdSettings
 from tests.support.etcd_server import EtcdServer
 from tests.support.launching import Launcher
@@ -45,28 +42,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sign = "x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out cert.pem"
     openssl(where, *sign.split())
     return where
-
-
-def test_lock_and_decisions_work_at_a_real_etcd_as_at_the_model(etcd: EtcdServer) -> None:
-    client = client_of(etcd)
-    before = look(client, "job")
-    assert before.address == ""
-    held = take(client, "job", "a:1")
-    assert held is not None
-    assert take(client, "job", "b:1") is None
-    seen = look(client, "job")
-    assert seen[:2] == ("a:1", held.epoch)
-    assert seen.revision > before.revision
-    names = iter(("life", "next"))
-    ledger = Ledger(client, "job", held, new_name=lambda: next(names))
-    assert ledger.enter()
-    assert ledger.renew()
-    etcd_keys.release(client, held.lease)
-    etcd_keys.release(client, held.lease)
-    assert not ledger.renew()
-    assert not ledger.begin_life()
-    with pytest.raises(LeaseGone):
-        client("lease/revoke", {"ID": "77"})
 
 
 def test_user_is_let_in_by_password_also_when_tokens_have_expired(start_etcd: Callable[..., EtcdServer]) -> None:
@@ -106,6 +81,8 @@ def test_nodes_meet_by_an_etcd_that_asks_for_certificates(
     server = start_etcd(*tls, "--trusted-ca-file", files["ca"], protocol="https")
     given = {"protocol": "https", "cacert": files["ca"], "cert": files["cert"], "key": files["key"]}
     server.wait_until_up(client_of(server, **given))
+    with pytest.raises(ConfigError, match=r"certificates .*nothing\.pem"):
+        EtcdClient(EtcdSettings("e", 1, "https", "nothing.pem"))
     with pytest.raises(ConfigError, match=r"(?i)verif"):
         look(client_of(server, protocol="https"), "job")
     with pytest.raises(ConfigError, match=r"(?i)certificate"):
@@ -117,29 +94,6 @@ def test_nodes_meet_by_an_etcd_that_asks_for_certificates(
     (launcher.directory / "finish").touch()
     nodes = [launcher.start(TRAINS_UNTIL_TOLD, *words, script_args=[str(launcher.directory)]) for _ in range(2)]
     assert [node.wait().code for node in nodes] == [0, 0]
-
-
-def test_etcd_that_does_not_answer_is_away_and_files_that_are_none_are_a_mistake(
-    start_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_client, "ANSWER_S", 0.3)
-    server = start_etcd()
-    server.wait_until_up()
-    client = EtcdClient(EtcdSettings(server.host, server.port))
-    assert look(client, "job").address == ""
-    server.pause()
-    with pytest.raises(EtcdAway, match="timed out"):
-        look(client, "job")
-    server.resume()
-    server.wait_until_up(client)
-    server.kill()
-    for _ in range(2):
-        with pytest.raises(EtcdAway):
-            look(client, "job")
-    with pytest.raises(EtcdAway, match=re.escape(f"etcd at http://127.0.0.1:{server.port}: Connection refused")):
-        look(client, "job")
-    with pytest.raises(ConfigError, match=r"certificates .*nothing\.pem"):
-        EtcdClient(EtcdSettings("e", 1, "https", "nothing.pem"))
 
 
 @pytest.mark.parametrize(("what", "words"), [("password", "authentication"), ("no etcd", "is no etcd")])

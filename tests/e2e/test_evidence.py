@@ -23,7 +23,7 @@ from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.link.base.layout import CLOSING, W_CLOSING, W_LAST_HEARTBEAT, W_STACK_SIGNAL
 from megatron_ft.link.board import Board, create_memory
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.linux.processes import read_stat, wait_gone
+from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.monitor.collect_evidence import STACK_MEMORY, collect
 from megatron_ft.monitor.process import AttachedRank
 from tests.support.agents import hung
@@ -236,28 +236,6 @@ def test_evidence_reads_no_proc_file_that_takes_a_lock_of_the_rank_and_sends_no_
     assert (subject.written() == "") == passive
     assert document["process"]["state"] == "S"
     assert {"stat", "wchan"} <= opened <= {"children", "stat", "status", "wchan"}
-
-
-def test_a_rank_that_is_gone_keeps_nobody_waiting(subjects: Subjects) -> None:
-    subject = subjects.start("begin(); sleeping()")
-    subject.process.kill()
-    assert wait_gone(subject.attached.pidfd, 5.0)
-    began = time.monotonic()
-    note, _ = subject.collect()
-    assert time.monotonic() - began < 1.0
-    assert note.gone
-
-
-def test_answers_to_older_questions_are_thrown_away(subjects: Subjects) -> None:
-    subject = subjects.start("begin(); sleeping()")
-    asker = socket.socket(fileno=os.dup(subject.attached.ask_fd))
-    for _ in range(3):
-        asker.send(json.dumps({"id": 5}).encode())
-    asker.send(b"no JSON")
-    asker.close()
-    note, document = subject.collect()
-    assert note.has_collectives
-    assert "id" not in document["collectives"]
 
 
 def test_an_exception_is_written_and_a_child_s_isn_t(subjects: Subjects) -> None:

@@ -93,22 +93,6 @@ def test_import_that_acts_is_left_to_the_ranks_and_all_others_are_shared(launche
     assert shared_up_to(launched) == ["script.py:11"]
 
 
-def test_after_five_imports_that_act_only_what_comes_before_the_first_is_shared(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    acting = {f"acting_{number}": "os.environ['RANK']" for number in range(6)}
-    write_modules(tmp_path, first="", **acting, late="")
-    script = tmp_path / "script.py"
-    lines = ["import os", "import first", *(f"import {name}" for name in acting), "import late"]
-    script.write_text("\n".join([*lines, "while not os.path.exists('go'): pass", "print(first.PID != os.getpid())"]))
-    launched = launcher.start([str(script)], "--max-restarts=1", env=path_with(tmp_path))
-    wait_until(lambda: len(states(launched, "ready")) == 1, 60)
-    assert len(states(launched, "acts")) == 5
-    assert shared_up_to(launched) == ["script.py:3"]
-    (launched.directory / "go").touch()
-    assert launched.wait().code == 0
-
-
 def test_sitecustomize_of_the_user_runs_once_before_modules_to_preload_and_a_bad_one_of_these_is_left_out(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -17,9 +17,9 @@ from megatron_ft.launcher.processes.monitors import MonitorSlot
 from megatron_ft.learning.messages import Arm, Intervals
 from megatron_ft.link.base import layout
 from megatron_ft.link.base.layout import ArmedTimeout
-from megatron_ft.link.facts.monitor import Attached, Signalled
+from megatron_ft.link.facts.monitor import Attached
 from megatron_ft.link.facts.shared import RankHung
-from megatron_ft.link.messages.monitor_messages import Collect, ExtendTimeout, Observation, Release, Report, Suspect
+from megatron_ft.link.messages.monitor_messages import ExtendTimeout, Release, Report, Suspect
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.monitor.process import MonitorOptions
 from megatron_ft.records.event_log import NullEventLog
@@ -95,45 +95,6 @@ def attached(launcher: Launcher, process: subprocess.Popen[str]) -> None:
 HANGS = f"{BEGIN}client.start_section('step')\nsay('ready')\n{FOREVER}"
 
 
-def test_a_timeout_that_is_not_enforced_is_reported_once_with_evidence_and_the_rank_goes_on(launcher: Launcher) -> None:
-    with rank(launcher.path, HANGS) as process:
-        attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": 0.3}, enforced=False))
-        suspected = launcher.next(Suspect).verdict
-        assert (suspected.learned, suspected.enforced) == (True, False)
-        now_ns = time.monotonic_ns()
-        launcher.slot.order(Collect(0, now_ns + 2_000_000_000, passive=True, again_ns=now_ns + 100_000_000))
-        note = launcher.next(Observation).note
-        assert (note.section, note.progress, note.found_hung) == ("step", "", False)
-        launcher.slot.order(ExtendTimeout(0))
-        verdict = launcher.next(RankHung)
-        assert (verdict.section, verdict.observed_only, verdict.enforced) == ("step", True, False)
-        assert launcher.next(Observation).note.found_hung
-        # armed again in the middle of the interval, and released with the others at the end of a cycle
-        launcher.slot.order(Arm(0, {"step": 0.4}, enforced=False))
-        launcher.slot.order(Release(0))
-        launcher.serve(1.5)
-        assert launcher.all_of(RankHung) == launcher.all_of(Suspect) == launcher.all_of(Signalled) == []
-        assert process.poll() is None
-
-
-def test_a_rank_that_moves_on_while_its_evidence_is_collected_is_seen_to(launcher: Launcher) -> None:
-    script = (
-        f"{BEGIN}client.start_section('step')\nsay('ready')\ntime.sleep(1.0)\nclient.end_section('step')\n{FOREVER}"
-    )
-    with rank(launcher.path, script) as process:
-        attached(launcher, process)
-        launcher.slot.order(Arm(0, {"step": 0.3}))
-        launcher.next(Suspect)
-        now_ns = time.monotonic_ns()
-        launcher.slot.order(Collect(0, now_ns + 3_000_000_000, passive=True, again_ns=now_ns + 1_500_000_000))
-        assert launcher.next(Observation).note.progress == "has called a hook"
-        launcher.slot.order(ExtendTimeout(0))
-        launcher.serve(0.5)
-        assert launcher.all_of(RankHung) == launcher.all_of(Signalled) == []
-        assert process.poll() is None
-
-
 def test_rank_that_writes_over_its_board_is_named_in_one_line_and_never_terminated(launcher: Launcher) -> None:
     script = f"""{BEGIN}say('ready')
 client.start_section('step')
@@ -180,16 +141,3 @@ def test_monitor_that_replaces_another_arms_its_rank_again_counts_and_ends_it(la
         assert (verdict.observed_only, verdict.enforced, verdict.learned) == (False, True, True)
         launcher.slot.order(Release(0))
         assert process.wait(BOUND_S) == -signal.SIGKILL
-
-
-def test_launcher_tells_the_rank_what_was_written(launcher: Launcher) -> None:
-    script = (
-        f"{BEGIN}say('ready')\n"
-        "from megatron_ft.link.base import layout\n"
-        "while not client._board.words[layout.W_STATE_WRITTEN]: time.sleep(0.01)\n"
-        "say('written', client._board.words[layout.W_STATE_WRITTEN])"
-    )
-    with rank(launcher.path, script) as process:
-        attached(launcher, process)
-        launcher.slot.state_written(layout.STATE_WRITTEN)
-        assert expect(process, "written") == str(layout.STATE_WRITTEN)

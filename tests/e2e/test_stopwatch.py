@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from megatron_ft.cli.main import main
-from tests.support.launching import Launched, Launcher, wait_until
+from tests.support.launching import Launched, Launcher
 
 pytestmark = pytest.mark.waits
 
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from megatron_ft import RankMonitorClient
 
-ROLE, FAULT_AT = sys.argv[1], int(sys.argv[2])
+FAULT_AT = 26
 stamps = open(f"stamps-{RANK}", "a", buffering=1)
 def stamp(kind, begin, n):
     stamps.write(json.dumps({"kind": kind, "cycle": CYCLE, "n": n, "begin": begin, "end": time.monotonic()}) + "\\n")
@@ -34,7 +34,7 @@ for n in range(first, 40):
     begin = time.monotonic()
     client.set_iteration(n)
     client.start_section("step")
-    if ROLE != "stop" and (CYCLE, RANK, n) == (0, 1, FAULT_AT):
+    if (CYCLE, RANK, n) == (0, 1, FAULT_AT):
         stamp("fault", time.monotonic(), n)
         forever()
     dist.all_reduce(torch.ones(1))
@@ -44,8 +44,7 @@ for n in range(first, 40):
     if n % 10 == 9:
         begin = time.monotonic()
         client.start_section("checkpointing")
-        stamp("saving", begin, n)
-        time.sleep(20 if ROLE == "stop" and n == FAULT_AT else 0.4)
+        time.sleep(0.4)
         if RANK == 0:
             with open("saved.new", "w") as file:
                 file.write(str(n + 1))
@@ -126,13 +125,12 @@ def check(watch: dict[str, float], capsys: pytest.CaptureFixture[str], live: Pat
     return run
 
 
-def begin(launcher: Launcher, role: str, at: int) -> tuple[Launched, float, Path]:
+def begin(launcher: Launcher, *observed: str) -> tuple[Launched, float, Path]:
     live = launcher.directory / "live.prom"
     # sections that aren't configured aren't recorded
-    sections = f"--ft-rank-section-timeouts=step:{60 if role == 'stop' else 3},checkpointing:60"
-    observed = ["--ft-observe-only"] if role == "reported" else []
+    sections = "--ft-rank-section-timeouts=step:3,checkpointing:60"
     options = ("--nproc-per-node=2", "--max-restarts=2", sections, *observed, f"--ft-metrics-textfile={live}")
-    return launcher.start(SCRIPT, *options, script_args=[role, str(at)]), time.monotonic(), live
+    return launcher.start(SCRIPT, *options), time.monotonic(), live
 
 
 def stopped_s(watch: Stopwatch) -> float:
@@ -144,7 +142,7 @@ def stopped_s(watch: Stopwatch) -> float:
 def test_job_with_a_restart_is_accounted_for_as_a_stopwatch_sees_it(
     fresh_launcher: Launcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launched, began_s, live = begin(fresh_launcher, "hang", 26)
+    launched, began_s, live = begin(fresh_launcher)
     watch = Stopwatch(launched, began_s)
     (fault,) = watch.of("fault", rank=1)
     run = check(watch.classes(fault["begin"], 20, stopped_s(watch)), capsys, live, launched)
@@ -158,7 +156,7 @@ def test_job_with_a_restart_is_accounted_for_as_a_stopwatch_sees_it(
 def test_reported_hang_is_accounted_for_as_a_stopwatch_sees_it(
     launcher: Launcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launched, began_s, live = begin(launcher, "reported", 26)
+    launched, began_s, live = begin(launcher, "--ft-observe-only")
     launched.wait_for("not killed .observe-only")
     time.sleep(3)
     stopping_s = time.monotonic()
@@ -172,20 +170,3 @@ def test_reported_hang_is_accounted_for_as_a_stopwatch_sees_it(
     assert (hang["section"], hang["went_on"]) == ("step", False)
     result = json.loads((launched.log_dir / "result.json").read_text())["lives"][-1]
     assert [each["section"] for each in result["hangs"]] == ["step"]
-
-
-def test_stop_in_a_save_is_accounted_for_as_a_stopwatch_sees_it(
-    launcher: Launcher, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launched, began_s, live = begin(launcher, "stop", 29)
-    stamps = launched.directory / "stamps-0"
-    wait_until(lambda: stamps.exists() and '"saving", "cycle": 0, "n": 29' in stamps.read_text(), 90)
-    time.sleep(2)
-    stopping_s = time.monotonic()
-    launched.signal(signal.SIGTERM)
-    watch = Stopwatch(launched, began_s)
-    saving = next(each for each in watch.of("saving") if each["n"] == 29)
-    classes = watch.classes(None, None, saving["begin"])
-    classes["save"] += stopping_s - saving["begin"]
-    classes["after"] = watch.ended_s - stopping_s
-    check(classes, capsys, live, launched)

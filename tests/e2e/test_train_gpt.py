@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ skip_module_without("megatron", "psutil")  # without psutil megatron-core's save
 
 pytestmark = pytest.mark.timeout(600)  # a run takes 5 s, on a machine that is busy with other tests twenty times that
 SCRIPT = str(ROOT / "examples" / "train_gpt.py")
-SHIPPED_PLAN = ROOT / "megatron_ft" / "configs" / "faults" / "kill-then-hang.yaml"  # for two ranks
 HELD_IN_SAVES = str(ROOT / "tests" / "support" / "held_save.py")
 SMALL = ("--hidden-size=32", "--seq-length=16", "--vocab-size=32")
 ENDLESS = ("--train-iters=1000000", "--save-interval=1000000", "--eval-interval=0", "--lr-decay-iters=100")
@@ -41,27 +38,6 @@ class Job:
     def last_iteration(self) -> int | None:
         tracker = self.save / "latest_checkpointed_iteration.txt"
         return int(tracker.read_text()) if tracker.exists() else None
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--global-batch-size=7"], "--global-batch-size 7 must be a multiple of --micro-batch-size 2 times 1"),
-        (["--pipeline-model-parallel-size=2"], "1 ranks can't be divided into groups of 1 (tensor) x 2 (pipeline)"),
-        (["--enable-ft-package"], "--save is missing"),
-        (["--train-iter=5"], "unrecognized arguments: --train-iter=5"),
-        (["--no-ft", "--fault-plan=/no/plan.yaml"], "error: /no/plan.yaml"),
-        (["--no-ft", f"--fault-plan={SHIPPED_PLAN}"], "below the number of ranks"),
-    ],
-)
-def test_mistakes_get_one_line(
-    args: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(SCRIPT).parent))
-    monkeypatch.setattr(sys, "argv", [SCRIPT, *args])
-    with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("gpt_arguments").parse_args()
-    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def asked_to_end(launched: Launched) -> Finished:

@@ -73,20 +73,6 @@ def test_a_hang_leaves_evidence_on_every_rank(job: tuple[Launched, list[Verdict]
         assert all(document.get("in_flight") or document.get("waits_in") for document in others), others
 
 
-def test_a_crash_leaves_evidence_on_the_rank_that_did_it(job: tuple[Launched, list[Verdict]]) -> None:
-    launched, verdicts = job
-    for cycle, verdict in list(enumerate(verdicts))[len(HANGS) :]:
-        document = evidence(launched, cycle)[verdict.fault.rank]
-        assert document["iteration"] == verdict.fault.iteration
-        assert document["exitcode"] == {"killed": -9, "exception": 1, "segfault": -11, "exit": 3}[verdict.fault.kind]
-        assert ("ValueError: the batch is empty" in document["exception"]) == (verdict.fault.kind == "exception")
-        assert ("in fault_segfault" in document["fatal_error"]) == (verdict.fault.kind == "segfault")
-        # an exception leaves the section, on its way to the end of the process
-        left = [] if verdict.fault.kind == "exception" else ["step"]
-        assert [section["name"] for section in document["open_sections"]] == left
-    assert len(CRASHES) == 4
-
-
 def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verdict]]) -> None:
     launched, verdicts = job
     directory = launched.log_dir / "evidence"
