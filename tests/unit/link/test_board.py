@@ -75,6 +75,7 @@ def test_sections_iterations_and_heartbeats_show_on_the_board(board: Board, reco
     recorder.start("ckpt")
     recorder.heartbeat()
     snapshot = board.snapshot()
+    assert (snapshot.cycle, snapshot.rank, snapshot.pid) == (3, 7, 42)
     assert [s.name for s in snapshot.open_sections] == ["step", "ckpt"]
     assert snapshot.iteration == snapshot.first_iteration == 4
     assert before <= snapshot.first_iteration_at_ns <= snapshot.last_transition_ns <= snapshot.last_heartbeat_ns

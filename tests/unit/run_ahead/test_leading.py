@@ -37,7 +37,6 @@ def walk(script: str, path: str = "/src/train.py") -> tuple[list[str], int, Chan
         *("if TYPE_CHECKING:\n    import nowhere", "if x:\n    import nowhere\nelse:\n    raise ImportError"),
         *("warnings.warn('x')", "x = time.time() if y else int(os.environ['RANK'])", "osp.join('a')"),
         "@functools.lru_cache(maxsize=1)\ndef f(): pass",
-        "try:\n    import nowhere\n    has_it = True\nexcept ImportError:\n    has_it = False",
     ],
 )
 def test_statement_that_only_reads_is_skipped(statement: str) -> None:
@@ -129,6 +128,11 @@ def test_entries_of_the_path_that_a_script_removes_or_replaces_come_back(monkeyp
     assert (line, sys.path) == (4, ["x", *path[3:], "y"])
     changes.undo()
     assert sys.path == path
+
+
+def test_fallback_of_an_import_is_done_as_the_script_will() -> None:
+    script = "try:\n    import nowhere\nexcept ImportError:\n    import queue\nelse:\n    import nowhere\n"
+    assert walk(script)[0] == ["import queue"]
 
 
 def test_condition_or_value_that_differs_between_ranks_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,14 @@ def test_a_healthy_rank_is_never_ended_over_many_events(says_sigcont: bool) -> N
     live(20_000, says_sigcont=says_sigcont)
 
 
+def test_section_with_an_extension_is_judged_again_when_it_is_over() -> None:
+    """Until then the launcher's answer takes time: that is no stand-still of the node."""
+    watching, shown = state(), board(sections=(section(opened_at=START),))
+    watching.extend_timeout(judged(watching, shown, START + 10 * S), 13 * S)
+    assert not is_late(watching, shown, START + 12 * S)
+    assert judged(watching, shown, START + 13 * S).elapsed_s == 13.01
+
+
 def test_time_in_which_nobody_was_to_judge_is_not_the_ranks() -> None:
     watching = state(check_interval=100.0)
     stuck = board(sections=(section(opened_at=START),))
