@@ -119,11 +119,6 @@ class _Children:
             child.communicate()
 
 
-def _spans(nodes: int, processes: int) -> list[list[str]]:
-    size = -(-nodes // processes)
-    return [[str(first), str(min(first + size, nodes)), str(nodes)] for first in range(0, nodes, size)]
-
-
 def measure(launchers: int, *, has_secret: bool = True) -> dict[str, float | None]:
     """Meet, lose one, meet again, stay. Seconds, and shares of one core; None for what never came.
 

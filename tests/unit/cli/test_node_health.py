@@ -73,7 +73,6 @@ def test_disk_check_finds_a_directory_with_too_little_space(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("interfaces", "ports", "problems"),
     [
-        ({"eth0": "up"}, {}, []),
         ({"tun0": "unknown", "eth1": "down"}, {"a": ("4: ACTIVE", "5: LinkUp"), "b": ("1: DOWN", "3: Disabled")}, []),
         ({"lo": "unknown", "eth1": "down"}, {}, ["net: no network interface is up"]),
         (

@@ -7,10 +7,11 @@ import json
 import math
 import pickle
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 
 from megatron_ft.config.config import FIELDS
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
@@ -110,9 +111,11 @@ def test_monitor_gets_no_option_of_the_launcher() -> None:
     assert config.for_ranks() == {"safety_factor": 2.0}
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=CONFIG_VALUES)
-def test_every_way_of_copying_keeps_values_and_what_was_set(values: dict[str, Any]) -> None:
+def test_every_way_of_copying_keeps_values_and_what_was_set(tmp_path: Path, values: dict[str, Any]) -> None:
     cfg = FaultToleranceConfig(**values)
+    cfg.to_yaml_file(tmp_path / "ft.yaml")
     for other in (
         cfg.copy(),
         copy.copy(cfg),
@@ -120,6 +123,7 @@ def test_every_way_of_copying_keeps_values_and_what_was_set(values: dict[str, An
         pickle.loads(pickle.dumps(cfg)),
         FaultToleranceConfig.from_dict(json.loads(json.dumps(cfg.to_dict()))),
         FaultToleranceConfig.from_kwargs(**values),
+        FaultToleranceConfig.from_yaml_file(tmp_path / "ft.yaml", ignore_not_recognized=False),
     ):
         assert type(other) is FaultToleranceConfig
         assert other == cfg

@@ -138,7 +138,6 @@ IDLE = {"found_hung": True, "is_in_library": True, "inner": "p2p_communication.p
         # a rank of which nothing was seen may have waited for one that was
         ([unseen(0), inside(1), inside(2), outside(3)], 3, "; 2 others wait in all_reduce #6"),
         ([unseen(0), outside(1, quiet_s=1.0)], 0, ""),
-        ([unseen(0), outside(1, closing=True)], 0, ""),
         ([unseen(0), outside(1, iteration=6)], 1, ""),
         # a rank isn't stuck for as long as the one that was found
         ([note(0, left_s=3.0), HUNG], 1, ""),
@@ -190,7 +189,6 @@ def test_candidates_are_told_where_the_evidence_does_not_decide(
     [
         ({}, "in train.py:1 step"),
         ({"inner": "queue.py:171 get"}, "in train.py:1 step (queue.py:171 get)"),
-        ({"is_busy": True}, "in train.py:1 step, computing"),
         ({"state": "D"}, "in uninterruptible sleep, in train.py:1 step"),
         ({"is_saving": True}, "in a checkpoint write, in train.py:1 step"),
         ({"has_stack": False, "frame": ""}, "does not answer (no stack could be collected)"),

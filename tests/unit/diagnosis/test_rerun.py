@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.diagnosis.cycle_cause import find_cause
-from megatron_ft.diagnosis.exits import describe_exit
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
@@ -61,13 +60,6 @@ def test_the_rank_whose_result_was_rejected_is_named(code: int, state: str, kind
     elsewhere = find_cause(others, [])
     assert elsewhere is not None
     assert (elsewhere.rank, elsewhere.follows) == (0, True)
-
-
-def test_a_rank_that_another_one_has_ended_does_not_claim_the_result() -> None:
-    assert "because another rank computed" in describe_exit(ended(0, 17, IN_PLACE))
-    assert "of GPU" not in describe_exit(ended(0, 17, FROM_CHECKPOINT))
-    unknown = RerunState(state=FROM_CHECKPOINT, own=True, node="n1")
-    assert "of a GPU on n1" in describe_exit(replace(ended(0, 17), rerun_state=unknown))
 
 
 def next_decision(machine: Coordinator, cycle: int, nodes: str, *, ranks: int, rerun: Rerun | None) -> DecisionRecord:

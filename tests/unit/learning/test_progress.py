@@ -34,12 +34,10 @@ SERVER, DISK = {7: "rpc_wait_bit_killable"}, {8: "io_schedule"}
         ({}, {"transferred": {100: 5_000_000 + LEAST_BYTES}}, "has read or written 0.1 MB"),
         ({}, {"cpu_ns": 900_000_000, "stacks": frozenset({HERE, THERE})}, "computes in train.py:9 step"),
         ({}, {"starved_ns": 260_000_000}, "is kept waiting for a CPU"),
-        ({}, {"starved_ns": 240_000_000}, ""),
         ({}, {}, ""),
         ({}, {"transferred": {100: 5_000_000 + LEAST_BYTES - 1}}, ""),  # a log, metrics
         ({}, {"stacks": frozenset({THERE})}, ""),  # it polls
         ({}, {"cpu_ns": 990_000_000}, ""),  # it spins in C
-        ({}, {"cpu_ns": 300_000_000, "stacks": frozenset({THERE})}, ""),
         ({}, {"transferred": {}}, ""),  # a data-loader worker has ended
         *[({name: None}, {name: more}, "") for name, more in MORE.items()],  # a look lacks this count
         *[({name: more}, {name: None}, "") for name, more in MORE.items()],

@@ -50,7 +50,6 @@ def after(*endings: Ending, code: int = 1, **changes: object) -> Next:
         # no launcher has got so far as to write anything
         ([], 2, {}, END, 2),
         ([], 1, {}, SRUN, 0),
-        ([Ending.FINISHED], 1, {"before": 1}, SRUN, 0),
     ],
 )
 def test_job_ends_is_run_again_or_is_requeued_by_its_last_endings(
@@ -130,9 +129,7 @@ def test_launcher_options_of_the_user_win_over_ours() -> None:
     [
         ({}, {}, "SLURM_JOB_ID isn't set"),
         ({"nodes": 3}, JOB, "--nodes 3: only with --dry-run and outside a job"),
-        ({"nodes": 0, "dry_run": True}, {}, "--nodes 0: must be at least 1"),
         ({"spares": 17}, JOB, "--spares 17: the job has 17 nodes"),
-        ({"max_lives": 0}, JOB, "--max-lives 0"),
         ({"arguments": ["t.py"]}, {**JOB, "SLURM_STEP_NUM_TASKS": "2"}, "srun has started .* 2 times"),
         ({"arguments": ["--nnodes=x", "t.py"]}, JOB, "--nnodes: 'x'"),
     ],

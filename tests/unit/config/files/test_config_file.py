@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from megatron_ft.config.files.yaml_file import FaultToleranceConfig
 from megatron_ft.errors import ConfigError
 from megatron_ft.link.files.atomic_write import write_whole
 from tests import ROOT
-from tests.support.config_values import CONFIG_VALUES
 
 CONFIGS = ROOT / "megatron_ft" / "configs"
 
@@ -103,15 +101,6 @@ class TestComplaints:
 
 
 class TestWriting:
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(values=CONFIG_VALUES)
-    def test_round_trip_is_exact(self, tmp_path: Path, values: dict[str, Any]) -> None:
-        cfg = FaultToleranceConfig(**values)
-        cfg.to_yaml_file(tmp_path / "ft.yaml")
-        again = FaultToleranceConfig.from_yaml_file(tmp_path / "ft.yaml", ignore_not_recognized=False)
-        assert again == cfg
-        assert again.to_dict() == cfg.to_dict()
-
     def test_symlink_is_followed_and_mode_is_plain(self, tmp_path: Path) -> None:
         target = write(tmp_path, "old", "target")
         link = tmp_path / "link"

@@ -118,10 +118,6 @@ def test_command_line_wins_over_file_and_file_over_defaults(tmp_path: Path) -> N
     [
         ("--ft-param-rank_section_timeouts=setup", "NAME:SECONDS"),
         ("--ft-param-rank_heartbeat_timeout=-5", "--ft-rank-heartbeat-timeout -5: must be a positive number"),
-        (
-            "--restart-policy=any_failed",
-            "--restart-policy 'any_failed': must be any-failed or min-healthy (did you mean 'any-failed'",
-        ),
         ("--term-timeout=soon", "--term-timeout 'soon': must be"),
         ("--ft-node-health-command= ", "--ft-node-health-command ' ': must be a shell command"),
         ("--ft-watch-collectives=end:0", "--ft-watch-collectives 'end:0': must be report, end, report:SECONDS"),
