@@ -6,6 +6,7 @@ thread looks up the leader's host and connects, as a name server may be silent f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import time
@@ -78,6 +79,8 @@ class Coordination:
         """Address of the connection, made or in progress; empty if none."""
         self.connecting: set[str] = set()
         """Addresses to which a thread connects."""
+        self._known: dict[str, str] = {}
+        """The last address of each ``host:port``: name servers may be away. Used once, as the host may have moved."""
         self.connection: Connection[m.ToMember] | None = None
 
     def start(self) -> None:
@@ -118,12 +121,23 @@ class Coordination:
         if address in self.connecting:
             return  # what an earlier attempt has begun is for this one
         try:
-            dial = functools.partial(self._dial, *tcp.parse_address(address))
+            dial = functools.partial(self._dial_host, self._known.pop(address, ""), *tcp.parse_address(address))
             self._reactor.call_in_thread(dial, functools.partial(self._connected, address))
         except (ProtocolError, OSError, RuntimeError) as error:  # the last two: no descriptor is free, or no thread
             self._fail(str(error))
         else:
             self.connecting.add(address)
+
+    def _dial_host(self, known: str, host: str, port: int) -> socket.socket:
+        if known not in ("", host):
+            with contextlib.suppress(OSError):
+                return self._dial(known, port)
+        return self._dial(host, port)
+
+    def _know(self, sock: socket.socket, address: str) -> None:
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # it was reset meanwhile
+                self._known[address] = sock.getpeername()[0]
 
     def disconnect(self, *, resets: bool = True, within_s: float = 0.0) -> None:
         """Give up the connection. If it may be resumed, the other end sees a reset."""
@@ -150,6 +164,7 @@ class Coordination:
                 self._fail(text, is_unowned=not is_unknown)
             return
         if not is_awaited:
+            self._know(sock, address)
             sock.close()
             return
         self.connection = Connection(
@@ -175,6 +190,8 @@ class Coordination:
         self._do(self.member.failed(time.monotonic(), problem, is_unowned=is_unowned))
 
     def _heard(self, message: m.ToMember) -> None:
+        if isinstance(message, m.Admitted) and self.connection is not None:
+            self._know(self.connection.sock, self._address)
         self._do(self.member.heard(message, time.monotonic()))
 
     def _ended(self, problem: ProtocolError | None) -> None:

@@ -78,6 +78,8 @@ class MetricsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def close(self) -> None:
         """Stop listening; requests in progress are left to their threads."""
         threading.Thread(target=self.shutdown, daemon=True).start()  # it waits for the loop
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # which holds the port for the rest of its poll otherwise
         self.server_close()
 
     def get_request(self) -> tuple[Any, Any]:

@@ -136,8 +136,10 @@ class LeadingStatements:
                 else:
                     self._take_all(node.orelse)
                 self._take_all(node.finalbody)
-            case ast.If(test=test) if self._reads(test):
-                self._take_all(self._branch(node))
+            case ast.If() if not self._reads(node):  # the branch that the script will take, the same in all ranks
+                if not self._reads(node.test):
+                    raise EndError
+                self._take_all(node.body if self._evaluate(node.test) else node.orelse)
             case _ if self._changes_something(node):
                 with contextlib.suppress(RankError):  # otherwise a variable of the rank: the script sets it there
                     self._changes.apply(lambda: self._evaluate(node))
@@ -145,14 +147,6 @@ class LeadingStatements:
                 self._note_value(node)
             case _ if not self.vouched:
                 raise EndError
-
-    def _branch(self, node: ast.If) -> Sequence[ast.stmt]:
-        """Return the branch that the script will take, the same in all ranks; none if that is theirs to find out."""
-        with contextlib.suppress(EndError):
-            return node.body if self._evaluate(node.test) else node.orelse
-        if not self._reads(node):
-            raise EndError
-        return []  # each rank does it itself
 
     def _take_all(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
@@ -165,6 +159,8 @@ class LeadingStatements:
             else:
                 top = alias.name.partition(".")[0]
                 self._full_names[alias.asname or top] = alias.name if alias.asname else top
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            return
         parts = [ast.Import([alias]) for alias in node.names] if isinstance(node, ast.Import) else [node]
         for part in parts:
             ast.copy_location(part, node)

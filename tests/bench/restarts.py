@@ -11,7 +11,7 @@ from tests.bench.cluster import LAUNCHERS, SCRIPTS, Cluster, Stamp, progress
 from tests.bench.figures import shown, table
 
 NAMES = {"ours": "megatron_ft", "torchrun": "torchrun", "reference": "nvidia-resiliency-ext 0.4.1"}
-JOBS: dict[str, tuple[str, ...]] = {"a bare script": (), "Megatron imported": ("megatron",)}
+JOBS = {"a bare script": "steps.py", "Megatron imported": "steps_with_megatron.py"}
 _RANKS, _STEPS, _BOUND_S = 2, 10, 60.0
 
 
@@ -19,17 +19,17 @@ def measure(reference: str | None, runs: int) -> dict[str, Any]:
     """Return the seconds of each run by job and launcher; None where the job did not train again."""
     launchers = [each for each in LAUNCHERS if each != "reference" or reference]
     found: dict[str, Any] = {}
-    for job, words in JOBS.items():
+    for job, script in JOBS.items():
         found[job] = {launcher: [] for launcher in launchers}
         for launcher in launchers * runs:  # interleaved: a slow minute of the machine hits all
-            found[job][launcher].append(kill_once(launcher, words, reference))
+            found[job][launcher].append(kill_once(launcher, script, reference))
         progress(f"restarts, {job}: {found[job]}")
     return found
 
 
-def kill_once(launcher: str, words: tuple[str, ...], reference: str | None) -> float | None:
+def kill_once(launcher: str, script: str, reference: str | None) -> float | None:
     """Kill rank 1 of a job that is well under way; return the seconds until all ranks have made a step again."""
-    command = (str(SCRIPTS / "steps.py"), *words)
+    command = [str(SCRIPTS / script)]
     with Cluster(launcher, command, nodes=1, ranks=_RANKS, reference=reference, options=(), variables={}) as job:
 
         def wait_for(since_s: float, steps: int) -> float | None:

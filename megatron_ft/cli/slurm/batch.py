@@ -185,18 +185,18 @@ class Batch:
 
     # -- files and commands -----------------------------------------------------------------------------------
 
-    def _lives(self) -> Lives:
+    def _lives(self, *, quietly: bool = False) -> Lives:
         path = os.path.join(self._plan.log_dir, LIVES_FILE)
         try:
             return Lives.parse(read_own(path))
         except (OSError, ValueError) as error:
-            if not isinstance(error, FileNotFoundError):
+            if not quietly and not isinstance(error, FileNotFoundError):
                 say(f"{path} can't be read: {error}")
             return Lives()
 
     def _ended(self, before: int) -> Life | None:
         """Return the life that this step began, once it has ended; a file system that is silent may tell later."""
-        lives: tuple[Life, ...] = bounded_call(lambda: self._lives().lives, ())
+        lives: tuple[Life, ...] = bounded_call(lambda: self._lives(quietly=True).lives, ())
         return lives[-1] if len(lives) > before and lives[-1].outcome is not Ending.RUNNING else None
 
     def _allocation(self) -> commands.Job | None:

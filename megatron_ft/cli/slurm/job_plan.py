@@ -60,7 +60,7 @@ def check_separator(words: Sequence[str]) -> None:
     Raises:
         ConfigError: ``--`` is missing, or nothing follows it.
     """
-    if not {"--", "-h", "--help"} & {*words} or words[-1] == "--":
+    if not {"--", "-h", "--help"} & {*words} or [*words, "--"].index("--") == len(words) - 1:
         raise ConfigError(
             "-- or what follows it is missing: what is to be run comes after --, as in: "
             "megatron-ft slurm --spares 1 -- --nproc-per-node 8 train.py"

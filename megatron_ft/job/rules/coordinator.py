@@ -141,6 +141,8 @@ class Coordinator:
             is_end = not (silent or reset or self._clock.now_s <= self._clock.slept_s + GRACE_S)
             node.heard_s = node.heard_s if silent or is_end else self._clock.now_s
             self._gone(node, silent=not is_end)
+            if not (silent or reset):
+                self._unacknowledged.discard(node.instance)  # closed: it has left, if the job is over
         return self._take()
 
     def _take(self) -> list[CoordinatorEffect]:

@@ -103,7 +103,8 @@ class Ledger:
         """Renew the leader's lease, and that of the decisions."""
         for lease in (self._held.lease, self._lease):
             answer = self._call("lease/keepalive", {"ID": lease})
-            if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+            is_over = int(answer.get("result", {}).get("TTL", 0)) <= 0
+            if is_over and lease in (self._held.lease, self._lease):  # another thread may have begun a life
                 return False
         return True
 

@@ -208,18 +208,21 @@ class Termination:
             _ask(worker for worker in workers if worker.poll_end())
         hoped_for, until_s = self._hoped_for(workers), time.monotonic() + grace_s
         self.reactor.run_until(lambda: self.in_a_hurry() or _all_ended(hoped_for), until_s)
-        self.kill(workers)
+        self.kill(workers, with_leftovers=is_quick)
         self.clear(workers, ask=not is_quick, at_once=is_quick)
 
     def ask(self, workers: list[Worker], number: int, *, whole_group: bool) -> None:
         """Signal live ranks."""
         _ask((worker for worker in workers if not worker.poll_end()), number, whole_group=whole_group)
 
-    def kill(self, workers: list[Worker]) -> None:
-        """SIGKILL the groups of live ranks."""
+    def kill(self, workers: list[Worker], *, with_leftovers: bool = False) -> None:
+        """SIGKILL the groups of live ranks; ``with_leftovers``: also what ended ranks have left, to end meanwhile."""
         stubborn = [worker for worker in workers if not worker.poll_end()]
         for worker in stubborn:
             worker.signal(signal.SIGKILL, whole_group=True)
+        ended = [each for each in workers if with_leftovers and each.exitcode is not None and not each.reaped]
+        left = [each for each in self._left_behind(ended) if not process_tree.tidies_up(each)] if ended else []
+        process_tree.kill_left(left, _pids(ended))
         hoped_for = self._hoped_for(stubborn)
         self.reactor.run_until(lambda: _all_ended(hoped_for), deadline_s=time.monotonic() + self.kill_wait_s)
         stuck = _stats([worker.pid for worker in hoped_for if not worker.poll_end()])

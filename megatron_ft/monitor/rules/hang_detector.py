@@ -8,6 +8,7 @@ stood still are at the top of `megatron_ft.monitor`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -193,7 +194,10 @@ def _add_gap(gaps: list[Gap], gap: Gap) -> None:
     gaps.append(gap)
     if len(gaps) <= _MAX_GAPS:
         return
-    # the two oldest become one, which no longer tells when in it an interval began: fewer hangs, never a false one
-    older, newer = gaps[:2]
+    # merge older spans first: a merged span no longer tells when in it an interval began
+    pairs = list(itertools.pairwise(gaps))
+    shares = [(newer.end_ns - older.start_ns) / (gap.end_ns - older.start_ns) for older, newer in pairs]
+    at = shares.index(min(shares))
+    older, newer = pairs[at]
     lost_ns, doubtful_ns = older.lost_ns + newer.lost_ns, older.doubtful_ns + newer.doubtful_ns
-    gaps[:2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]
+    gaps[at : at + 2] = [Gap(older.start_ns, newer.end_ns, lost_ns, doubtful_ns)]

@@ -62,12 +62,12 @@ class EventCommand:
 
     def _start_next(self) -> None:
         while self._worker is None and self._waiting:
-            # a file in memory: a command that reads nothing holds up no writer
-            with open(os.memfd_create("event", os.MFD_CLOEXEC), "w+b", buffering=0) as stdin:
-                stdin.write(self._waiting.popleft())
-                stdin.seek(0)
-                null = subprocess.DEVNULL
-                try:
+            data, null = self._waiting.popleft(), subprocess.DEVNULL
+            try:
+                # a file in memory: a command that reads nothing holds up no writer
+                with open(os.memfd_create("event", os.MFD_CLOEXEC), "w+b", buffering=0) as stdin:
+                    stdin.write(data)
+                    stdin.seek(0)
                     worker = start(
                         *(self._command, without_secret(os.environ)),
                         on_exit=self._ended,
@@ -75,9 +75,9 @@ class EventCommand:
                         stdout=null,
                         stderr=null,
                     )
-                except OSError as error:
-                    self._complain(f"could not be started: {error.strerror}")
-                    continue
+            except OSError as error:
+                self._complain(f"could not be started: {error.strerror}")
+                continue
             self._worker = worker
             self._reactor.watch(worker.pidfd, worker.poll_end, Priority.DEATH)
             self._timer = self._reactor.call_later(BOUND_S, self._overdue)

@@ -1,21 +1,12 @@
-"""Steps of a process group until they are ended: ``python steps.py [megatron]``, with the imports of a Megatron job."""
-
-# ruff: noqa: E402
+"""Steps of a process group until they are ended."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-import warnings
 
-warnings.simplefilter("ignore")
 import torch
 import torch.distributed as dist
-
-if "megatron" in sys.argv:
-    import megatron.core
-    import megatron.core.models.gpt  # noqa: F401
 
 
 def main() -> None:

@@ -347,3 +347,28 @@ def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: 
     assert node.left is not None
     assert node.left.code == 0
     node.close()
+
+
+def test_coordinator_that_was_proven_is_found_again_while_the_name_server_is_away(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = socket.getaddrinfo, list[str]()
+
+    def once(host: str, *args: Any, **more: Any) -> Any:
+        if host[0].isdigit():
+            return real(host, *args, **more)
+        asked.append(host)
+        if len(asked) > 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return real("127.0.0.1", *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", once)
+    with served() as service, sockets(reactor) as (transport, ear):
+        address = f"some.host:{service.address.rpartition(':')[2]}"
+        transport.connect(address)
+        until(reactor, lambda: ear.told)
+        transport.transmit(HELLO)
+        until(reactor, lambda: len(ear.told) == 2)
+        transport.connect(address)
+        until(reactor, lambda: len(ear.told) == 3)
+        assert (ear.told[2], asked) == ("opened", ["some.host"])

@@ -309,3 +309,16 @@ def test_enforced_interval_is_judged_first_of_two_that_are_overdue() -> None:
     shown = board(sections=(armed(enforced=False), section("save", opened_at=START + 5 * S, timeout=10.0)))
     verdict = judged(state(at=START + 14 * S), shown, START + 15 * S)
     assert (verdict.section, verdict.enforced) == ("save", True)
+
+
+def test_a_long_history_of_late_wake_ups_excuses_nothing_that_began_after_it() -> None:
+    """Of what was long ago it isn't kept when it was; an outer section may have been open all the time."""
+    began = START + 200_000 * S
+    before = board(sections=(section("epoch", START, None), section("step", 0, 1000.0)))
+    watching = state()
+    now = START
+    while now < began:
+        now = (watching.check(before, now).next_look_ns or 0) + 150_000_000
+    assert len(watching.gaps) <= 64
+    hung = board(sections=(section("epoch", START, None), section("step", now, 1000.0)))
+    assert 1000 < found_after(watching, hung, now, late_ns=150_000_000, every=1) < 1600
