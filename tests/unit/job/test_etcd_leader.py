@@ -57,18 +57,6 @@ def test_effects_of_a_decision_wait_until_etcd_has_it() -> None:
     assert leader.etcd.admit([follows]) == [follows]
 
 
-def test_lease_is_renewed_when_the_loop_asks_and_once_at_a_time() -> None:
-    leader = Leader()
-    before = leader.model.calls.count("lease/keepalive")
-    leader.etcd.renew(0.0)
-    leader.etcd.renew(1e9)
-    assert leader.etcd.due_s == float("inf")
-    leader.now_s = 7.0
-    assert leader.works() == []
-    assert leader.model.calls.count("lease/keepalive") == before + 2  # the lease of the lock, and that of the decisions
-    assert leader.etcd.due_s == 7.0 + etcd_keys.RENEW_S
-
-
 @pytest.mark.parametrize(
     ("change", "code"), [(decided(0), 94), (decided(1, DecisionKind.END, 3), 3), (BeginLife(), 94)]
 )

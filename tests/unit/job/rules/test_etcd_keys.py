@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from msgspec.structs import replace
 
 from megatron_ft.job.rules import etcd_keys
 from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
-from megatron_ft.job.rules.etcd_keys import Ledger
+from megatron_ft.job.rules.etcd_keys import EtcdAway, Ledger
 from megatron_ft.job.rules.messages import LeaseHeld
 from tests.support.etcd_model import EtcdModel
 
@@ -55,16 +56,20 @@ def test_lock_is_taken_once_until_it_expires_or_is_given_up_and_each_leader_has_
     assert etcd_keys.take(etcd, JOB, "host2:1") is not None
 
 
-def test_next_leader_finds_the_last_decision() -> None:
+def test_next_leader_finds_the_last_decision_though_the_answer_to_it_was_lost() -> None:
     etcd = EtcdModel()
     ledger = entered(etcd, lock_taken(etcd))
     assert ledger.former is None
     for number in range(12):
         assert ledger.keep(record(number))
+    etcd.loses_answers = 1
+    with pytest.raises(EtcdAway):
+        ledger.keep(record(12))
+    assert ledger.keep(record(12))  # it was made when it was tried before
     made = etcd.revision
     etcd.pass_time(etcd_keys.LEASE_S)
     later = entered(etcd, lock_taken(etcd))
-    assert last(later) == record(11)
+    assert last(later) == record(12)
     assert later.former is not None
     assert later.former.revision == made
     assert len(etcd.names()) == 4  # the leader, the life, and the last two decisions

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
@@ -101,17 +99,6 @@ def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
     assert (c.left, a.cycle) == ((0, ""), 0)
     job.run(2.5)
     assert (a.cycle, world(a)) == (1, 2)
-
-
-@pytest.mark.parametrize(("how", "code"), [({}, 1), ({"well": True}, 0)])
-def test_a_node_that_leaves_without_an_answer_has_the_same_code(how: dict[str, bool], code: int) -> None:
-    job = Job(min_nodes=2)
-    node = job.start("abc")[1]
-    node.is_silent = True
-    node.leaves("stopped by SIGTERM", **how)
-    job.now_s += 3.0
-    node.do(node.member.tick(job.now_s))
-    assert node.left == (code, "")
 
 
 # -- nodes that are left out ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.next_cycle import RoundCompletion
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
-from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
 from megatron_ft.launcher.rules.cycle_lines import cycle_ended
 from megatron_ft.link.base.codec import Parts, Vocabulary
 from megatron_ft.link.facts.launcher import Cause, CauseKind
@@ -231,6 +231,16 @@ def test_a_node_hears_of_another_one_by_name_and_of_itself_without(
     assert {told_to(verdict, place) for place in (None, 0, 2)} == {elsewhere}
     assert told_to(verdict, 1) == (at_1 or elsewhere)
     assert MESSAGES_OF_BOTH.parse(arrived(verdict)) == verdict
+
+
+def test_verdict_on_an_earlier_cycle_is_not_remembered_as_that_on_the_one_that_runs() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 2, "store:1"), 0.0)
+    restart = RestartDecision(action=Action.RESTART, restarts_left=1, reason="")
+    for cycle, known in ((-1, None), (0, 0)):
+        machine.heard(m.Verdict(decision().cycle + cycle, Outcome.FAILED, Cause(text="lost"), restart), 0.0)
+        verdict = machine.standing.verdict
+        assert (None if verdict is None else verdict.cycle - decision().cycle) == known
 
 
 def test_a_launcher_is_more_patient_where_thousands_may_connect_at_once() -> None:

@@ -91,6 +91,20 @@ def test_launcher_of_an_excluded_node_founds_no_job() -> None:
 # -- a new leader with the record -----------------------------------------------------------------------------------
 
 
+def test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one() -> None:
+    machine = leader(RECORD)
+    for place in (0, 1):
+        machine.heard(place, hello(place), 0.0)
+    assert not sent(until(machine, NEW_LEADER_S - 0.5, alive=(0, 1)), m.Verdict)
+    effects = until(machine, NEW_LEADER_S + 1.0, alive=(0, 1), from_s=NEW_LEADER_S - 0.5)
+    (verdict,) = sent(effects, m.Verdict)
+    assert (verdict.node, verdict.cause.host, verdict.cause.text) == (
+        2,
+        "h2",
+        "no message from its launcher for 12.0 s",
+    )
+
+
 @pytest.mark.parametrize(("ended_s", "reset", "lost_s"), [(1.1, False, 0.3), (1.1, True, 5.5), (60.0, False, 5.5)])
 def test_launcher_whose_connection_was_reset_or_ended_in_a_pause_of_the_leader_is_awaited(
     ended_s: float, reset: bool, lost_s: float
@@ -167,6 +181,19 @@ def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() 
     assert [held.decision.kind for held in sent(again, Assignment)] == [DecisionKind.END]
     machine.broken(9, 60.6)
     assert [each for each in machine.settle(60.6) if isinstance(each, actions.Quit)]
+
+
+def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_which_is_on_its_way_back() -> None:
+    machine = begun(replace(RULES_3, min_healthy=True), "abc")
+    machine.heard(2, m.Goodbye("rank 5 asked for it", excluded=True), 0.5)
+    for message in (m.Report(0, NodeState.SUCCEEDED), m.Ready()):
+        for link in (0, 1):
+            machine.heard(link, message, 1.0)
+        machine.settle(1.0)
+    for link in (0, 1):
+        machine.broken(link, 1.1)
+    assert actions.Quit() not in until(machine, 5.9, alive=(), from_s=1.1)
+    assert actions.Quit() in until(machine, 6.1, alive=(), from_s=5.9)
 
 
 @pytest.mark.parametrize("is_running", [True, False])

@@ -130,6 +130,17 @@ def test_launcher_that_comes_late_to_the_end_of_its_own_run_hears_of_it_at_once(
 
 
 @pytest.mark.parametrize("since", [MADE_AT, MADE_AT + 1])
+def test_new_launcher_alone_believes_the_end_in_etcd_at_its_join_timeout(since: int) -> None:
+    leader = Leader(END)
+    leader.meet(hello("a", since=since))
+    leader.wait(RULES.join_timeout_s - 1.0)
+    assert leader.told(Assignment) == []
+    leader.wait(RULES.join_timeout_s + 1.0)
+    assert leader.told(Assignment) == [0]
+    assert leader.decisions() == []
+
+
+@pytest.mark.parametrize("since", [MADE_AT, MADE_AT + 1])
 def test_end_of_the_run_before_is_told_to_its_launchers_and_those_of_the_next_come_again(since: int) -> None:
     leader = Leader(END)
     leader.meet(hello("a", since=since, up_s=1e6), hello("b", since=since))

@@ -37,15 +37,6 @@ def test_revision_at_which_it_looked_first_is_that_of_its_start() -> None:
     assert hello.since == 40
 
 
-def test_launcher_leaves_its_leader_for_one_of_a_higher_epoch_and_obeys_none_of_an_earlier_one() -> None:
-    machine = following()
-    assert is_disconnected(machine.leader_at("b:1", 6, 50, 1.0))
-    assert connects(machine.tick(1.0)) == ["b:1"]
-    machine.opened(1.0)
-    assert is_disconnected(machine.heard(m.Admitted(5), 1.0))
-    assert not machine.is_led
-
-
 def test_epoch_that_a_leader_tells_counts_before_etcd_does() -> None:
     machine = following()
     machine.broken(1.0)

@@ -49,13 +49,6 @@ def test_segments_keep_their_places_as_long_as_their_domain_can_fill_them(ready:
     assert chosen("a0 a1 b2 b3", ready) == takes_part
 
 
-def test_spares_go_to_the_segment_that_lacks_the_fewest() -> None:
-    before = "a0 a1 a2 a3 a4 a5 a6 a7"
-    assert chosen(before, "a0 a1 a4 a5 a6 a8", most=8, size=4) == "a4 a5 a6 a8"
-    # what is left of two makes one
-    assert chosen(before, "a0 a1 a4 a5", most=8, size=4) == "a0 a1 a4 a5"
-
-
 def test_segments_are_whole_and_as_many_as_possible_whoever_comes_and_goes() -> None:
     chance = random.Random(5)
     for _ in range(500):
