@@ -239,16 +239,3 @@ def test_launcher_that_holds_the_lock_waits_for_the_end_for_a_minute_when_it_is_
     machine.tell(m.Goodbye("its launcher received SIGTERM"), 1.0)
     left = [(now_s, each) for now_s in range(2, 70) for each in machine.heard(m.Beat(), now_s) + machine.tick(now_s)]
     assert [(now_s, each.code) for now_s, each in left if isinstance(each, m.Dismiss)] == [(61, 1)]
-
-
-def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_which_is_on_its_way_back() -> None:
-    machine = begun(replace(RULES_3, min_healthy=True), "abc")
-    machine.heard(2, m.Goodbye("rank 5 asked for it", excluded=True), 0.5)
-    for message in (m.Report(0, NodeState.SUCCEEDED), m.Ready()):
-        for link in (0, 1):
-            machine.heard(link, message, 1.0)
-        machine.settle(1.0)
-    for link in (0, 1):
-        machine.broken(link, 1.1)
-    assert actions.Quit() not in until(machine, 5.9, alive=(), from_s=1.1)
-    assert actions.Quit() in until(machine, 6.1, alive=(), from_s=5.9)
