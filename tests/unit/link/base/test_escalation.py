@@ -9,7 +9,7 @@ import pytest
 
 from megatron_ft.link.base.escalation import GRACE_S, MOST_STARVED_S, Escalation, Grace
 
-MAIN, OTHER = 100, 101
+MAIN = 100
 
 
 def ns(seconds: float) -> int:

@@ -13,7 +13,6 @@ from megatron_ft.link.facts.launcher import Cause, CauseKind, RestoreFailed, Sna
 from megatron_ft.memory.base.keeper_messages import RankBegan
 from megatron_ft.memory.rules.snapshots import (
     Kept,
-    KeptSnapshot,
     Restore,
     Restored,
     SnapshotKey,
@@ -22,7 +21,6 @@ from megatron_ft.memory.rules.snapshots import (
 from tests.support.agents import Driven, held, verdict
 
 KEY = SnapshotKey(0, 0, 7)
-STOCK = Kept((KeptSnapshot(KEY, 4, (0, 10)),))
 
 
 def restoring(driven: Driven, restore: Restore | None) -> list[events.Effect]:

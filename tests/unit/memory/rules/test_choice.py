@@ -15,12 +15,10 @@ from megatron_ft.memory.rules.choice import (
 )
 from megatron_ft.memory.rules.lines import restored
 from megatron_ft.memory.rules.snapshots import (
-    EARLIER_LIFE,
     CopySource,
     Kept,
     KeptSnapshot,
     Restore,
-    SavedFiles,
     SnapshotKey,
 )
 
@@ -38,9 +36,9 @@ def kept(place: int, *keys: SnapshotKey, world: int = 4, local_ranks: int = 2) -
 LAST = CycleEnd(1, restored=Restore(key(5, 0)))
 
 
-def choose_of(nodes: list[Kept], files: SavedFiles | None = None) -> tuple[Restore | None, str]:
+def choose_of(nodes: list[Kept]) -> tuple[Restore | None, str]:
     holders = [Holder(each, f"node-{at}:1" if each.port else "") for at, each in enumerate(nodes)]
-    return choose(holders, len(nodes), LAST, files)
+    return choose(holders, len(nodes), LAST, None)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +127,6 @@ def test_snapshot_is_restored_until_two_cycles_fail_from_it_before_a_new_iterati
 )
 def test_line_tells_iterations_that_are_redone_if_they_are_known(reached: int | None, line: str) -> None:
     assert restored(Restore(key(7), reached=reached)) == line
-
-
-# -- files of an earlier life -------------------------------------------------------------------------------------
-
-FILES = SavedFiles("iteration-7-of-4", 7, 4)
-EARLIER = SnapshotKey(EARLIER_LIFE, 0, 7)
-
-
-def reader(local_ranks: int) -> Kept:
-    return Kept(local_ranks=local_ranks, reads_files=True)
 
 
 def test_two_neighbours_lost_at_once_leave_nothing_to_restore_and_the_reason_names_a_node() -> None:
