@@ -104,6 +104,15 @@ def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
 # -- nodes that are left out ----------------------------------------------------------------------------------
 
 
+def test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cycle() -> None:
+    job = Job(min_nodes=2)
+    a, b, _ = job.start("abc")
+    b.fails("rank 1 killed by SIGKILL")
+    b.report(NodeState.EXCLUDED, "rank 1 asked for it")
+    job.run(0.1)
+    assert (a.verdicts[0].outcome, a.verdicts[0].cause.text) == (Outcome.FAILED, "rank 1 killed by SIGKILL")
+
+
 def test_job_ends_where_an_exclusion_leaves_too_few_nodes() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b = job.start("ab")
