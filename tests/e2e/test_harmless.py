@@ -98,6 +98,7 @@ def test_rank_finds_its_process_as_under_torchrun(fresh_launcher: Launcher, tmp_
     launched = fresh_launcher.start(
         [SCRIPT, str(found["ours"])], *OPTIONS, env={**OWN_STORE, "FT_SIM_FAULT_DESC": "rank_killed;1;600"}
     )
+    finished = launched.wait(100)  # first: of two jobs at a time one may take the port that the other has found free
     with (directory / "launcher.out").open("w") as out, (directory / "launcher.err").open("w") as err:
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", *OPTIONS, SCRIPT, str(found["theirs"])],
@@ -109,7 +110,6 @@ def test_rank_finds_its_process_as_under_torchrun(fresh_launcher: Launcher, tmp_
             timeout=120,
         )
     assert len(os.listdir(found["theirs"])) == 33, (directory / "launcher.err").read_text()
-    finished = launched.wait(100)
     assert (finished.code, finished.out) == (0, ""), finished.err
     assert launched.events("fork_server") != []
     ours, theirs = read(found["ours"], launched.directory), read(found["theirs"], directory)
