@@ -65,7 +65,7 @@ def test_import_that_acts_is_left_to_the_ranks_and_all_others_are_shared(launche
         late="import first",
         keeps_file="FILE = open(__file__)",
         reads_rank="RANK = int(os.environ['RANK'])",
-        starts_thread="import _thread, time\n_thread.start_new_thread(time.sleep, (0.1,))",
+        starts_thread="import _thread, time\n_thread.start_new_thread(time.sleep, (9.0,))",
         uses_cuda="import sys, types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)",
         raises_at_times="",
     )

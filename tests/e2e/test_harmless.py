@@ -90,15 +90,18 @@ def read(found: Path, directory: Path) -> States:
     return states
 
 
-def test_rank_finds_its_process_as_under_torchrun(fresh_launcher: Launcher, tmp_path: Path) -> None:
+def test_rank_finds_its_process_as_under_torchrun(
+    fresh_launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Ours are forked, with hooks, learning, memory checkpoints and a simulated fault."""
-    directory, found = tmp_path / "torchrun", {name: tmp_path / name for name in ("theirs", "ours")}
-    for each in (directory, *found.values()):
+    directory = tmp_path_factory.mktemp("t")  # short: sockets of multiprocessing are in it
+    found = {name: tmp_path / name for name in ("theirs", "ours")}
+    for each in found.values():
         each.mkdir()
     launched = fresh_launcher.start(
         [SCRIPT, str(found["ours"])], *OPTIONS, env={**OWN_STORE, "FT_SIM_FAULT_DESC": "rank_killed;1;600"}
     )
-    finished = launched.wait(100)  # first: of two jobs at a time one may take the port that the other has found free
+    finished = launched.wait(100)
     with (directory / "launcher.out").open("w") as out, (directory / "launcher.err").open("w") as err:
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", *OPTIONS, SCRIPT, str(found["theirs"])],
