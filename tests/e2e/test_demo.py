@@ -14,7 +14,7 @@ import pytest
 from tests.support.launching import ROOT, clean_environment
 
 SMALL = ["--micro-batch-size=2", "--global-batch-size=4", "--hidden-size=32", "--seq-length=16", "--vocab-size=32"]
-SHORT = ["--train-iters=40", "--eval-interval=0"]
+SHORT = ["--train-iters=44", "--eval-interval=0"]  # some steps are left after the hang, also in a busy machine
 
 
 @pytest.mark.timeout(300)
