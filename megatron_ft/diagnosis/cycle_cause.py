@@ -142,18 +142,29 @@ def find_cause(
     if not candidates:
         return None
     if reruns := [each for each in failed if each.rerun is not None]:
-        # Megatron's rerun state machine has ended all ranks by one code. The cause is the rank whose result was
-        # rejected; if that one isn't here, the others followed it
-        rejected = [each for each in reruns if each.rerun_state is not None and each.rerun_state.own]
-        first = min(rejected or reruns, key=lambda each: each.rank)
-        return Cause(
-            kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
-            text=describe_exit(first),
-            rank=first.rank,
-            iteration=first.iteration,
-            follows=not rejected,
-            rerun=first.rerun,
-        )
+        return _rerun_cause(reruns)
+    return _exit_cause(exits, candidates)
+
+
+def _rerun_cause(reruns: Sequence[RankExited]) -> Cause:
+    """Return the cause if Megatron's rerun state machine has ended the ranks, which it does on all of them by one code.
+
+    It is the rank whose result was rejected; if that one isn't here, the others followed it.
+    """
+    rejected = [each for each in reruns if each.rerun_state is not None and each.rerun_state.own]
+    first = min(rejected or reruns, key=lambda each: each.rank)
+    return Cause(
+        kind=CauseKind.REQUEST if first.rerun in WANTS_ANOTHER_GPU else CauseKind.CRASH,
+        text=describe_exit(first),
+        rank=first.rank,
+        iteration=first.iteration,
+        follows=not rejected,
+        rerun=first.rerun,
+    )
+
+
+def _exit_cause(exits: Sequence[RankExited], candidates: Sequence[RankExited]) -> Cause:
+    """Return the likeliest of these failed exits, or the rank that has left before all of them followed."""
     # an exit whose reason can't be read may be a consequence, too, and accuses nobody
     followed = [rank_exit for rank_exit in candidates if is_secondary_failure(rank_exit) or rank_exit.unread]
     first_followed = min((rank_exit.at_ns for rank_exit in followed), default=0)

@@ -55,7 +55,7 @@ class SlowRanksAtLeader(LeaderPart):
         self._last: dict[int, RankWaits] = {}
         self._nodes: dict[int, str] = {}
         self._runs: dict[int, _Run] = {}
-        """Those that lasted until the end of the last window."""
+        """Runs that lasted until the end of the last window."""
         self._slow: set[int] = set()
         self._began_s = 0.0
         self._due_s: float | None = None

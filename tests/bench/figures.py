@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
+
+
+def middle(figures: Iterable[float | None]) -> float | None:
+    """Return the median of those that are known; None if none is."""
+    known = [each for each in figures if each is not None]
+    return statistics.median(known) if known else None
 
 
 def shown(value: float | None, unit: str = "") -> str:

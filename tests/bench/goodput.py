@@ -14,7 +14,6 @@ import enum
 import json
 import os
 import signal
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.cluster import SCRIPTS, Cluster, Stamp, end_on_sigterm, progress
-from tests.bench.figures import shown, table
+from tests.bench.figures import middle, shown, table
 
 FOLDER = Path(__file__).with_name("fault_traces")
 TRACE, RECORDED = FOLDER / "three-nodes.json", FOLDER / "three-nodes-recorded.json"
@@ -218,11 +217,9 @@ def _of_fault(at_s: float, next_s: float, stamps: Sequence[Stamp], ranks: int) -
 # -- what is shown ------------------------------------------------------------------------------------------------
 
 
-def middle(system: Mapping[str, Any], what: str, kind: FaultKind | None = None) -> float | None:
+def over_faults(system: Mapping[str, Any], what: str, kind: FaultKind | None = None) -> float | None:
     """Return the median over the faults of a kind; None if none of them has such a figure."""
-    figures = [each[what] for each in system["faults"] if kind is None or each["kind"] == kind.value]
-    known = [each for each in figures if each is not None]
-    return statistics.median(known) if known else None
+    return middle(each[what] for each in system["faults"] if kind is None or each["kind"] == kind.value)
 
 
 def table_of(result: dict[str, Any]) -> str:
@@ -231,8 +228,8 @@ def table_of(result: dict[str, Any]) -> str:
     down = [f"down after a {kind.value.replace('_', ' ')}" for kind in kinds]
     rows = []
     for name, found in result["systems"].items():
-        downtimes = [shown(middle(found, "downtime_s", kind), " s") for kind in kinds]
-        rows.append([SYSTEMS[name].name, f"{found['share']:.0%}", *downtimes, shown(middle(found, "redone"))])
+        downtimes = [shown(over_faults(found, "downtime_s", kind), " s") for kind in kinds]
+        rows.append([SYSTEMS[name].name, f"{found['share']:.0%}", *downtimes, shown(over_faults(found, "redone"))])
     return table(["", "effective training time", *down, "iterations redone"], rows)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import statistics
 import time
 from typing import Any
 
 from tests.bench.cluster import LAUNCHERS, SCRIPTS, Cluster, Stamp, progress
-from tests.bench.figures import shown, table
+from tests.bench.figures import middle, shown, table
 
 NAMES = {"ours": "megatron_ft", "torchrun": "torchrun", "reference": "nvidia-resiliency-ext 0.4.1"}
 JOBS = {"a bare script": "steps.py", "Megatron imported": "steps_with_megatron.py"}
@@ -59,15 +58,10 @@ def trained(stamps: list[Stamp], since_s: float, steps: int) -> float | None:
 def table_of(result: dict[str, Any]) -> str:
     rows = []
     for job, found in result.items():
-        middle = {name: _median(of) for name, of in found.items()}
-        for name, seconds in middle.items():
-            ours = middle["ours"]
+        medians = {name: middle(of) for name, of in found.items()}
+        for name, seconds in medians.items():
+            ours = medians["ours"]
             ratio = seconds / ours if seconds is not None and ours else None
             recovered = f"{sum(each is not None for each in found[name])} of {len(found[name])}"
             rows.append([job, NAMES[name], shown(seconds, " s"), shown(ratio), recovered])
     return table(["kill of a rank to the next step", "launcher", "median", "times ours", "trained again"], rows)
-
-
-def _median(seconds: list[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return statistics.median(known) if known else None

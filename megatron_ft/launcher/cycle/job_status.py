@@ -57,10 +57,9 @@ class JobStatus:
 
     def progress(self) -> int | None:
         """Return the number of iterations begun and collectives completed in the last cycle; None if unknown."""
-        boards, counts = (
-            self._boards(),
-            [each.collectives for each in self._last_readings() if each.collectives is not None],
-        )
+        readings = self._last_readings()
+        boards = [each.snapshot for each in readings if each.snapshot is not None]
+        counts = [each.collectives for each in readings if each.collectives is not None]
         if not (boards or counts):
             return None
         return sum(each.iterations_seen for each in boards) + sum(each.completed for each in counts)

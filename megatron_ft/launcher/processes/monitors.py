@@ -64,7 +64,7 @@ class MonitorSlot:
     local_rank: int
     _: KW_ONLY
     path: str
-    """Of the socket, in the run directory."""
+    """Path of the socket, in the run directory."""
     options: monitor_process.MonitorOptions
     reactor: Reactor
     log: EventLog

@@ -24,15 +24,9 @@ import megatron.core
 import megatron.core.models.gpt  # noqa: F401
 import torch
 import torch.distributed as dist
+from stamping import stamp
 
 hangs: list[int] = []
-stamps = os.open(os.environ["FT_BENCH_STAMPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-
-def stamp(event: str, number: int = 0) -> None:
-    """Append a line, with the time on the clock that all processes of a machine share."""
-    line = f"{os.environ['RANK']} {os.getpid()} {event} {number} {time.monotonic_ns()}\n"
-    os.write(stamps, line.encode())
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from megatron_ft.link.facts.minutes import BOUNDS_S, RankMinute, SectionMinute, 
 from megatron_ft.link.facts.monitor import Minute
 
 SECTION = [3, 4.5, 2.5, -1, -1, 0, [[1, 2.5]], {"32": 2, "35": 1}]
-ROW: list[Any] = [3, 0, 60.5, 2, [[7, 0.5], [90, 59]], {"step": SECTION}]
 
 
 def read(*rows: Any) -> list[RankMinute]:
