@@ -242,7 +242,7 @@ class _JobLife:
             return lives.has_finished(self._place.me.job)
         # a pod is started again within minutes; a new Job may have an old name
         since = utc(time.time() - _POD_BACK_S)
-        return lives.has_just_finished(self._place.me.job, self._command, since=since)
+        return lives.has_finished(self._place.me.job, self._command, since=since)
 
     def _train(self, coordination: Coordination) -> None:
         entrypoint, *arguments = self._command

@@ -197,7 +197,7 @@ class ResultFile:
             goodput=None if goodput is None else round(goodput.share, 4),
             hangs=accounting.hangs[-MOST_HANGS:],
         )
-        self._change(lambda lives: lives.ended(life, is_first=place == 0))
+        self._change(lambda lives: lives.updated(life, is_first=place == 0))
 
     def _faults(self, decision: Decision) -> tuple[Fault, ...]:
         """Return the faults, updated by the next decision: progress of the cycle before it, and nodes that are back."""

@@ -11,8 +11,7 @@ from megatron_ft.job.rules.coordinator import FOUNDING_S
 from megatron_ft.job.rules.etcd_keys import LEASE_S
 from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S, HOLDER_STAYS_S
-from megatron_ft.job.rules.restart_policy import Action, Outcome
-from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.job.rules.restart_policy import Action, Outcome, Rotation
 from megatron_ft.launcher.rules.events import Exit
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.link.facts.launcher import CauseKind

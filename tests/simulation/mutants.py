@@ -101,7 +101,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("unheard=set(range(len(cycle.seats)))", "unheard={place}"),
     ],
     "job/rules/next_cycle.py": [
-        ("chosen = rotated_within(chosen, rules.segment)", "pass"),
+        ("chosen = rotated(chosen, within=rules.segment)", "pass"),
         ("ready, rules.max_nodes, rules.segment, bad", "ready, rules.max_nodes + 1, rules.segment, bad"),
         ("is None else cycle.advance,\n            back", "is None else cycle.decision.advance,\n            back"),
         ("        if awaited:\n            return False\n", ""),

@@ -13,16 +13,11 @@ from megatron_ft.link.base.hosts import expand_hosts
 
 REQUEUES = "FT_SLURM_REQUEUES"
 """Set by a batch script that requeues this job where there is more to train (megatron-ft slurm)."""
-_MOST_NODES = 100_000
 _FOR_GOOD = (Ending.FINISHED, Ending.NO_PROGRESS, Ending.MISTAKE)
 
 
 def requeue(job: str) -> list[str]:
     return ["scontrol", "requeue", job]
-
-
-def cancel(job: str) -> list[str]:
-    return ["scancel", job]
 
 
 def show(job: str) -> list[str]:
@@ -35,7 +30,7 @@ def in_its_place(told: str, job: str, ending: Ending, *, is_refused: bool) -> li
     Empty where the job still has that host, as far as Slurm knows, or where Slurm is ending it.
     """
     found = dict(re.findall(r"(?:^|\s)(JobState|BatchHost|NodeList)=(\S*)", told))
-    gone, hosts = found.get("BatchHost", ""), expand_hosts(found.get("NodeList", ""), _MOST_NODES)
+    gone, hosts = found.get("BatchHost", ""), expand_hosts(found.get("NodeList", ""), most=100_000)
     if found.get("JobState") != "RUNNING" or not gone or gone in hosts:
         return []
-    return cancel(job) if is_refused or ending in _FOR_GOOD else requeue(job)
+    return ["scancel", job] if is_refused or ending in _FOR_GOOD else requeue(job)

@@ -14,8 +14,7 @@ from megatron_ft.job.rules.decisions import Decision
 from megatron_ft.job.rules.liveness import FINISHED_S, excused_s, lost_s, stall_s
 from megatron_ft.job.rules.messages import End, Goodbye, NodeStatus, Report, Verdict
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, Rules
-from megatron_ft.job.rules.rotation import Rotation, rotation_for
+from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, Rotation, Rules
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
 from megatron_ft.link.base.times import earliest
 from megatron_ft.link.base.wording import counted
@@ -438,9 +437,12 @@ def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdic
         restored=cycle.has_restored,
     )
     rotation = Rotation.NONE
-    if report is not None and rerun in WANTS_ANOTHER_GPU:
-        if decision.action is Action.RESTART:
-            rotation = rotation_for(nodes=len(seats), ranks=report.ranks, again=rerun is Rerun.AGAIN)
+    if report is not None and rerun in WANTS_ANOTHER_GPU and decision.action is Action.RESTART:
+        rotation = Rotation.NODES if len(seats) > 1 else Rotation.NONE
+        # a rank that got another GPU of its node may have taken it for the same one: it knows a GPU by the name of the
+        # host and the number of the device, which may be 0 in each process. Another host is another GPU for certain
+        if report.ranks > 1 and not (rerun is Rerun.AGAIN and len(seats) > 1):
+            rotation = Rotation.RANKS
         decision = replace(decision, change=_CHANGES[rotation])
     found = cycle.found.cause if cycle.found is not None and has_failed else None
     cause, node, names_nodes = _cause(cycle, found)

@@ -23,7 +23,6 @@ LIVES_FILE = "result.json"
 VERSION = 1
 _MOST_LIVES = 200
 _MOST_FAULTS = 100
-_NO_END_RECORDED = "no end was recorded: its processes were killed, or their host was lost"
 
 
 class Ending(enum.Enum):
@@ -97,10 +96,6 @@ class Life(Fact, frozen=True, kw_only=True):
     decided: bool = False
     left: tuple[NodeEnd, ...] = ()
 
-    @property
-    def advance(self) -> JobProgress:
-        return JobProgress(self.resumed, self.iteration, self.stalled, self.trained)
-
 
 class Lives(Fact, frozen=True, kw_only=True):
     """All lives of a job, oldest first."""
@@ -135,65 +130,56 @@ class Lives(Fact, frozen=True, kw_only=True):
     def back(self, names: Collection[str]) -> Lives:
         return Lives(lives=tuple(replace(life, faults=back_again(life.faults, names)) for life in self.lives))
 
-    @property
-    def last(self) -> Life | None:
-        return self.lives[-1] if self.lives else None
-
     def advance(self, command: Sequence[str]) -> JobProgress:
-        last = self.last
-        if last is None or last.command != tuple(command):
+        """Return how far the job had got with this command, if it was to go on from there."""
+        last = self.lives[-1] if self.lives else None
+        is_over = last is None or last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS)
+        if last is None or is_over or last.command != tuple(command):
             return JobProgress()
-        return JobProgress() if last.outcome in (Ending.FINISHED, Ending.NO_PROGRESS) else last.advance
+        return JobProgress(last.resumed, last.iteration, last.stalled, last.trained)
 
-    def has_finished(self, job: str) -> bool:
-        """Return True if the last life is this job's, and the training's last."""
-        last = self.last
-        return last is not None and last.job == job and last.outcome is Ending.FINISHED
+    def _last(self, job: str) -> Life | None:
+        """Return the last life, if it is one of this job."""
+        return self.lives[-1] if self.lives and self.lives[-1].job == job else None
 
-    def has_just_finished(self, job: str, command: Sequence[str], *, since: str) -> bool:
-        """Return True if the job has finished with this command, at ``since`` or later."""
-        return self.has_finished(job) and self.lives[-1].command == tuple(command) and self.lives[-1].ended >= since
+    def has_finished(self, job: str, command: Sequence[str] = (), *, since: str = "") -> bool:
+        """Return True if the job has finished, at ``since`` or later, and with ``command`` if one is given."""
+        last = self._last(job)
+        is_it = last is not None and last.outcome is Ending.FINISHED and last.ended >= since
+        return is_it and (not command or self.lives[-1].command == tuple(command))
 
     def begun(self, life: Life) -> Lives:
         """Return the lives with another one begun. One before that has recorded no end was killed."""
-        lives = [
-            replace(each, outcome=Ending.LOST, cause=each.left[-1].cause if each.left else _NO_END_RECORDED)
-            if each.outcome is Ending.RUNNING
-            else each
-            for each in self.lives
-        ]
-        number = lives[-1].life + 1 if lives else 1
+        lives, number = self.lives, self.lives[-1].life + 1 if self.lives else 1
+        if lives and lives[-1].outcome is Ending.RUNNING:
+            unknown = "no end was recorded: its processes were killed, or their host was lost"
+            cause = lives[-1].left[-1].cause if lives[-1].left else unknown
+            lives = (*lives[:-1], replace(lives[-1], outcome=Ending.LOST, cause=cause))
         return Lives(lives=(*lives, replace(life, life=number))[-_MOST_LIVES:])
 
-    def updated(self, life: Life) -> Lives:
-        """Return the lives with news of the last one, from any launcher."""
-        last = self.last
-        if last is None or last.job != life.job:
-            return self.begun(life)
-        by_cycle = {(fault.cycle, fault.node): fault for fault in (*last.faults, *life.faults)}
-        faults = tuple(by_cycle.values())[-_MOST_FAULTS:]
-        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults, left=last.left)
-        return Lives(lives=(*self.lives[:-1], more))
-
-    def ended(self, life: Life, *, is_first: bool) -> Lives:
-        """Return the lives with the end of the last one.
+    def updated(self, life: Life, *, is_first: bool = True) -> Lives:
+        """Return the lives with news of the last one: a cycle of it has begun, or it has ended.
 
         A decided end is final, and replaces one that isn't. Of launchers that don't know whether it was decided, only
         the first one replaces what another has written.
         """
-        last = self.last
-        is_told = last is not None and last.job == life.job and last.outcome is not Ending.RUNNING
-        if last is not None and is_told and (last.decided or not (life.decided or is_first)):
+        last = self._last(life.job)
+        if last is None:
+            return self.begun(life)
+        if last.decided or (last.outcome is not Ending.RUNNING and not (life.decided or is_first)):
             return self
-        return self.updated(life)
+        by_cycle = {(fault.cycle, fault.node): fault for fault in (*last.faults, *life.faults)}
+        faults = tuple(by_cycle.values())[-_MOST_FAULTS:]
+        more = replace(life, life=last.life, began=last.began, command=last.command, faults=faults, left=last.left)
+        return Lives(lives=(*self.lives[:-1], more))
 
     def left(self, job: str, end: NodeEnd) -> Lives:
         """Return the lives with the end of one launcher, which says nothing of the job.
 
         Its machine is in order, even if the other nodes have lost it.
         """
-        last = self.last
-        if last is None or last.job != job:
+        last = self._last(job)
+        if last is None:
             return self
         others = [each for each in last.left if each.node != end.node]
         life = replace(last, left=(*others, end)[-_MOST_FAULTS:], faults=back_again(last.faults, [end.node]))

@@ -18,9 +18,9 @@ from megatron_ft.job.rules.restart_policy import (
     Outcome,
     Reached,
     RestartDecision,
+    Rotation,
     Rules,
 )
-from megatron_ft.job.rules.rotation import Rotation
 from megatron_ft.link.base.codec import NO_PARTS, Finite, Int, Message, PartMessage, Parts
 from megatron_ft.link.facts.launcher import Cause, NodeLost
 

@@ -17,8 +17,7 @@ from megatron_ft.job.rules.member import CUT_OFF_S
 from megatron_ft.job.rules.messages import NodePhase
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, rotated_slots, usable
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rules, furthest
-from megatron_ft.job.rules.rotation import Rotation, rotated_within
+from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rotation, Rules, furthest, rotated
 from megatron_ft.link.base.codec import Parts
 from megatron_ft.link.base.times import earliest
 from megatron_ft.link.base.wording import listed
@@ -198,7 +197,7 @@ class NextCycle:
         chosen, self._next_slots = choose(self._slots, ready, rules.max_nodes, rules.segment, bad=bad, named=named)
         rotation = Rotation.NONE if cycle is None or cycle.verdict is None else cycle.verdict.rotation
         if rotation is Rotation.NODES:
-            chosen = rotated_within(chosen, rules.segment)
+            chosen = rotated(chosen, within=rules.segment)
             self._next_slots = rotated_slots(self._next_slots, chosen)
         takes_part = set(chosen)
         spares = [node for node in ready if node not in takes_part]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-from msgspec.structs import replace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from megatron_ft.config.torchrun import JOIN_TIMEOUT_S
 from megatron_ft.job.rules import job_lines
@@ -14,8 +12,7 @@ from megatron_ft.link.base.codec import Finite, Int, Message
 from megatron_ft.link.base.rerun import Rerun
 from megatron_ft.link.base.wording import counted
 
-_MAX_FAILED_STARTS = 2
-"""Starts in a row that may fail in the same way before the job has ever trained."""
+_T = TypeVar("_T")
 
 
 class NodeState(enum.Enum):
@@ -54,6 +51,19 @@ class Action(enum.Enum):
     GIVE_UP = "give_up"
 
 
+class Rotation(enum.Enum):
+    """Processes that change places in the next cycle; the values appear in messages.
+
+    A process keeps its place on the node: LOCAL_RANK, its GPU, its CPUs. Its RANK changes.
+    """
+
+    NONE = "none"
+    RANKS = "ranks"
+    """The ranks within each node: what shares a node's fast links, or a rail between nodes, still does."""
+    NODES = "nodes"
+    """The nodes: all their ranks run on other hosts."""
+
+
 class RestartDecision(Message, frozen=True, kw_only=True):
     """Next act, and the restarts left after it."""
 
@@ -68,12 +78,7 @@ class RestartDecision(Message, frozen=True, kw_only=True):
 
 
 class Rules(Message, frozen=True):
-    """Options common to the command lines of all launchers of a job, and what follows from them. Times are seconds.
-
-    All ranks of all nodes restart when any rank fails or a node is lost, at most ``max_restarts`` times. With
-    ``min_healthy`` they do when fewer than ``min_nodes`` nodes are healthy or have succeeded; until then nothing that
-    happens to a node disturbs the others, or what is left of its own ranks. A restart is counted once for the job,
-    whichever node it began on. Membership changes cost nothing.
+    """Options common to the command lines of all launchers of a job; docs/restart-policies.md. Times are seconds.
 
     Args:
         max_stalled: failed cycles in a row that may make no progress; 0 is any number, also of failed starts.
@@ -118,9 +123,9 @@ class Rules(Message, frozen=True):
         self,
         outcome: Outcome,
         *,
-        restarts_before: int = 0,
+        restarts_before: int,
         nodes_left: int | None = None,
-        advance: JobProgress | None = None,
+        advance: JobProgress,
         rerun: Rerun | None = None,
         restored: bool = False,
     ) -> RestartDecision:
@@ -130,17 +135,13 @@ class Rules(Message, frozen=True):
             restarts_before: how many restarts the whole job had used before.
             nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
                 no node was left out.
-            advance: how far the job has got, this cycle included; None if that isn't checked.
+            advance: how far the job has got, this cycle included.
             rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
             restored: the cycle went on from a snapshot in memory. The job is only given up for lack of progress after
                 one that went on from the file: the snapshot may be to blame.
         """
-        advance = advance or JobProgress()
         used = restarts_before + (outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
-        too_few = ""
-        if nodes_left is not None and nodes_left < self.min_nodes:
-            too_few = job_lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)
         action, reason, no_progress = Action.GIVE_UP, "", False
         match outcome:
             case Outcome.SUCCEEDED:
@@ -155,16 +156,14 @@ class Rules(Message, frozen=True):
                     "persistent error' if the GPU is bad, else 'Correct result'; resume with --rerun-mode disabled, or "
                     "from an earlier checkpoint"
                 )
-            case _ if too_few:
-                reason = f"{too_few}, giving up"
+            case _ if nodes_left is not None and nodes_left < self.min_nodes:
+                reason = f"{job_lines.too_few_left(left=nodes_left, min_nodes=self.min_nodes)}, giving up"
             case Outcome.FAILED if 0 < self.max_stalled <= advance.stalled and not restored:
                 no_progress = True
-                first, last = advance.first, advance.last  # what was compared; -1: no iteration was reported
-                beyond = f"none began an iteration after {last}" if last >= 0 else "none reported an iteration"
-                resumed = f", resumed after {first}" if first >= 0 else ""
                 cycles = f"no progress in {counted(advance.stalled, 'cycle')}, giving up"
-                reason = f"{cycles} ({beyond}{resumed} or completed a save)"
-            case Outcome.FAILED if self.max_stalled and advance.starts >= _MAX_FAILED_STARTS:
+                resumed = f", resumed after {advance.first}" if advance.first >= 0 else ""
+                reason = f"{cycles} (none began an iteration after {advance.last}{resumed} or completed a save)"
+            case Outcome.FAILED if self.max_stalled and advance.starts >= 2:  # the same mistake again
                 no_progress = True
                 reason = f"{advance.starts} starts in a row failed in this way before the first step, giving up"
             case Outcome.FAILED if used > self.max_restarts:
@@ -217,27 +216,28 @@ class JobProgress(Message, frozen=True):
         trained = self.trained or restored or has_snapshot or self.last >= 0 or reached is None or reached.trained
         start = "" if trained or reached is None else reached.start
         starts = 0 if not start else self.starts + 1 if start == self.start else 1
-        return replace(self._further(reached, restored), trained=trained, start=start, starts=starts)
+        first, last, stalled = self.first, self.last, self.stalled
+        if reached is not None and max(last, reached.last) >= 0:
+            first, last = first if restored else max(first, reached.first), max(last, reached.last)
+            is_further = self.is_exceeded(reached) or first > self.first >= 0
+            stalled = 0 if is_further else stalled + (first == self.first)
+        return JobProgress(first, last, stalled, trained, start, starts)
 
     def is_exceeded(self, reached: Reached | None) -> bool:
         """Return True if a cycle is known to have begun an iteration beyond all before, or to have saved one."""
         return reached is not None and (reached.last > self.last or reached.saved)
 
-    def _further(self, reached: Reached | None, restored: bool) -> JobProgress:
-        if reached is None or (self.last < 0 and reached.last < 0):
-            return self
-        first = self.first if restored else max(self.first, reached.first)
-        if self.is_exceeded(reached) or first > self.first >= 0:
-            return JobProgress(first, max(self.last, reached.last))
-        if first > self.first:
-            return replace(self, first=first)
-        return replace(self, stalled=self.stalled + 1)
-
 
 def furthest(known: Iterable[JobProgress]) -> JobProgress:
     """Return the most advanced state: not all nodes need have seen the job's earlier lives."""
-    return max(
-        known,
-        key=lambda advance: (advance.last, advance.first, advance.stalled, advance.trained),
-        default=JobProgress(),
-    )
+    return max(known, key=lambda each: (each.last, each.first, each.stalled, each.trained), default=JobProgress())
+
+
+def rotated(items: Sequence[_T], by: int = 1, within: int = 0) -> list[_T]:
+    """Return the items with each ``by`` places further to the front; the first ones follow the last.
+
+    ``within``: size of the groups of neighbours in which they are; 0 or 1: all items are one group.
+    """
+    size = within if within > 1 else max(1, len(items))
+    groups = [items[at : at + size] for at in range(0, len(items), size)]
+    return [group[(at + by) % len(group)] for group in groups for at in range(len(group))]

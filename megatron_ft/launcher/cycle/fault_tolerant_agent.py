@@ -22,7 +22,7 @@ from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
-from megatron_ft.job.rules.rotation import rotated
+from megatron_ft.job.rules.restart_policy import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.cycle.node import LauncherNode, checkpointed, reference_variables

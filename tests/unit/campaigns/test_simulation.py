@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.faults import fault_of
-from megatron_ft.job.rules.restart_policy import Outcome
-from megatron_ft.job.rules.rotation import Rotation
+from megatron_ft.job.rules.restart_policy import Outcome, Rotation
 from tests.simulation.mutants import misplaced
 from tests.simulation.plan import Fault, plain_plan_of, plan_of
 from tests.simulation.simulate import Run, simulate

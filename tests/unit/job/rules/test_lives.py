@@ -63,19 +63,19 @@ def test_another_launcher_goes_on_with_the_record_and_keeps_its_faults() -> None
 def test_recorded_end_is_replaced_by_the_first_launcher_only() -> None:
     stopped = replace(LIFE, outcome=Ending.STOPPED, exit_code=0)
     failed = replace(LIFE, outcome=Ending.FAILED, exit_code=1)
-    lives = Lives().begun(LIFE).ended(failed, is_first=False)
+    lives = Lives().begun(LIFE).updated(failed, is_first=False)
     assert lives.lives[-1].outcome is Ending.FAILED
-    assert lives.ended(stopped, is_first=False) is lives
-    assert lives.ended(stopped, is_first=True).lives[-1].outcome is Ending.STOPPED
+    assert lives.updated(stopped, is_first=False) is lives
+    assert lives.updated(stopped, is_first=True).lives[-1].outcome is Ending.STOPPED
 
 
 def test_a_decided_end_replaces_one_that_is_not_and_is_final() -> None:
     lost = replace(LIFE, outcome=Ending.LOST, exit_code=94)
     finished = replace(LIFE, outcome=Ending.FINISHED, exit_code=0, decided=True)
-    lives = Lives().begun(LIFE).ended(lost, is_first=True).ended(finished, is_first=False)
+    lives = Lives().begun(LIFE).updated(lost, is_first=True).updated(finished, is_first=False)
     assert lives.lives[-1].outcome is Ending.FINISHED
-    assert lives.ended(lost, is_first=True) is lives
-    assert lives.ended(replace(finished, outcome=Ending.FAILED), is_first=True) is lives
+    assert lives.updated(lost, is_first=True) is lives
+    assert lives.updated(replace(finished, outcome=Ending.FAILED), is_first=True) is lives
 
 
 def test_a_launcher_that_never_learned_the_end_says_only_how_its_own_node_left() -> None:
@@ -85,13 +85,13 @@ def test_a_launcher_that_never_learned_the_end_says_only_how_its_own_node_left()
     left = lives.left(LIFE.job, NodeEnd(node="a", exit_code=94, cause="no coordinator reachable"))
     assert left.lives[-1].outcome is Ending.RUNNING
     assert left.bad_nodes() == {}
-    ended = left.ended(replace(LIFE, outcome=Ending.FINISHED, decided=True, faults=(fault,)), is_first=True)
+    ended = left.updated(replace(LIFE, outcome=Ending.FINISHED, decided=True, faults=(fault,)), is_first=True)
     assert [(each.node, each.exit_code) for each in ended.lives[-1].left] == [("a", 94)]
     assert left.begun(LIFE).lives[0].cause == "no coordinator reachable"
 
 
 def test_the_end_of_another_job_is_a_life_of_its_own() -> None:
-    lives = Lives().begun(LIFE).ended(replace(LIFE, job="job-2", outcome=Ending.LOST), is_first=False)
+    lives = Lives().begun(LIFE).updated(replace(LIFE, job="job-2", outcome=Ending.LOST), is_first=False)
     assert [life.job for life in lives.lives] == ["job-1", "job-2"]
 
 
@@ -136,6 +136,6 @@ def test_job_has_just_finished_if_the_same_command_ended_not_long_ago(
 ) -> None:
     life = Life(job="train", command=("a.py",), outcome=Ending.FINISHED, ended=ended)
     lives = Lives().begun(life)
-    assert lives.has_just_finished(job, command, since="2026-01-01T00:00:10Z") is is_it
+    assert lives.has_finished(job, command, since="2026-01-01T00:00:10Z") is is_it
     assert lives.has_finished(job) is (job == "train")
     assert not Lives().begun(replace(life, outcome=Ending.STOPPED)).has_finished(job)

@@ -59,7 +59,9 @@ def test_restarts_are_counted_for_the_job(
     action: Action,
     left: int,
 ) -> None:
-    decision = allowing(max_restarts, 2, min_healthy=min_healthy).decide(outcome, restarts_before=before)
+    decision = allowing(max_restarts, 2, min_healthy=min_healthy).decide(
+        outcome, restarts_before=before, advance=JobProgress()
+    )
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
@@ -164,10 +166,11 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
     for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
         advance = JobProgress(20, 25, **{counted: count})
         decision, unbounded = (
-            allowing(9, 1, min_healthy=min_healthy, max_stalled=most).decide(F, advance=advance) for most in (bound, 0)
+            allowing(9, 1, min_healthy=min_healthy, max_stalled=most).decide(F, restarts_before=0, advance=advance)
+            for most in (bound, 0)
         )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
-        others = [allowing(9, max_stalled=bound).decide(outcome, advance=advance) for outcome in (M, S)]
+        others = [allowing(9, max_stalled=bound).decide(each, restarts_before=0, advance=advance) for each in (M, S)]
         assert not any(each.no_progress for each in others), "judged after failures only"
     assert decision.reason == reason
