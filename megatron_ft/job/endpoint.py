@@ -1,25 +1,15 @@
-"""The rendezvous endpoint and this machine: which names and addresses are its own, and who listens at the port."""
+"""The rendezvous endpoint and this machine: which names and addresses are its own."""
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import socket
-import time
 from typing import Any
 
-from megatron_ft.errors import ConfigError, ProtocolError
+from megatron_ft.errors import ConfigError
 from megatron_ft.link import tcp
 from megatron_ft.link.base.wording import listed
-from megatron_ft.link.secret import HANDSHAKE, HANDSHAKE_BYTES, Challenge, Denied
-from megatron_ft.link.secure_channel import new_nonce
-from megatron_ft.link.wire import Decoder, VersionError, decode, encode
 
-ANSWER_S = 15.0
-"""Seconds in which a coordinator answers: it may just be starting, on a machine that has much to do."""
-CERTAIN_S = 5.0
-"""Seconds after which a program at the port isn't just about to end."""
-_PAUSE_S = 0.02
 _ALIVE_S = 1.0
 """Seconds that another host has to answer."""
 _HERE = "127.0.0.1"
@@ -34,52 +24,6 @@ def listen_at(host: str, port: int) -> socket.socket:
     if not is_loopback(host):
         return tcp.listen("", port)
     return tcp.listen(_HERE if host == "localhost" else host, port)
-
-
-def take_endpoint(host: str, port: int) -> socket.socket | None:
-    """Listen at the endpoint, which is this machine; 0 is any free port. None if a coordinator answers there already:
-    of several launchers on one machine one is the first, and one that is started again may find the old coordinator.
-
-    Raises:
-        ConfigError: another program has the port, or it can't be opened.
-    """
-    until_s = time.monotonic() + CERTAIN_S
-    while True:
-        try:
-            return listen_at(host, port)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"the rendezvous endpoint {host}:{port} can't be used: {error.strerror}") from None
-        if _is_coordinator(host, port):
-            return None
-        if time.monotonic() >= until_s:
-            raise ConfigError(
-                f"another program has the port of the rendezvous endpoint {host}:{port} on this machine: end it "
-                f"(`ss -ltnp sport = :{port}` shows it), or choose another port"
-            )
-        time.sleep(_PAUSE_S)
-
-
-def _is_coordinator(host: str, port: int) -> bool:
-    """Return True if a coordinator answers where launchers look for it."""
-    until_s, decoder = time.monotonic() + ANSWER_S, Decoder(HANDSHAKE_BYTES)
-    try:
-        with tcp.connect(host, port) as sock:
-            challenge = Challenge(new_nonce().hex())
-            sock.sendall(encode(challenge))
-            while (left_s := until_s - time.monotonic()) > 0:
-                sock.settimeout(left_s)
-                data = sock.recv(HANDSHAKE_BYTES)
-                for body in decoder.bodies(data):
-                    answer = HANDSHAKE.parse(decode(body))
-                    return isinstance(answer, Challenge | Denied) and answer != challenge  # else it is an echo
-                if not data:
-                    return False
-    except VersionError:
-        return True  # a launcher that connects to it is refused
-    except (OSError, ProtocolError):
-        pass
-    return False
 
 
 def check_name(host: str, port: int) -> None:

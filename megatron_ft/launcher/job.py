@@ -129,7 +129,7 @@ def run(
                 log_dir,
                 job=place.me.job,
                 command=command,
-                is_first=place.is_alone or place.is_here,
+                is_first=place.is_alone or place.me.is_here,
                 before=before,
             )
             end = _JobLife(node, place, config, command, result).run(before, bad)

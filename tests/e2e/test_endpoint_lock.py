@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from msgspec.structs import replace
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.job import endpoint, leader_process
-from megatron_ft.job.endpoint import take_endpoint
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
@@ -40,10 +38,12 @@ def hello(*, owns: bool = True) -> m.Hello:
 class Hosted:
     """A launcher that holds the endpoint's port, and the lines that it says."""
 
-    def __init__(self, reactor: Reactor, listener: socket.socket | None, port: int, **more: Any) -> None:
+    def __init__(
+        self, reactor: Reactor, listener: socket.socket | None, port: int, host: str = "127.0.0.1", **more: Any
+    ) -> None:
         self.said: list[str] = []
         self.member: Any = SimpleNamespace(owns=False)
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
         values = {"defined": m.JobDefinition("job", RULES), "secret": None, "environ": os.environ, **more}
         self.leader = LeaderProcess(reactor, say=self.said.append, **values)
         self.lock = EndpointLock(reactor, self.leader, self.member, self.address, listener)
@@ -124,7 +124,6 @@ def test_leader_that_keeps_exiting_or_cannot_be_started_is_started_again_after_a
 def test_first_launcher_of_a_machine_takes_the_endpoint_and_the_next_one_once_it_has_ended(reactor: Reactor) -> None:
     with hosted(reactor) as one:
         port = int(one.address.rpartition(":")[2])
-        assert take_endpoint("localhost", port) is None  # it waits until the coordinator has started
         second = Hosted(reactor, None, port)
         reactor.run_until(lambda: False, time.monotonic() + 1.2)
         assert not second.member.owns
@@ -175,32 +174,6 @@ def port_of(sock: socket.socket) -> int:
     return int(sock.getsockname()[1])
 
 
-@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", None])
-def test_a_port_that_another_program_has_is_a_mistake_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, answer: bytes | None
-) -> None:
-    monkeypatch.setattr(endpoint, "CERTAIN_S", 0.1)
-    monkeypatch.setattr(endpoint, "ANSWER_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    with other.accept()[0] as sock:
-                        sock.sendall(answer or b"")
-                        if answer is None:
-                            sock.recv(1 << 16)
-                            sock.recv(1)  # says nothing
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        endpoint_text = f"has the port of the rendezvous endpoint localhost:{port_of(other)} on this machine"
-        with pytest.raises(ConfigError, match=f"^another program {endpoint_text}: end it .*, or choose another port$"):
-            take_endpoint("localhost", port_of(other))
-        other.shutdown(socket.SHUT_RDWR)
-        thread.join(BOUND_S)
-
-
 @pytest.mark.parametrize(
     ("addresses", "is_refused"),
     [
@@ -225,15 +198,13 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
         endpoint.check_name("service", 1)
 
 
-def test_port_that_is_let_go_within_the_bound_is_taken_on_the_addresses_of_both_families(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(endpoint, "_is_coordinator", lambda *_: False)
+def test_port_that_is_let_go_is_taken_on_the_addresses_of_both_families(reactor: Reactor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = port_of(other)
-        threading.Timer(1.2, other.close).start()
-        taken = take_endpoint("node0", port)
-        assert taken is not None
-        with taken:
-            for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
-                socket.create_connection((address, port), timeout=BOUND_S).close()
+        taken = Hosted(reactor, None, port, host="node0")
+    try:
+        until(reactor, lambda: taken.member.owns)
+        for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
+            socket.create_connection((address, port), timeout=BOUND_S).close()
+    finally:
+        taken.lock.close(is_in_a_hurry=lambda: True)

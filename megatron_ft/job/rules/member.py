@@ -33,6 +33,8 @@ HOLDER_STAYS_S = 60.0
 """Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
 _REPORT_UNREACHED_S = 10.0
 """Seconds after which a launcher that no leader has admitted tells the user why."""
+TAKEN_S = 20.0
+"""Seconds after which the program that has the endpoint's port is no leader that is just starting."""
 
 
 class Member:
@@ -193,7 +195,12 @@ class Member:
                     self._out.append(actions.Transmit(self.standing.report))
         timeout = f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self._problem}"
-        if not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
+        if self.identity.is_here and not self.owns and not self._unled_s:  # no leader has ever admitted it
+            if unled_s >= TAKEN_S:
+                text = f"another program has the port of the rendezvous endpoint {self.identity.endpoint} on this machine"
+                shows = f"`ss -ltnp sport = :{self.identity.endpoint.rpartition(':')[2]}` shows it"
+                self._leave(MISTAKE_CODE, f"{text}: end it ({shows}), or choose another port")
+        elif not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
         if self._clock.now_s >= self._gives_up_s and not self._is_training:

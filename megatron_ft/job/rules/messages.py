@@ -211,6 +211,7 @@ class Identity(Hello, frozen=True, kw_only=True):
         endpoint: where the leader listens, or etcd.
         started_s: when the launcher was started, by the clock of its `Member`.
         is_named: the user or a scheduler has named the job: it is no other one, even if this launcher never trains.
+        is_here: the endpoint is this machine; of several launchers there, one gets the port.
         has_known_host: the endpoint is known to be on a host of the job: nobody there is no mistake of the user.
         is_in_etcd: the leader's address is in etcd.
     """
@@ -218,6 +219,7 @@ class Identity(Hello, frozen=True, kw_only=True):
     endpoint: str
     started_s: Finite = 0.0
     is_named: bool = True
+    is_here: bool = False
     has_known_host: bool = True
     is_in_etcd: bool = False
 

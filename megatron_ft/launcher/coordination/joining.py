@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -13,9 +14,9 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.errors import FaultToleranceError
+from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.job.coordination import Coordination
-from megatron_ft.job.endpoint import own_host, take_endpoint
+from megatron_ft.job.endpoint import listen_at, own_host
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.lock import EndpointLock, EtcdLock
@@ -27,7 +28,6 @@ from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.messages import JobDefinition
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.job.service import Service
-from megatron_ft.launcher.base.signals import SignalWatch
 from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rank_store import RankStore
@@ -64,13 +64,20 @@ def joined(
         ConfigError, AlreadyFinishedError: the secret, the endpoint or etcd can't be used, or the job has finished.
     """
     reactor, stop = node.reactor, node.signals
-    here = stop.blocking(lambda: own_host(config.local_addr, place.me.endpoint))
+    here = stop.blocking(lambda: own_host(config.local_addr, "" if place.is_alone else place.me.endpoint))
     store = RankStore(here, address=place.ranks_store)
     defined, secret = JobDefinition(place.me.job, place.me.rules), None if place.is_alone else read_secret(os.environ)
-    listener, endpoint = _take(place, stop, is_finished)
+    listener = _listen(place.me.endpoint) if place.me.is_here else None
+    endpoint = place.me.endpoint
+    if listener is not None:
+        endpoint = format_address(parse_address(endpoint)[0], listener.getsockname()[1])
     within: Service | None = None
     if place.is_alone:
         within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
+    elif (listener is not None or not place.me.is_here) and is_finished():
+        if listener is not None:
+            listener.close()
+        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
     host = "" if place.is_alone else format_address(here, 0).rpartition(":")[0]
     me = replace(place.me, host=host, endpoint=endpoint, before=before, bad=bad)
     coordination = Coordination(
@@ -94,7 +101,7 @@ def joined(
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
             stop.blocking(lambda: look(call, place.me.job))
         lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=here)
-    elif place.is_here:
+    elif place.me.is_here:
         lock = EndpointLock(reactor, leader, coordination.member, endpoint, listener)
     if lock is not None:
         lock.start()
@@ -110,14 +117,11 @@ def joined(
             lock.close(is_in_a_hurry=lambda: stop.is_in_a_hurry)
 
 
-def _take(place: MeetingPlace, stop: SignalWatch, is_finished: Callable[[], bool]) -> tuple[socket.socket | None, str]:
-    """Return the port of the endpoint, if this launcher has got it, and the endpoint's address."""
-    if place.is_alone:
-        return None, "this process"
-    name, port = parse_address(place.me.endpoint)
-    listener = stop.blocking(lambda: take_endpoint(name, port)) if place.is_here else None
-    if (listener is not None or not place.is_here) and is_finished():
-        if listener is not None:
-            listener.close()
-        raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-    return listener, place.me.endpoint if listener is None else format_address(name, listener.getsockname()[1])
+def _listen(endpoint: str) -> socket.socket | None:
+    """Return the port of the endpoint, which is this machine; None if a process has it: the lock tries again."""
+    try:
+        return listen_at(*parse_address(endpoint))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise ConfigError(f"the rendezvous endpoint {endpoint} can't be used: {error.strerror}") from None

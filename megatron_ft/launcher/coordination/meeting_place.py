@@ -45,8 +45,6 @@ class MeetingPlace:
     """The job has one node: it is never coordinated with another launcher, whatever endpoint it names."""
     etcd: EtcdSettings | None = None
     """The lock of the job is in etcd; None: it is the endpoint's port."""
-    is_here: bool = False
-    """The endpoint is this machine. Of several launchers there, one gets the port."""
     ranks_store: str = ""
     """``host:port`` where the ranks of a job of one node meet, if the user named it; else any free port will do."""
     note: str = ""
@@ -55,7 +53,7 @@ class MeetingPlace:
     @property
     def is_first(self) -> bool:
         """Whether this launcher says, before the nodes meet, what all launchers of the job would say alike."""
-        return self.is_alone or self.me.rank == 0 or self.is_here
+        return self.is_alone or self.me.rank == 0 or self.me.is_here
 
 
 def check(line: CommandLine) -> None:
@@ -90,6 +88,7 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     )
     if _is_alone(line):
         is_named = port and line.namespace.rdzv_backend == "static" and not line.namespace.standalone
+        me = replace(me, endpoint="this process")
         return MeetingPlace(me=me, is_alone=True, ranks_store=format_address(host, port) if is_named else "")
     etcd = _etcd(line)
     is_host = None if etcd else _is_host(line.rendezvous_settings)
@@ -110,11 +109,12 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         rank=find_rank(environ, given=line.node_rank, min_nodes=line.min_nodes, max_nodes=line.max_nodes),
         names_life=bool(line.where.run_id),
         is_named=line.is_named or bool(line.where.run_id),
+        is_here=bool(is_here),
         has_known_host=bool(etcd or is_here or slurm.hosts(environ, 1) or line.where.endpoint),
         domain=nvlink_domain(environ) if me.rules.segment else "",
         is_in_etcd=etcd is not None,
     )
-    return MeetingPlace(me=me, is_alone=False, etcd=etcd, is_here=bool(is_here), note=_without_effect(line))
+    return MeetingPlace(me=me, is_alone=False, etcd=etcd, note=_without_effect(line))
 
 
 def _is_alone(line: CommandLine) -> bool:

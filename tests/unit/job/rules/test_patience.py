@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, DecisionKind
-from megatron_ft.job.rules.member import CUT_OFF_S, Member, at_end
+from megatron_ft.job.rules.member import CUT_OFF_S, TAKEN_S, Member, at_end
 from tests.support.job_machines import RULES, decision, led, member, unled
 
 
@@ -66,6 +66,28 @@ def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) ->
         machine.opened(0.1)
         machine.broken(0.2)
     assert _given_up(machine, 0.3)[1].code == TRY_AGAIN_CODE
+
+
+@pytest.mark.parametrize("changes", ["nothing", "owns", "was led"])
+def test_port_of_the_endpoint_that_another_program_has_is_a_mistake_soon(changes: str) -> None:
+    machine = member()
+    machine.identity = replace(machine.identity, is_here=True)
+    if changes == "was led":
+        led(machine).heard(m.ANSWER, 0.5)
+        machine.broken(1.0)
+    machine.owns = changes == "owns"
+    seen = [*unled(machine, 1.0)]
+    at_s, left = next((at_s, each) for at_s, each in seen if isinstance(each, m.Dismiss))
+    if changes != "nothing":
+        assert at_s > RULES.join_timeout_s
+        return
+    assert TAKEN_S <= at_s < TAKEN_S + 2.5
+    assert left.code == 2
+    assert left.text == (
+        "another program has the port of the rendezvous endpoint first:1 on this machine: end it "
+        "(`ss -ltnp sport = :1` shows it), or choose another port"
+    )
+    assert not any(isinstance(each, m.Tell) for _, each in seen[: seen.index((at_s, left))])
 
 
 def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at_the_end() -> None:

@@ -61,7 +61,7 @@ def meet(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
 def test_kind_of_rendezvous_follows_from_the_options(options: list[str], is_alone: bool) -> None:
     found = place(*options)
     assert found.is_alone is is_alone
-    assert bool(found.me.endpoint) is not is_alone
+    assert (found.me.endpoint == "this process") is is_alone
     assert not found.note
 
 
@@ -98,14 +98,14 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
 )
 def test_endpoint_follows_from_the_options(options: list[str], endpoint: str, is_here: bool) -> None:
     found = place("--nnodes=2", *options)
-    assert (found.me.endpoint, found.is_here) == (endpoint, is_here)
+    assert (found.me.endpoint, found.me.is_here) == (endpoint, is_here)
 
 
 def test_endpoint_on_a_host_of_the_schedulers_job_is_known() -> None:
     environ = {"SLURM_JOB_NODELIST": "node[01-20]", "SLURMD_NODENAME": "node03"}
     assert place("--nnodes=20", "--rdzv-endpoint=node02", environ=environ).me.has_known_host
     assert not place("--nnodes=20", "--rdzv-endpoint=node02").me.has_known_host
-    assert place("--nnodes=20", "--rdzv-endpoint=node03", environ=environ).is_here
+    assert place("--nnodes=20", "--rdzv-endpoint=node03", environ=environ).me.is_here
 
 
 def test_endpoint_name_that_is_only_a_loopback_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def test_endpoint_name_that_is_only_a_loopback_address_is_refused(monkeypatch: p
     with pytest.raises(ConfigError, match=r"master is 127\.0\.1\.1 on this machine, which no other node"):
         meeting_place(line, {})
     for words in (("--rdzv-endpoint=127.0.0.1:1",), ("--rdzv-endpoint=master:1", "--rdzv-conf=is_host=true")):
-        assert meeting_place(command_line("--nnodes=2", *words), {}).is_here
-    assert meeting_place(line, {"SLURMD_NODENAME": "master"}).is_here
+        assert meeting_place(command_line("--nnodes=2", *words), {}).me.is_here
+    assert meeting_place(line, {"SLURMD_NODENAME": "master"}).me.is_here
     own = socket.gethostname()
-    assert meeting_place(command_line("--nnodes=2", f"--rdzv-endpoint={own}:1"), {}).is_here
+    assert meeting_place(command_line("--nnodes=2", f"--rdzv-endpoint={own}:1"), {}).me.is_here
 
 
 SRUN = {"SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "4"}
@@ -266,7 +266,7 @@ def test_local_address_of_another_machine_is_refused(host: str, is_refused: bool
     options = ("--nnodes=2", "--rdzv-endpoint=localhost", f"--local-addr={host}")
     if not is_refused:
         found = meeting_place(command_line(*options), {})
-        assert found.is_here  # a name that isn't known here may be known to other nodes
+        assert found.me.is_here  # a name that isn't known here may be known to other nodes
         return
     with pytest.raises(ConfigError, match=r"--local-addr: 192\.0\.2\.7 isn't an address of this machine"):
         meeting_place(command_line(*options), {})
@@ -299,7 +299,7 @@ ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")
 )
 def test_etcd_is_at_the_endpoint_and_its_settings_have_torchs_names(conf: str, settings: EtcdSettings) -> None:
     found = place(*ETCD, f"--rdzv-conf={conf}", environ={"SLURMD_NODENAME": "e"})
-    assert (found.etcd, found.me.endpoint, found.is_here, found.note) == (settings, "e:2379", False, "")
+    assert (found.etcd, found.me.endpoint, found.me.is_here, found.note) == (settings, "e:2379", False, "")
     assert found.me.rules == place("--nnodes=2", C10D, f"--rdzv-conf={'timeout=9' * ('timeout' in conf)}").me.rules
 
 

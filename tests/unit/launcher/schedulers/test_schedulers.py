@@ -56,7 +56,7 @@ def test_nodes_endpoint_and_id_are_taken_from_slurm_where_none_is_given(monkeypa
     place = meeting_place(line, os.environ)
     assert not place.is_alone
     assert place.me.endpoint == f"node08:{PORT}"
-    assert (place.me.rank, place.is_here) == (1, False)
+    assert (place.me.rank, place.me.is_here) == (1, False)
     assert line.taken == (
         f"Slurm job 4711 step 0: --nnodes 3, --rdzv-endpoint node08:{PORT}, --rdzv-id 4711.0.0 "
         "(--scheduler none disables this)"
