@@ -197,9 +197,10 @@ class Member:
         problem = f"{self.identity.endpoint}: {self._problem}"
         if self.identity.is_here and not self.owns and not self._unled_s:  # no leader has ever admitted it
             if unled_s >= TAKEN_S:
-                text = f"another program has the port of the rendezvous endpoint {self.identity.endpoint} on this machine"
-                shows = f"`ss -ltnp sport = :{self.identity.endpoint.rpartition(':')[2]}` shows it"
-                self._leave(MISTAKE_CODE, f"{text}: end it ({shows}), or choose another port")
+                endpoint = self.identity.endpoint
+                text = f"another program has the port of the rendezvous endpoint {endpoint} on this machine: end it"
+                shows = f"`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` shows it"
+                self._leave(MISTAKE_CODE, f"{text} ({shows}), or choose another port")
         elif not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
