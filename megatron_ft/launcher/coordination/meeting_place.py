@@ -4,9 +4,9 @@ that are looked up, and the driver that `nvlink_domain` asks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import socket
 import subprocess
 import uuid
@@ -30,8 +30,6 @@ from megatron_ft.link.tcp import format_address
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NO_EFFECT = ("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout")
 _ETCD_SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password")
-_DOMAIN_VARIABLE = "FT_NVLINK_DOMAIN"
-_DRIVER_S = 60.0
 _UUID = re.compile(r"ClusterUUID\s*:\s*([0-9A-Fa-f-]+)")
 
 
@@ -217,23 +215,18 @@ def nvlink_domain(environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: neither the user nor the driver names one.
     """
-    named = environ.get(_DOMAIN_VARIABLE, "").strip()
-    if named:
+    if named := environ.get("FT_NVLINK_DOMAIN", "").strip():
         return named
     told = ""
-    if (command := shutil.which("nvidia-smi")) is not None:
-        words: list[str] = [command, "-q"]
-        try:
-            told = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DRIVER_S, check=False
-            ).stdout
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"--ft-segment: {command} -q: {error}") from error
-    found: set[str] = {each for each in _UUID.findall(told) if each.strip("0-")}
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # there is no driver, or it doesn't answer
+        told = subprocess.run(
+            ["nvidia-smi", "-q"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60.0, check=False
+        ).stdout
+    found = {each for each in _UUID.findall(told) if each.strip("0-")}
     if len(found) == 1:
-        return found.pop()
+        return str(found.pop())
     what = "several ClusterUUIDs" if found else "no ClusterUUID"
     raise ConfigError(
         f"--ft-segment: nvidia-smi names {what} on this node; leave the option out, or name the node's NVLink "
-        f"domain in {_DOMAIN_VARIABLE}"
+        "domain in FT_NVLINK_DOMAIN"
     )
