@@ -69,15 +69,13 @@ class Coordination:
         self._open_store, self._close_store, self._secret, self._dial = open_store, close_store, secret, dial
         self._reactor = reactor
         self._timer: Timer | None = None
-        self._stores_wanted = 0
-        """Number of stores that are to be opened, the one that is being opened included."""
         self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
         self._limiter = RateLimiter()
         self._was_let_in = False
         """A coordinator has proved that it knows the secret: it is no mistake of the user if another process can't."""
         self._address = ""
         """Address of the connection, made or in progress; empty if none."""
-        self.connecting: set[str] = set()
+        self._connecting: set[str] = set()
         """Addresses to which a thread connects."""
         self._known: dict[str, str] = {}
         """The last address of each ``host:port``: name servers may be away. Used once, as the host may have moved."""
@@ -90,7 +88,9 @@ class Coordination:
         """Leave; what is unsent has ``within_s`` seconds to go."""
         if self._timer is not None:
             self._timer.cancel()
-        self.disconnect(resets=False, within_s=within_s)
+        if self.connection is not None:
+            self.connection.close(within_s=within_s)
+        self.connect()
 
     @property
     def next_cycle(self) -> int:
@@ -114,36 +114,31 @@ class Coordination:
 
     # -- the connection ---------------------------------------------------------------------------------------
 
-    def connect(self, address: str) -> None:
-        """Connect to ``host:port``, and give up the connection before. The loop tells the member how that went."""
-        self.disconnect()
-        self._address = address
-        if address in self.connecting:
+    def connect(self, address: str = "") -> None:
+        """Give up the connection, and connect to ``host:port``, if that is given. The loop tells the member the result.
+
+        The other end sees a reset: the connection may be resumed.
+        """
+        if self.connection is not None:
+            self.connection.close(resets=True)
+        self.connection, self._address = None, address
+        if not address or address in self._connecting:
             return  # what an earlier attempt has begun is for this one
-        try:
-            dial = functools.partial(self._dial_host, self._known.pop(address, ""), *tcp.parse_address(address))
-            self._reactor.call_in_thread(dial, functools.partial(self._connected, address))
-        except (ProtocolError, OSError, RuntimeError) as error:  # the last two: no descriptor is free, or no thread
-            self._fail(str(error))
-        else:
-            self.connecting.add(address)
+        known = self._known.pop(address, "")
 
-    def _dial_host(self, known: str, host: str, port: int) -> socket.socket:
-        if known not in ("", host):
+        def dial() -> socket.socket:
+            host, port = tcp.parse_address(address)
             with contextlib.suppress(OSError):
-                return self._dial(known, port)
-        return self._dial(host, port)
+                if known:
+                    return self._dial(known, port)
+            return self._dial(host, port)
 
-    def _know(self, sock: socket.socket, address: str) -> None:
-        if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # it was reset meanwhile
-                self._known[address] = sock.getpeername()[0]
-
-    def disconnect(self, *, resets: bool = True, within_s: float = 0.0) -> None:
-        """Give up the connection. If it may be resumed, the other end sees a reset."""
-        connection, self.connection, self._address = self.connection, None, ""
-        if connection is not None:
-            connection.close(resets=resets, within_s=within_s)
+        try:
+            self._reactor.call_in_thread(dial, functools.partial(self._connected, address))
+        except (OSError, RuntimeError) as error:  # no descriptor is free, or no thread
+            self._broken(str(error))
+        else:
+            self._connecting.add(address)
 
     def transmit(self, message: m.FromMember) -> None:
         """Send a message, if the connection is open."""
@@ -152,19 +147,17 @@ class Coordination:
 
     def _connected(self, address: str, result: Callable[[], socket.socket]) -> None:
         """The thread has ended. Its connection may come too late for the attempt that wanted it."""
-        self.connecting.discard(address)
+        self._connecting.discard(address)
         is_awaited = address == self._address
         try:
             sock = result()
-        except OSError as error:
+        except (OSError, ProtocolError) as error:
             if is_awaited:
-                is_unknown = isinstance(error, socket.gaierror)
-                problem = error.strerror or str(error)
+                problem, is_unknown = getattr(error, "strerror", "") or str(error), isinstance(error, socket.gaierror)
                 text = f"the host name cannot be resolved: {problem}" if is_unknown else problem
-                self._fail(text, is_unowned=not is_unknown)
+                self._broken(text, is_unowned=not is_unknown)
             return
         if not is_awaited:
-            self._know(sock, address)
             sock.close()
             return
         self.connection = Connection(
@@ -184,31 +177,30 @@ class Coordination:
         self._was_let_in = self._secret is not None
         self._do(self.member.opened(time.monotonic()))
 
-    def _fail(self, problem: str, *, is_unowned: bool = False) -> None:
-        """The connection can't be made. ``is_unowned``: no process is there; False also if the host isn't known."""
-        self.disconnect()
-        self._do(self.member.failed(time.monotonic(), problem, is_unowned=is_unowned))
+    def _broken(self, *problem: str, is_unowned: bool = False) -> None:
+        self._do(self.member.broken(time.monotonic(), *problem, is_unowned=is_unowned))
 
     def _heard(self, message: m.ToMember) -> None:
         if isinstance(message, m.Admitted) and self.connection is not None:
-            self._know(self.connection.sock, self._address)
+            with contextlib.suppress(OSError):  # it was reset meanwhile
+                if peer := self.connection.sock.getpeername():  # else it is in this process
+                    self._known[self._address] = peer[0]
         self._do(self.member.heard(message, time.monotonic()))
 
     def _ended(self, problem: ProtocolError | None) -> None:
         assert self.connection is not None
-        address, is_proven = self._address, self.connection.is_proven
-        self.disconnect()
+        address = self._address
         if isinstance(problem, VersionError):
             ours = f"this launcher version {PROTOCOL_VERSION}: all nodes need the same megatron_ft"
             problem = SecretError(f"speaks version {problem.theirs} of the protocol, {ours}")
         if isinstance(problem, FrameError):
             self._say_seldom(f"closed the connection to the coordinator at {address}: {problem}")
         if not isinstance(problem, SecretError):  # it has ended, or it is no coordinator
-            self._do(self.member.broken(time.monotonic()))
-        elif self._was_let_in and not is_proven:
+            self._broken()
+        elif self._was_let_in and not self.connection.is_proven:
             # any process can say that: it ends no launcher that has met a coordinator of its job
             self._say_seldom(f"the coordinator at {address} {problem}; looking for another one")
-            self._fail(str(problem))
+            self._broken(str(problem))
         else:
             self._heard(m.Dismiss(m.REFUSED, f"the coordinator at {address} {problem}"))
 
@@ -233,33 +225,20 @@ class Coordination:
         match effect:
             case actions.Connect(address):
                 self.connect(address)
-            case actions.Disconnect():
-                self.disconnect()
             case actions.Transmit(message):
                 self.transmit(message)
             case actions.OpenStore():
-                self._stores_wanted += 1
-                if self._stores_wanted == 1:
-                    self._reactor.call_in_thread(self._open_store, self._store_opened)
+                self._reactor.call_in_thread(self._open_store, self._store_opened)
             case m.Tell(text, printer):
                 if self._says_all or printer in ("", self.member.identity.instance):
                     self._say(text)
-            case m.Dismiss():
-                if self.left is None:
-                    self.left = effect
-                    self._on_decision(effect)
             case _:
+                if isinstance(effect, m.Dismiss):
+                    self.left = effect
                 if isinstance(effect, Assignment) and effect.place:  # that of a spare is for a later cycle
                     self._close_store()
                 self._on_decision(effect)
 
     def _store_opened(self, address: Callable[[], str]) -> None:
-        """A store is open. One that was asked for meanwhile comes after it, as they may share a port."""
-        wanted, self._stores_wanted = self._stores_wanted, 0
-        if self.left is not None:
-            return
-        at = address()
-        if wanted > 1:
-            self._do([actions.OpenStore()])
-        else:
-            self._do(self.member.store_opened(at, time.monotonic()))
+        if self.left is None:
+            self._do(self.member.store_opened(address(), time.monotonic()))

@@ -24,7 +24,7 @@ from megatron_ft.link.base import codec
 from megatron_ft.link.base.codec import Count, Fact, Message, Raw, encode_as, name_of
 from megatron_ft.link.linux.processes import wait_ready
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_MESSAGE_BYTES = 1 << 20
 SOCKET_PATH_LIMIT = 107  # sun_path of Linux, less the final zero
 _LENGTH = struct.Struct(">I")

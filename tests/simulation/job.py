@@ -309,8 +309,6 @@ class Launcher(Process):
         match effect:
             case actions.Connect(address):
                 self._connect(address)
-            case actions.Disconnect():
-                self._disconnect()
             case actions.Transmit(message):
                 if self.link is not None:
                     if self.world.story is not None and not isinstance(message, m.Beat):
@@ -365,12 +363,14 @@ class Launcher(Process):
 
     def _connect(self, address: str) -> None:
         self._disconnect()
+        if not address:
+            return
         host = self.world.hosts[int(address[1:].partition(":")[0])]
         if self.world.is_cut(self.host, host) or self.world.now_s < host.frozen_until_s:
             return  # nobody answers, and the machine gives up by itself
         lock = self.job.locks.get(address)
         if lock is None:
-            self.later(0.001, lambda: self.follow(self.member.failed(self.clock())) if self.link is None else None)
+            self.later(0.001, lambda: self.follow(self.member.broken(self.clock())) if self.link is None else None)
             return
         link = self.link = Link(self.world, self, lock)
         within_s = self.world.handshake_s(self.host, host)

@@ -55,12 +55,9 @@ class Ear:
     def opened(self, _now_s: float) -> list[Any]:
         return self._note("opened")
 
-    def failed(self, _now_s: float, problem: str, *, is_unowned: bool) -> list[Any]:
+    def broken(self, _now_s: float, problem: str = "", *, is_unowned: bool) -> list[Any]:
         self.problem = problem
-        return self._note("failed")
-
-    def broken(self, _now_s: float) -> list[Any]:
-        return self._note("broken")
+        return self._note("failed" if problem else "broken")
 
     def heard(self, message: m.ToMember, _now_s: float) -> list[Any]:
         self.heard_messages.append(message)

@@ -60,10 +60,10 @@ class Launcher:
         """What its machine asks for."""
         for effect in effects:
             match effect:
-                case actions.Connect():
-                    self.job.connect(self)
-                case actions.Disconnect():
+                case actions.Connect(address):
                     self.job.break_off(self)
+                    if address:
+                        self.job.connect(self)
                 case actions.Transmit(message):
                     self.job.to_coordinator(self, message)
                 case actions.OpenStore():
@@ -195,7 +195,7 @@ class Job:
         """To the only coordinator."""
         self.break_off(launcher)
         if self.has_quit:
-            self._queue.append(lambda: launcher.do(launcher.member.failed(self.now_s)))
+            self._queue.append(lambda: launcher.do(launcher.member.broken(self.now_s)))
             return
         self._count += 1
         launcher.link = self._count

@@ -44,14 +44,9 @@ CoordinatorEffect = Send | Drop | DecisionRecord | BeginLife | Quit
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Connect to ``host:port``, and give up the connection before, if there is one."""
+    """Close the connection, if there is one, and connect to ``host:port``, if that is given."""
 
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Close the connection."""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +71,4 @@ class PrintsJobLines:
 OfMember = Assignment | Stay | OfCycle | PrintsJobLines | Dismiss
 """For the agent: a cycle begins, with a place for this node or without; the job goes on without this node, which is
 excluded; news of the cycle; and this launcher's end."""
-MemberEffect = Connect | Disconnect | Transmit | OpenStore | Tell | OfMember
+MemberEffect = Connect | Transmit | OpenStore | Tell | OfMember

@@ -245,8 +245,8 @@ class Coordinator:
                 self._out.append(Send([link], m.ANSWER))
                 if age_s is not None and cycle is not None:
                     cycle.progressed(node, self._clock.now_s - age_s)
-            case m.Ready() | m.StatusChanged():
-                node.ready(message.parts, message.store if isinstance(message, m.Ready) else None)
+            case m.Ready():
+                node.ready(message)
             case m.NodeUnfit():
                 node.phase = m.NodePhase.ASIDE
                 self._not_ready(node)

@@ -1,7 +1,7 @@
 """A launcher's side of the control plane, without I/O: it connects to the leader at the job's endpoint, and follows it.
 
-The owner of the socket calls ``opened``, ``failed``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over;
-the launcher reports its ranks by ``tell``. Each returns what to do.
+The owner of the socket calls ``opened``, ``broken`` and ``heard``, and ``tick`` when ``alarm_s`` is over; the launcher
+reports its ranks by ``tell``. Each returns what to do.
 Training goes on without a leader as long as ranks of this node make progress, for ten minutes at most: the others then
 do, too. If they have made none for ``STALLED_S``, or for ``CUT_OFF_S`` where that isn't known, the others probably go
 on without this node, and its ranks are terminated.
@@ -9,6 +9,8 @@ on without this node, and its ranks are terminated.
 
 from __future__ import annotations
 
+import enum
+import math
 import random
 
 from msgspec.structs import replace
@@ -27,14 +29,27 @@ CUT_OFF_S = 30.0
 _CONNECT_S = 2.0
 _ANSWER_S = 5.0
 """Seconds from a hello to its answer: the leader may just be starting."""
-_RETRY_S = (0.02, 0.2)
-_LONGEST_RETRY_S = 1.0
+_RETRY_S = (0.02, 0.5)
+"""Pause before the next attempt to connect, for each second between beats, at least and at most."""
 HOLDER_STAYS_S = 60.0
 """Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
 _REPORT_UNREACHED_S = 10.0
 """Seconds after which a launcher that no leader has admitted tells the user why."""
 TAKEN_S = 20.0
 """Seconds after which the program that has the endpoint's port is no leader that is just starting."""
+
+
+class Link(enum.Enum):
+    """State of the connection to the leader. When its time is over, the next one follows."""
+
+    NONE = "none"
+    """Until the next attempt."""
+    CONNECTING = "connecting"
+    """Until the attempt is given up."""
+    OPEN = "open"
+    """The hello is sent; until an answer is awaited no more."""
+    LED = "led"
+    """A leader has admitted this launcher; until the next beat, or the leader has been silent for too long."""
 
 
 class Member:
@@ -45,25 +60,21 @@ class Member:
         self.decided: Assignment | None = None
         """The last decision, as this launcher has it."""
         self.standing = m.NodeStatus()
-        self.is_led = self.has_given_up = False
-        """A leader has admitted it; it has never had a part in the job, and looked in vain until the join timeout."""
+        self.has_given_up = False
+        """It has never had a part in the job, and looked in vain until the join timeout."""
         self.owns = False
         """This launcher holds the lock: every leader at the endpoint is its own."""
-        self._address, self._epoch = "" if identity.is_in_etcd else identity.endpoint, 0
-        """Address of the leader, empty while none is known; and the highest epoch that this launcher has heard of."""
+        self._address, self._epoch = identity.endpoint, 0
+        """Address of the leader, and the highest epoch that this launcher has heard of."""
         self._chance = chance
         self._clock = OwnClock(now_s)
         self._out: list[actions.MemberEffect] = []
-        self._is_open = False
-        self._retry_s: float | None = 0.0
-        """When to connect next."""
-        self._until_s: float | None = None
-        """When to give up a connection that is being made, or a hello without an answer."""
-        self._tries = 0
+        self._link, self._due_s = Link.NONE, math.inf if identity.is_in_etcd else 0.0
+        """The connection, and when the time of its state is over."""
         self._problem = "still connecting"
-        self._is_unowned = True
-        """No process was ever reached at the endpoint, whose name is known."""
-        self._heard_s = self._beat_s = self._unled_s = 0.0
+        self._is_unowned = not identity.has_known_host
+        """No process was ever reached at the endpoint, whose name is known, and no scheduler has named it."""
+        self._heard_s = self._unled_s = 0.0
         self._stopped_s = 0.0
         """When the ranks of this node were ended because it was cut off."""
         self._progress = 0
@@ -71,34 +82,24 @@ class Member:
         self._progress_s: float | None = None
         """When that count was seen to rise last; None: it never did."""
         self._leaving: m.Goodbye | None = None
-        self._leave_s: float | None = None
-        self._opening: Parts | None = None
+        self._leave_s = math.inf
+        self._is_opening = False
         """The node is ready, and its store is being opened."""
-        self._is_over = False
-        self._is_cut_off = self._has_said_unreached = False
+        self._has_said_unreached = False
 
     @property
     def alarm_s(self) -> float:
-        """When ``tick`` is to be called at the latest, by the caller's clock."""
-        times = [self._retry_s, self._until_s, self._leave_s]
-        if self._is_open:
-            times += [self._beat_s, self._heard_s + self._lost_s]
-        if not self.is_led:
-            times.append(self._gives_up_s if self._is_cut_off else self._cut_off_s)
-            if self._progress_s is not None and self._clock.now_s < self._progress_s + STALLED_S:
-                times.append(self._progress_s + STALLED_S)
-        return self._clock.callers_s(min(time for time in times if time is not None))
+        """When ``tick`` is to be called at the latest, by the caller's clock; a second from now at most."""
+        return self._clock.callers_s(min(self._due_s, self._leave_s))
+
+    @property
+    def is_led(self) -> bool:
+        """True if a leader has admitted this launcher."""
+        return self._link is Link.LED
 
     @property
     def place(self) -> int | None:
         return None if self.decided is None else self.decided.place
-
-    @property
-    def _cut_off_s(self) -> float:
-        """When this node counts as cut off, by what is known now: the leader judges a silent node in the same way."""
-        is_going = None if self._progress_s is None else self._clock.now_s < self._progress_s + STALLED_S
-        going = () if is_going is None else (is_going,)
-        return self._unled_s + excused_s(self._nodes, going, untold_s=CUT_OFF_S)
 
     # -- the connection ---------------------------------------------------------------------------------------
 
@@ -109,21 +110,27 @@ class Member:
         if progress is not None and self.standing.phase is m.NodePhase.RUNNING:
             self._progress_s = now if progress > self._progress else self._progress_s
             self._progress = progress  # less than before if a rank has ended
-        if self._leave_s is not None and now >= self._leave_s:
-            self._unanswered()
-        if self._retry_s is not None and now >= self._retry_s and not self._address:
-            self._reconnect()
-        elif self._retry_s is not None and now >= self._retry_s:
-            self._retry_s, self._until_s = None, now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes))
-            self._out.append(actions.Connect(self._address))
-        elif self._until_s is not None and now >= self._until_s:
-            self._reconnect("no answer, from it or from a name server")
-        elif self._is_open and now >= self._heard_s + self._lost_s:
-            self._reconnect("no answer any more")
-        elif self._is_open and now >= self._beat_s:
-            self._beat_s = now + beat_s(self._nodes)
-            age_s = None if self._progress_s is None else now - self._progress_s
-            self._out.append(actions.Transmit(m.Beat(progress_s=age_s)))
+        if now >= self._leave_s:  # no leader has answered the goodbye: whether the job goes on isn't known
+            assert self._leaving is not None
+            code, self._leave_s = self._leaving.code, math.inf
+            if self._leaving.excluded:
+                self._stay()
+            else:
+                self._out.append(m.Dismiss(code))
+        if now >= self._due_s:
+            match self._link:
+                case Link.NONE:
+                    self._link, self._due_s = (
+                        Link.CONNECTING,
+                        now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes)),
+                    )
+                    self._out.append(actions.Connect(self._address))
+                case Link.LED if now < self._heard_s + lost_s(self._nodes):
+                    self._due_s = now + beat_s(self._nodes)
+                    age_s = None if self._progress_s is None else now - self._progress_s
+                    self._out.append(actions.Transmit(m.Beat(progress_s=age_s)))
+                case _:
+                    self._reconnect("no answer, from it or from a name server")
         if not self.is_led:
             self._look_whether_cut_off()
         return self._take()
@@ -134,9 +141,9 @@ class Member:
         if not self.identity.since:
             self.identity = replace(self.identity, since=revision)
         if epoch > self._epoch:
-            self._address, self._epoch, self._tries = address, epoch, 0
+            self._address, self._epoch = address, epoch
             self._reconnect("another launcher has taken over")
-            self._retry_s = self._clock.now_s
+            self._due_s = self._clock.now_s
         elif not epoch:
             self.no_leader_known("no launcher leads the job")
         return self._take()
@@ -147,53 +154,44 @@ class Member:
 
     def opened(self, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
-        now = self._clock.now_s
-        self._is_open, self._is_unowned = True, False
-        self._heard_s, self._beat_s, self._until_s = now, now + beat_s(self._nodes), now + _ANSWER_S
-        state = {"owns": self.owns, "decided": self.decided, "standing": self.standing}
-        hello = self.identity.hello(now_s, **state)
-        self._out.append(actions.Transmit(hello))
-        if self._leaving is not None:
-            self._out.append(actions.Transmit(self._leaving))
+        self._link, self._due_s, self._is_unowned = Link.OPEN, self._clock.now_s + _ANSWER_S, False
+        hello = self.identity.hello(now_s, owns=self.owns, decided=self.decided, standing=self.standing)
+        self._transmit(hello, *([] if self._leaving is None else [self._leaving]))
         return self._take()
 
-    def failed(self, now_s: float, problem: str = "", *, is_unowned: bool = True) -> list[actions.MemberEffect]:
+    def broken(
+        self, now_s: float, problem: str = "the connection was closed there", *, is_unowned: bool = False
+    ) -> list[actions.MemberEffect]:
+        """The connection has ended, or can't be made. ``is_unowned``: no process is at that address."""
         self._clock.set(now_s)
-        self._is_unowned = self._is_unowned and is_unowned
+        self._is_unowned &= is_unowned
         self._reconnect(problem)
         return self._take()
 
-    def broken(self, now_s: float) -> list[actions.MemberEffect]:
-        """The connection has ended."""
-        self._clock.set(now_s)
-        self._is_open = False
-        self._reconnect("the connection was closed there")
-        return self._take()
-
     def _reconnect(self, problem: str = "") -> None:
-        if self._is_open:
-            self._out.append(actions.Disconnect())
         self._problem = problem or self._problem
-        now = self._clock.now_s
-        if self.is_led:
-            self.is_led, self._unled_s, self._tries = False, self._heard_s, 0
-        self._is_open, self._until_s = False, None
-        factor = min(2.0**self._tries, _LONGEST_RETRY_S / _RETRY_S[1])
-        self._tries = min(self._tries + 1, 10)
-        self._retry_s = now + factor * self._chance.uniform(*_RETRY_S)
+        self._unled_s = self._heard_s if self.is_led else self._unled_s
+        pause_s = beat_s(self.identity.rules.max_nodes) * self._chance.uniform(*_RETRY_S)
+        self._link, self._due_s = Link.NONE, self._clock.now_s + pause_s
+        self._out.append(actions.Connect())
+
+    def _transmit(self, *messages: m.FromMember) -> None:
+        if self._link in (Link.OPEN, Link.LED):  # else the next hello says it
+            self._out += map(actions.Transmit, messages)
 
     def _look_whether_cut_off(self) -> None:
-        unled_s = self._clock.now_s - self._unled_s
-        if not self._is_cut_off and self._clock.now_s >= self._cut_off_s:
-            self._is_cut_off = True
-            if self._is_training:
-                self._stopped_s = self._clock.now_s
-                text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
-                self._out.append(m.Tell(f"{text}: terminating the ranks of this node; other nodes may continue"))
-                self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
-                if self._is_open and self.standing.report is not None:  # its hello said that the ranks run
-                    self._out.append(actions.Transmit(self.standing.report))
-        timeout = f"{self.identity.rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
+        now, rules = self._clock.now_s, self.identity.rules
+        unled_s = now - self._unled_s
+        going = () if self._progress_s is None else (now < self._progress_s + STALLED_S,)
+        # the leader judges a silent node in the same way
+        if self._is_training and unled_s >= excused_s(self._nodes, going, untold_s=CUT_OFF_S):
+            self._stopped_s = now
+            text = f"no coordinator reachable for {unled_s:.0f} s (network failure, or its host is lost)"
+            self._out.append(m.Tell(f"{text}: terminating the ranks of this node; other nodes may continue"))
+            self._ended(m.End(self.standing.cycle, Outcome.MEMBERSHIP, True, lost=True, text=text, is_cut_off=True))
+            if self._link is Link.OPEN:  # its hello said that the ranks run
+                self._reconnect()
+        timeout = f"{rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self._problem}"
         if self.identity.is_here and not self.owns and not self._unled_s:  # no leader has ever admitted it
             if unled_s >= TAKEN_S:
@@ -204,25 +202,29 @@ class Member:
         elif not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
-        if self._clock.now_s >= self._gives_up_s and not self._is_training:
+        until_s = max(self._unled_s, self._stopped_s) + rules.join_timeout_s
+        if rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd:
+            # a leader that is lost with its host doesn't come back where the scheduler starts no single launcher again
+            until_s = self._unled_s + CUT_OFF_S
+        if now >= until_s and not self._is_training:
             self._give_up(problem, timeout)
 
     def _give_up(self, problem: str, timeout: str) -> None:
         """Leave: the time is over. An endpoint that nobody has ever held is a mistake, unless a scheduler named it."""
         verdict, self.has_given_up = self.standing.verdict, self._is_new
+        code, text = TRY_AGAIN_CODE, f"no coordinator reached for {timeout} ({problem})"
         if verdict is not None and verdict.decision.action is not Action.RESTART:
-            self._leave(verdict.code, verdict.cause.text)
+            code, text = verdict.code, verdict.cause.text
         elif self.standing.phase is m.NodePhase.EXCLUDED:
             # the other nodes may still train, and a scheduler may end their job at any other code
-            self._leave(0, "no coordinator is reachable any more")
-        elif self._is_new and self._is_unowned and not self.identity.has_known_host:
+            code, text = 0, "no coordinator is reachable any more"
+        elif not self._is_new:
+            text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
+        elif self._is_unowned:
             text = f"no process was reached at {self.identity.endpoint} for {timeout} ({problem}), and this launcher is"
             text = f"{text} not its host: start a launcher there, or set --rdzv-conf is_host=1 on one node"
-            self._leave(MISTAKE_CODE, text)
-        else:
-            text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
-            text = f"no coordinator reached for {timeout} ({problem})" if self._is_new else text
-            self._leave(TRY_AGAIN_CODE, text)
+            code = MISTAKE_CODE
+        self._out.append(m.Dismiss(code, text))
 
     @property
     def _is_new(self) -> bool:
@@ -236,38 +238,14 @@ class Member:
         has_finished = report is not None and report.state is NodeState.SUCCEEDED
         return self.standing.phase is m.NodePhase.RUNNING and not has_finished
 
-    @property
-    def _gives_up_s(self) -> float:
-        """When to look for a leader no longer, unless ranks run.
-
-        Where the scheduler starts no single launcher again, a leader that is lost with its host doesn't come back: the
-        job is to be started again as soon as the ranks have ended. With etcd another launcher leads.
-        """
-        rules = self.identity.rules
-        if rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd:
-            return self._unled_s + CUT_OFF_S
-        return max(self._unled_s, self._stopped_s) + rules.join_timeout_s
-
-    def _unanswered(self) -> None:
-        """No leader has answered the goodbye: whether the job goes on isn't known."""
-        if self._leaving is not None and self._leaving.excluded:
-            self._stay()
-        else:
-            self._leave(1 if self._leaving is None else self._leaving.code, "")
-
     def _stay(self) -> None:
         """This node is excluded, and never trains again. Its launcher connects again, to hear of the end."""
         self.decided = None
         self.standing = m.NodeStatus(phase=m.NodePhase.EXCLUDED, report=self.standing.report)
-        self._leaving = self._leave_s = None
-        self.is_led, self._is_cut_off, self._unled_s = False, False, self._clock.now_s
+        self._leaving, self._leave_s = None, math.inf
         self._out.append(m.Stay())
         self._reconnect()
-
-    def _leave(self, code: int, text: str, *, is_of_all: bool = False) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._out.append(m.Dismiss(code, text, is_of_all))
+        self._unled_s = self._clock.now_s
 
     # -- messages of the leader ---------------------------------------------------------------------------------
 
@@ -275,51 +253,40 @@ class Member:
         self._clock.set(now_s)
         self._heard_s = self._clock.now_s
         match message:
+            case m.Verdict(printer=printer) | m.Tell(printer=printer) | Assignment(Decision(printer=printer)) if (
+                printer
+            ):
+                self._out.append(actions.PrintsJobLines(printer == self.identity.instance))
+        match message:
             case m.Admitted(epoch) if epoch < self._epoch:
                 self._reconnect("it leads no more")
             case m.Admitted(epoch):
                 self._epoch = epoch
-                self.is_led, self._is_cut_off, self._until_s, self._tries = True, False, None, 0
-            case m.Beat(number) if number:
-                self._out.append(actions.Transmit(message))
+                self._link, self._due_s = Link.LED, self._heard_s + beat_s(self._nodes)
+            case m.Beat(number):
+                self._out += [actions.Transmit(message)] if number else []
             case Assignment():
                 self._decided(message)
-            case m.Stay() if self._leaving is not None:
-                self._stay()
+            case m.Stay():
+                if self._leaving is not None:
+                    self._stay()
             case m.Dismiss(m.REFUSED, text) if self.decided is not None:
                 self._reconnect(text)  # another job has got the endpoint, after the leader was lost
-            case m.Dismiss(code, text):
-                self._leave(code, text)
-            case _:
-                self._heard_of_cycle(message)
-        return self._take()
-
-    def _heard_of_cycle(self, message: m.ToMember) -> None:
-        match message:
+            case m.Dismiss():
+                self._out.append(message)
             case m.End():
                 self._ended(message)
-            case m.Verdict():
-                self._prints(message.printer)
-                if message.cycle == self.standing.cycle:
-                    self.standing = replace(self.standing, verdict=message)
-                self._out.append(message)
-            case PartMessage():
+            case _:
                 self._note(message)
                 self._out.append(message)
-            case m.Tell(printer=printer):
-                self._prints(printer)
-                self._out.append(message)
-            case NodeLost():
-                self._out.append(message)
+        return self._take()
 
-    def _prints(self, printer: str) -> None:
-        """Note which launcher prints the lines about the job; empty: that is as it was."""
-        if printer:
-            self._out.append(actions.PrintsJobLines(printer == self.identity.instance))
-
-    def _note(self, message: PartMessage) -> None:
+    def _note(self, message: m.Verdict | PartMessage | m.Tell | NodeLost) -> None:
         """Keep what the next leader is to be told."""
-        self.standing = replace(self.standing, parts=message.noted(self.standing.parts, self.standing.cycle))
+        if isinstance(message, m.Verdict) and message.cycle == self.standing.cycle:
+            self.standing = replace(self.standing, verdict=message)
+        elif isinstance(message, PartMessage):
+            self.standing = replace(self.standing, parts=message.noted(self.standing.parts, self.standing.cycle))
 
     def _decided(self, held: Assignment) -> None:
         decision, last = held.decision, self.decided
@@ -327,12 +294,10 @@ class Member:
             return
         self.decided = held
         if decision.kind is DecisionKind.END:
-            self._prints(decision.printer)
-            end = at_end(self.identity, decision, self.standing)
-            self._leave(end.code, end.text, is_of_all=end.is_of_all)
+            self._out.append(at_end(self.identity, decision, self.standing))
         elif self._leaving is None:  # else the decision crossed the goodbye
             if held.place is not None:
-                self._opening, self.standing = None, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
+                self._is_opening, self.standing = False, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
                 self._progress, self._progress_s = 0, None
             self._out.append(held)
 
@@ -357,59 +322,55 @@ class Member:
         A later leader is told the state of the node again, but not the events of its ranks.
         """
         self._clock.set(now_s)
-        verdict = self.standing.verdict
         match message:
+            case m.Ready(parts):
+                self._get_ready(parts)
+                return self._take()
             case m.Report():
                 self.standing = replace(self.standing, report=message)
-            case m.Ready(parts) if verdict is None or verdict.decision.action is Action.RESTART:
-                self._opening = parts
-                self._out.append(actions.OpenStore())
-                return self._take()
-            case m.Ready(parts):  # no cycle follows
-                self._ready(parts, "")
-            case m.StatusChanged(parts) if self._opening is not None:
-                self._opening = parts
-                return self._take()
-            case m.StatusChanged(parts) if self.standing.phase is m.NodePhase.READY:
-                self._ready(parts, self.standing.store)
             case m.Shutdown(text):
                 self.standing = replace(self.standing, shutdown=text)
             case m.NodeUnfit():
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Goodbye():
-                self._leaving, self._opening = message, None
+                self._leaving, self._is_opening = message, False
                 within_s = HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
                 self._leave_s = self._clock.now_s + within_s
             case PartMessage():
                 self._note(message)
-        if self._is_open:  # else the next hello says it
-            self._out.append(actions.Transmit(message))
+        self._transmit(message)
         return self._take()
+
+    def _get_ready(self, parts: Parts) -> None:
+        """Open a store, and say then where; no store if no cycle follows. Parts may change while the node is ready."""
+        verdict = self.standing.verdict
+        if self.standing.phase is m.NodePhase.RUNNING:
+            return  # the message has crossed a decision
+        self.standing = replace(self.standing, parts=self.standing.parts.updated(*parts))
+        if self.standing.store or (verdict is not None and verdict.decision.action is not Action.RESTART):
+            self._ready(self.standing.store)
+        elif not self._is_opening:
+            self._is_opening = True
+            self._out.append(actions.OpenStore())
 
     def store_opened(self, address: str, now_s: float) -> list[actions.MemberEffect]:
         """The store that ``OpenStore`` asked for listens at ``address``."""
         self._clock.set(now_s)
-        parts, self._opening = self._opening, None
-        if parts is not None:
-            self._ready(parts, address)
-            self._out += [actions.Transmit(m.Ready(parts, address))] if self._is_open else []
+        if self._is_opening:
+            self._is_opening = False
+            self._ready(address)
         return self._take()
 
-    def _ready(self, parts: Parts, store: str) -> None:
-        parts = self.standing.parts.updated(*parts)
-        self.standing = replace(self.standing, phase=m.NodePhase.READY, parts=parts, store=store)
+    def _ready(self, store: str) -> None:
+        self.standing = replace(self.standing, phase=m.NodePhase.READY, store=store)
+        self._transmit(m.Ready(self.standing.parts, store))
 
     @property
     def _nodes(self) -> int:
         return 0 if self.decided is None else self.decided.decision.world
 
-    @property
-    def _lost_s(self) -> float:
-        return lost_s(self._nodes)
-
     def _take(self) -> list[actions.MemberEffect]:
-        taken = self._out[:]
-        self._out.clear()
+        taken, self._out = self._out, []
         return taken
 
 

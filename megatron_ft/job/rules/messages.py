@@ -24,11 +24,6 @@ from megatron_ft.job.rules.restart_policy import (
 from megatron_ft.link.base.codec import NO_PARTS, Finite, Int, Message, PartMessage, Parts
 from megatron_ft.link.facts.launcher import Cause, NodeLost
 
-_GOODBYE_S = 1.0
-"""Seconds to wait until the others have received why this node leaves."""
-_EXCLUDED_S = 30.0
-"""Seconds to wait if the launcher stays anyway: for a coordinator that takes over, to send it the message."""
-
 # -- what nodes report of a cycle, and of ranks that hang, or may; the verdict -----------------------------------
 
 
@@ -230,22 +225,13 @@ class Identity(Hello, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True):
-    """This node would take part in the next cycle; none of its ranks is left.
+    """This node would take part in the next cycle; none of its ranks is left. Sent again if the status changes.
 
     ``parts``: their status; ``store``: where the ranks of the cycle meet, if it gets place 0.
     """
 
     parts: Parts = NO_PARTS
     store: str = ""
-
-
-class StatusChanged(Message, frozen=True):
-    """Changed status of parts of a node that is ready.
-
-    A second `Ready` might cross the decision that begins the cycle, and make a running node a ready one.
-    """
-
-    parts: Parts
 
 
 class NodeUnfit(Message, frozen=True):
@@ -278,7 +264,7 @@ class Goodbye(Message, frozen=True):
     @property
     def within_s(self) -> float:
         """Longest wait for the answer; a launcher that stays anyway waits for a coordinator that takes over."""
-        return _EXCLUDED_S if self.excluded else _GOODBYE_S
+        return 30.0 if self.excluded else 1.0
 
     @property
     def code(self) -> int:
@@ -354,10 +340,9 @@ class Dismiss(Message, frozen=True):
     """True if every launcher gets this message, and says the same of the end by itself."""
 
 
-OfNode = Report | Ready | StatusChanged | NodeUnfit | Shutdown | Goodbye
-NodeMessage = OfNode | PartMessage
+NodeMessage = Report | Ready | NodeUnfit | Shutdown | Goodbye | PartMessage
 """Messages of a launcher about its node and its ranks."""
-TO_LEADER = Hello | OfNode | Beat
+TO_LEADER = Hello | Report | Ready | NodeUnfit | Shutdown | Goodbye | Beat
 FromMember = TO_LEADER | PartMessage
 OfCycle = End | Verdict | NodeLost | PartMessage
 TO_MEMBER = Admitted | Assignment | Stay | Dismiss | Beat | End | Verdict | NodeLost | Tell

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus
+from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus, Ready
 from megatron_ft.job.rules.restart_policy import Rules
-from megatron_ft.link.base.codec import Parts
 
 GRACE_S = 0.3
 """A launcher whose connection has ended is dead, or back within this time."""
@@ -55,12 +54,11 @@ class Node:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.hello.host}:{port}" if self.hello.host else ""
 
-    def ready(self, parts: Parts, store: str | None = None) -> None:
-        """Note the status of its parts and, if the node has become ready, where its store is."""
-        if store is not None:
-            self.phase, self.standing = NodePhase.READY, replace(self.standing, store=store)
-        if self.phase is NodePhase.READY:  # else the message has crossed a decision
-            self.standing = replace(self.standing, parts=self.standing.parts.updated(*parts))
+    def ready(self, ready: Ready) -> None:
+        """Note the status of its parts, and where its store is."""
+        if self.phase is not NodePhase.RUNNING:  # else the message has crossed a decision
+            parts = self.standing.parts.updated(*ready.parts)
+            self.phase, self.standing = NodePhase.READY, replace(self.standing, parts=parts, store=ready.store)
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.messages import StatusChanged
+from megatron_ft.job.rules.messages import Ready
 from megatron_ft.launcher.rules.events import Write
 from megatron_ft.launcher.rules.node_cycle import NodeCycle
 from megatron_ft.launcher.rules.turn import Turn
@@ -63,7 +63,7 @@ class SnapshotsOnNode(LauncherPart):
                 self._found = Kept() if is_last else self._found  # then neither files nor copies can be had
                 self._kept = replace(self._found, snapshots=kept.snapshots, port=kept.port)
                 if turn.is_ready:
-                    turn.do(StatusChanged(Parts(self._kept)))
+                    turn.do(Ready(Parts(self._kept)))
             case Settled(SnapshotKey(number)) | CopyTo(number) if number == turn.runs:
                 turn.do(ToKeeper(event))
             case Saved(SnapshotKey(number)) | KeeperPort(number) if number == turn.runs:

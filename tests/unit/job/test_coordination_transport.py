@@ -236,7 +236,7 @@ def test_silent_name_server_gets_one_thread_holds_up_nothing_and_answers_the_nex
         name = f"slow.host:{service.address.rpartition(':')[2]}"
         for _ in range(3):
             transport.connect(name)
-            transport.disconnect()
+            transport.connect()
         transport.connect(service.address)
         until(reactor, lambda: ear.told == ["opened"])
         transport.connect(name)

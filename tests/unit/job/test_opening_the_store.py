@@ -29,7 +29,7 @@ class Node:
         self.coordination = coordination(reactor, member, open_store=self.open, close_store=lambda: None)
         self.sent: list[m.FromMember] = []
         self.coordination.transmit = self.sent.append  # type: ignore[method-assign]
-        self.coordination.connect = lambda _address: None  # type: ignore[method-assign]
+        self.coordination.connect = lambda _address="": None  # type: ignore[method-assign]
         self.coordination._opened()
         self.coordination._heard(m.Admitted())
 

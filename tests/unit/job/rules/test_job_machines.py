@@ -291,11 +291,12 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     assert status is not None
     assert (status.complete, status.saved, status.restored) == (seven, (nine,), Restored(0, seven))
     stock = Kept((KeptSnapshot(seven, 4, (0,)),), 1)
-    machine.tell(m.StatusChanged(Parts(stock)), 1.0)
+    machine.tell(m.Ready(Parts(stock)), 1.0)
     assert machine.standing.parts.get(Kept) is None, "while its ranks run"
+    machine.heard(m.End(0, Outcome.FAILED, restarts=True), 1.0)
     assert machine.tell(m.Ready(), 1.0) == [actions.OpenStore()]
-    machine.tell(m.StatusChanged(Parts(stock)), 1.0)
-    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(Parts(stock), "here:1"))]
+    machine.tell(m.Ready(Parts(stock)), 1.0)
+    assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(machine.standing.parts, "here:1"))]
     assert (machine.standing.parts.get(Kept), machine.standing.store) == (stock, "here:1")
     machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
     assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)

@@ -9,11 +9,11 @@ from tests.support.job_machines import member
 
 
 def connects(effects: list[actions.MemberEffect]) -> list[str]:
-    return [each.address for each in effects if isinstance(each, actions.Connect)]
+    return [each.address for each in effects if isinstance(each, actions.Connect) and each.address]
 
 
 def is_disconnected(effects: list[actions.MemberEffect]) -> bool:
-    return actions.Disconnect() in effects
+    return actions.Connect() in effects
 
 
 def following(address: str = "a:1", epoch: int = 5) -> Member:

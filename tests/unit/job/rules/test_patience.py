@@ -43,9 +43,7 @@ def test_launcher_whose_leader_is_lost_gives_up_as_its_ranks_end_only_where_none
 
 
 def _unowned(*, has_known_host: bool = False) -> Member:
-    machine = member()
-    machine.identity = replace(machine.identity, has_known_host=has_known_host)
-    return machine
+    return member(has_known_host=has_known_host)
 
 
 def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_join_timeout() -> None:
@@ -61,7 +59,7 @@ def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) ->
     machine = _unowned()
     machine.tick(0.0)
     if how == "unnamed":
-        machine.failed(0.1, "the host name cannot be resolved", is_unowned=False)
+        machine.broken(0.1, "the host name cannot be resolved")
     else:
         machine.opened(0.1)
         machine.broken(0.2)
