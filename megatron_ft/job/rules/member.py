@@ -193,15 +193,15 @@ class Member:
                 self._reconnect()
         timeout = f"{rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self._problem}"
-        if self.identity.is_here and not self.owns and not self._unled_s:  # no leader has ever admitted it
-            if unled_s >= TAKEN_S:
-                endpoint = self.identity.endpoint
-                text = f"another program has the port of the rendezvous endpoint {endpoint} on this machine: end it"
-                shows = f"`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` shows it"
-                self._leave(MISTAKE_CODE, f"{text} ({shows}), or choose another port")
-        elif not self._has_said_unreached and self._is_new and unled_s >= _REPORT_UNREACHED_S:
+        is_taken = self.identity.is_here and not self.owns and not self._unled_s  # no leader has ever admitted it
+        if not (self._has_said_unreached or is_taken) and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
+        if is_taken and unled_s >= TAKEN_S:
+            endpoint = self.identity.endpoint
+            text = f"another program has the port of the rendezvous endpoint {endpoint} on this machine: end it"
+            shows = f"`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` shows it"
+            self._out.append(m.Dismiss(MISTAKE_CODE, f"{text} ({shows}), or choose another port"))
         until_s = max(self._unled_s, self._stopped_s) + rules.join_timeout_s
         if rules.launchers > 0 and not self._is_new and not self.identity.is_in_etcd:
             # a leader that is lost with its host doesn't come back where the scheduler starts no single launcher again
