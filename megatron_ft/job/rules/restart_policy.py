@@ -123,7 +123,7 @@ class Rules(Message, frozen=True):
         self,
         outcome: Outcome,
         *,
-        restarts_before: int,
+        restarts_before: int = 0,
         nodes_left: int | None = None,
         advance: JobProgress,
         rerun: Rerun | None = None,

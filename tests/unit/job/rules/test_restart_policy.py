@@ -166,8 +166,7 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
     for count, action in ((bound - 1, Action.RESTART), (bound, Action.GIVE_UP), (bound + 1, Action.GIVE_UP)):
         advance = JobProgress(20, 25, **{counted: count})
         decision, unbounded = (
-            allowing(9, 1, min_healthy=min_healthy, max_stalled=most).decide(F, restarts_before=0, advance=advance)
-            for most in (bound, 0)
+            allowing(9, 1, min_healthy=min_healthy, max_stalled=most).decide(F, advance=advance) for most in (bound, 0)
         )
         assert (decision.action, decision.no_progress) == (action, action is Action.GIVE_UP)
         assert unbounded.action is Action.RESTART
