@@ -35,8 +35,6 @@ class Announcements:
     """One leader's. ``nodes``: all launchers by instance."""
 
     def __init__(self, rules: Rules, nodes: Mapping[str, Node]) -> None:
-        self.alarm_s: float | None = None
-        """When to call ``due`` at the latest."""
         self._rules, self._nodes = rules, nodes
         self._round: tuple[float, float] | None = None
         """Nodes wait in a round: since when, and when to say so next."""
@@ -46,7 +44,6 @@ class Announcements:
 
     def due(self, cycle: JobCycle | None, *, now_s: float, begins: bool) -> list[Send]:
         """Return the lines that are due. If the next cycle ``begins`` a round waits for nobody."""
-        self.alarm_s = None
         lines: list[Send] = []
         if cycle is not None:
             first = printer(cycle, self._nodes.values()) if cycle.departures else None
@@ -85,10 +82,9 @@ class Announcements:
 
     def _standby(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes on standby: one for each, until it takes part in a cycle."""
-        is_due = now_s >= self._spares_s
-        self.alarm_s = self._spares_s = now_s + _STANDBY_S if is_due else self._spares_s
-        if not is_due:
+        if now_s < self._spares_s:
             return []
+        self._spares_s = now_s + _STANDBY_S
         spares = [node for node in self._nodes.values() if node.is_ready and not cycle.is_seated(node)]
         new = [node for node in spares if node.instance not in self._spares]
         self._spares = {node.instance for node in spares}
@@ -124,7 +120,6 @@ class Announcements:
             next_s = since_s + (next_s - since_s) * _AGAIN_FACTOR
             lines = self.say(cycle, self._for_whom(cycle, ready), ready)
         self._round = since_s, next_s
-        self.alarm_s = next_s
         return lines
 
     def _for_whom(self, cycle: JobCycle | None, ready: list[Node]) -> str:
@@ -134,7 +129,7 @@ class Announcements:
         missing = [node.name or job_lines.node(node.place or 0, "") for node in nodes if node.is_awaited]
         gone = [cycle.seats[place].name or job_lines.node(place, "") for place in cycle.gone] if cycle else []
         back = [node.name for node in ready if cycle is None or not cycle.is_seated(node)]  # on the same hosts
-        aside = [node.name for node in nodes if node.phase is NodePhase.ASIDE]
+        aside = [node.name for node in nodes if node.phase is NodePhase.ASIDE and not node.is_gone]
         here, more, odd = len(ready), max(rules.min_nodes - enough, len(missing), 0), len(ready) - enough
         count = f"{here} of {here + more}" if more and not odd else f"{here}"
         parts = [f"{count} {'is' if here == 1 else 'are'} here: {_names(node.name for node in ready)}"]

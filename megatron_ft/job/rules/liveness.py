@@ -77,10 +77,6 @@ class OwnClock:
             self.now_s += _LONGEST_GAP_S
             self.slept_s = self.now_s
 
-    def mark_unanswered(self) -> None:
-        """Until now others may have called here, and given up."""
-        self.slept_s = self.now_s
-
     def callers_s(self, at_s: float) -> float:
         """A moment of this clock by the caller's: not before now, nor so late that it seems to have been paused."""
         return self._callers_s + min(max(0.0, at_s - self.now_s), _LONGEST_GAP_S / 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,17 +88,14 @@ class NextCycle:
     """One leader's. Times are seconds of the leader's clock.
 
     Args:
-        nodes: all launchers that are here or awaited, by instance.
-        known: all that ever were.
+        nodes: all launchers that were ever here or expected, by instance.
     """
 
-    def __init__(
-        self, rules: Rules, nodes: Mapping[str, Node], known: Mapping[str, Node], parts: Sequence[LeaderPart]
-    ) -> None:
+    def __init__(self, rules: Rules, nodes: Mapping[str, Node], parts: Sequence[LeaderPart]) -> None:
         self.alarm_s: float | None = None
         """When to call ``due`` again, at the latest."""
         self.bad_nodes = BadNodeTracker()
-        self._rules, self._nodes, self._known, self._parts = rules, nodes, known, parts
+        self._rules, self._nodes, self._parts = rules, nodes, parts
         self._completion = RoundCompletion()
         self._slots: Sequence[Node] = []
         """The nodes that have or last had each place: an empty place is kept for a launcher that comes back."""
@@ -134,7 +131,7 @@ class NextCycle:
             return JobEnd(TRY_AGAIN_CODE, too_few)
         if self._completion.waits_s is not None and now_s >= self._completion.waits_s + rules.join_timeout_s:
             more = rules.min_nodes - usable(self._ready, rules.segment)
-            aside = sum(node.phase is NodePhase.ASIDE for node in self._nodes.values())
+            aside = sum(node.phase is NodePhase.ASIDE and not node.is_gone for node in self._nodes.values())
             text = job_lines.did_not_come(more, seconds=rules.join_timeout_s, aside=aside)
             return JobEnd(TRY_AGAIN_CODE, text)
         return None
@@ -174,9 +171,9 @@ class NextCycle:
         rules = self._rules
         if not rules.launchers:
             return ""
-        back_s = max(lost_s(len(self._known)), CUT_OFF_S) + 5.0
-        known = [node for node in self._known.values() if node.has_come or node.name]  # others are places only
-        gone = [node for node in known if node.is_excluded or node.instance not in self._nodes]
+        back_s = max(lost_s(len(self._nodes)), CUT_OFF_S) + 5.0
+        known = [node for node in self._nodes.values() if node.arrived or node.name]  # others are places only
+        gone = [node for node in known if node.is_excluded or node.is_gone]
         until_s = [node.gone_s + back_s for node in gone if node.silent and not node.is_excluded]
         unmet = 0
         if self._took_over_s is not None:
@@ -219,16 +216,14 @@ class NextCycle:
         return Plan(decision, chosen)
 
 
-def nodes_left(cycle: JobCycle | None, nodes: Mapping[str, Node], arrivals: int) -> int:
-    """Return how many nodes could take part in another cycle, as far as is known.
-
-    ``arrivals``: number of launchers that ever came.
-    """
-    here = sum(not node.is_excluded for node in nodes.values())
+def nodes_left(cycle: JobCycle | None, nodes: Collection[Node]) -> int:
+    """Return how many nodes could take part in another cycle, as far as is known; ``nodes``: all that ever came."""
+    here = sum(not (node.is_excluded or node.is_gone) for node in nodes)
     if cycle is None:
         return here
     excluded = [seat.node for seat in cycle.seats if seat.state is NodeState.EXCLUDED]
-    leaving = sum(node.instance in nodes and not node.is_excluded for node in excluded)
+    leaving = sum(not (node.is_excluded or node.is_gone) for node in excluded)
     # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
+    arrivals = max(node.arrived for node in nodes)
     late = 0 if cycle.decision.cycle else max(0, cycle.rules.launchers - max(arrivals, cycle.decision.world))
     return here - leaving + late

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus, Ready
+from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus
 from megatron_ft.job.rules.restart_policy import Rules
 
 GRACE_S = 0.3
@@ -29,11 +29,14 @@ class Node:
     hello: Hello = _NONE
     """The newest one, if it has come."""
     arrived: int = 0
+    """Number of launchers that had come to this leader when this one did; 0: it hasn't come."""
     link: int | None = None
     heard_s: float = 0.0
     gone_s: float = 0.0
     silent: bool = False
     """Its connection is gone, and its launcher may live: it hasn't closed the connection, or the leader was paused."""
+    is_gone: bool = False
+    """The launcher has left, or counts as lost."""
     phase: NodePhase = NodePhase.BUSY
     decided: Assignment | None = None
     """The last decision that the launcher has heard of."""
@@ -45,7 +48,8 @@ class Node:
 
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
-        self.instance, self.name, self.arrived, self.link = hello.instance, hello.name, arrived, link
+        self.instance, self.name, self.link, self.is_gone = hello.instance, hello.name, link, False
+        self.arrived = self.arrived or arrived
         self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
         self.hello = replace(hello, decided=None, standing=NodeStatus())  # both change, and may be large
         self.heard_s = now_s
@@ -54,23 +58,8 @@ class Node:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.hello.host}:{port}" if self.hello.host else ""
 
-    def ready(self, ready: Ready) -> None:
-        """Note the status of its parts, and where its store is."""
-        if self.phase is not NodePhase.RUNNING:  # else the message has crossed a decision
-            parts = self.standing.parts.updated(*ready.parts)
-            self.phase, self.standing = NodePhase.READY, replace(self.standing, parts=parts, store=ready.store)
-
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
-
-    def learn(self, decided: Assignment) -> None:
-        """Note that the launcher is sent a decision."""
-        self.decided, self.place = decided, decided.place
-
-    @property
-    def has_come(self) -> bool:
-        """True if the launcher has connected to this leader."""
-        return self.hello is not _NONE
 
     @property
     def is_excluded(self) -> bool:
@@ -84,7 +73,8 @@ class Node:
     def is_awaited(self) -> bool:
         """True if no cycle begins before this node is ready, or known to be lost."""
         is_busy = self.phase in (NodePhase.BUSY, NodePhase.RUNNING)
-        return self.place is not None and (is_busy or (self.link is None and self.phase is NodePhase.READY))
+        is_away = self.link is None and self.phase is NodePhase.READY
+        return self.place is not None and not self.is_gone and (is_busy or is_away)
 
     def awaited_until_s(self, limit_s: float) -> float:
         """When it counts as lost, if its connection has ended and it isn't back by then.
@@ -92,6 +82,6 @@ class Node:
         ``limit_s``: seconds without a message after which a node is silent. A kernel may give a connection up before:
         packets to the node were lost, while those from it came.
         """
-        if not self.has_come:
+        if not self.arrived:
             return self.gone_s + max(NEW_LEADER_S, limit_s)
         return max(self.gone_s, self.heard_s + limit_s) if self.silent else self.gone_s + GRACE_S

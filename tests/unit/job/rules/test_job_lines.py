@@ -31,7 +31,7 @@ def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_time
     a.fails()
     job.run(2.9)
     assert len(a.lines) == 2  # another round
-    job.run(0.2)
+    job.run(1.2)
     assert a.lines[2:] == ["waiting for 1 more node (2 of 3 are here: a, c; missing since cycle 0: b)"]
 
 
@@ -142,7 +142,7 @@ def test_a_line_about_the_job_is_printed_by_one_launcher() -> None:
     assert (a.printed, b.printed) == ([told], [])
     (c,) = job.start("c", rank=2)
     (spare,) = job.start("d", rank=3)
-    job.run(1.5)
+    job.run(2.5)
     assert a.printed[1:] == b.lines[1:] == c.lines == ["1 node on standby for the next restart: d"]
     assert b.printed == c.printed == []
     assert spare.printed == ["on standby for the next restart: 3 nodes run without this one"]
