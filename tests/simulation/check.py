@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from megatron_ft.job.rules import job_lines
-from megatron_ft.job.rules.coordinator import FOUNDING_S
+from megatron_ft.job.rules.coordinator import FORMER_S, FOUNDING_S
 from megatron_ft.job.rules.etcd_keys import LEASE_S
 from megatron_ft.job.rules.liveness import lost_s
 from megatron_ft.job.rules.member import CUT_OFF_S, HOLDER_STAYS_S
@@ -48,6 +48,8 @@ _IN_FLIGHT_S = 2.0
 """A cycle may begin within this time after the end of the job was asked for: its nodes are being asked."""
 _BEARABLE_S = 50.0
 """A round that lacks nodes is given up after 90 s."""
+_BACK_S = 6.0
+"""A launcher that looks for the endpoint, and its host, have reached each other by then."""
 _SHOWS_AS = {
     "rank_fails": {CauseKind.SIGNAL},
     "rank_hangs": {CauseKind.HANG},
@@ -84,13 +86,23 @@ def violations(job: Job) -> list[str]:
         survives_etcd,
     )
     # a launcher that sees etcd only after the job's end may begin another run
-    may_be_next = job.plan.in_etcd and any(
-        end.at_s <= launcher.saw_etcd_s < FOR_GOOD_S for end in ends(job) for launcher in job.launchers
+    may_be_next = job.plan.in_etcd and (
+        any(end.at_s <= launcher.saw_etcd_s < FOR_GOOD_S for end in ends(job) for launcher in job.launchers)
+        or _founded_by_others(job)
     )
     # whoever takes the lock after its holder was lost knows only what the others tell
     asked = always if job.lock_lost_s else (*always, *checks)
     excused = {one_decision, codes, no_two_cycles} if may_be_next else set()
     return [f"{check.__name__}: {line}" for check in asked if check not in excused for line in check(job)]
+
+
+def _founded_by_others(job: Job) -> bool:
+    """Return True if another run was begun in etcd while nothing could be heard of this one's launchers."""
+    for again in [made for made in job.made if made.decision.number == 0 and made.decision.world][1:]:
+        knew = {each.launcher for each in job.trained if each.from_s < again.at_s - FORMER_S}
+        if not any(is_innocent(each, again.at_s - FORMER_S, again.at_s) for each in knew):
+            return True
+    return False
 
 
 # -- decisions ------------------------------------------------------------------------------------------------
@@ -111,6 +123,8 @@ def founds_rightly(job: Job) -> Iterator[str]:
     """Require that a job is founded once, as long as a launcher that knows of it can say so."""
     founded = [made for made in job.made if made.decision.number == 0 and made.decision.world]
     for again in founded[1:]:
+        if again.decision.world == job.plan.rules.max_nodes:
+            continue  # MAX fresh launchers found a job at once
         since_s = again.at_s - FOUNDING_S
         for launcher in job.launchers:
             knows = any(each.launcher is launcher and each.from_s < since_s for each in job.trained)
@@ -139,7 +153,9 @@ def no_two_cycles(job: Job) -> Iterator[str]:
         began[trained.cycle] = min(trained.from_s, began.get(trained.cycle, FOR_GOOD_S))
     decided = {made.decision.cycle: made.at_s for made in cycles(job)}
     bound_s = lost_s(job.plan.nodes + job.plan.spares) + CUT_OFF_S + _TEARDOWN_S
-    bound_s += sum(hurt.fault.seconds for hurt in job.struck if "frozen" in hurt.fault.kind)
+    # a leader that is cut off from etcd leads its own side on
+    longer = ("frozen", "split", "cut") if job.plan.in_etcd else ("frozen",)
+    bound_s += sum(hurt.fault.seconds for hurt in job.struck if any(word in hurt.fault.kind for word in longer))
     for trained in job.trained:
         launcher, to_s = trained.launcher, job.world.now_s if trained.to_s is None else trained.to_s
         over_s = to_s - min((at_s for cycle, at_s in began.items() if cycle > trained.cycle), default=to_s)
@@ -390,7 +406,10 @@ def is_said(job: Job) -> Iterator[str]:
     """Require that at least one launcher says why a cycle ended, where one of its launchers went on to the next."""
     for launcher in job.launchers:
         for cycle in [trained.cycle for trained in job.trained if trained.launcher is launcher][:-1]:
-            if not any(text.startswith(f"cycle {cycle} ended: ") for text in job.said):
+            told = {each.verdict.printer: each.at_s for each in job.verdicts if each.verdict.cycle == cycle}
+            prints = [each for each in job.launchers if each.instance in told]
+            was_hit = any(not is_innocent(each, told[each.instance], told[each.instance] + 3.0) for each in prints)
+            if not was_hit and not any(text.startswith(f"cycle {cycle} ended: ") for text in job.said):
                 yield f"no launcher has said why cycle {cycle} ended"
 
 
@@ -465,7 +484,9 @@ def _is_bearable(job: Job) -> bool:
     enough = enough and job.plan.nodes - for_good >= rules.min_nodes
     restarts = failures <= rules.max_restarts and (not rules.max_stalled or failures < rules.max_stalled)
     lasts_s = sum(fault.seconds for fault in hit if _is_back(job, fault)) + (LEASE_S if job.plan.in_etcd else 0.0)
-    return enough and restarts and lasts_s < _BEARABLE_S
+    # in a Slurm step launchers look for the endpoint no longer than that
+    longest_s = CUT_OFF_S - _BACK_S if rules.launchers and not job.plan.in_etcd else _BEARABLE_S
+    return enough and restarts and lasts_s < longest_s
 
 
 def _is_back(job: Job, fault: Fault) -> bool:
@@ -484,7 +505,8 @@ def _saw_the_end(job: Job) -> list[Launcher]:
         # one that stood by in the last cycle can't know how it ended
         took_part = launcher.ranks is not None and launcher.ranks.cycle == last
         # nor one that couldn't reach the leader as long as that was there to tell it
-        was_apart = any(cut_off(job, launcher, end.at_s, end.at_s + HOLDER_STAYS_S) for end in ends(job))
+        left_s = (launcher.ended_s or FOR_GOOD_S) - _BACK_S
+        was_apart = any(cut_off(job, launcher, min(left_s, end.at_s), end.at_s + HOLDER_STAYS_S) for end in ends(job))
         was_hit = launcher.code is None or launcher.hurts or "stopped by" in launcher.left_by
         if not was_hit and ((took_part and not was_apart) or launcher.code != 94):
             found.append(launcher)

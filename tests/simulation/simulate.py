@@ -149,7 +149,8 @@ class _Trouble:
         def start() -> None:
             host.is_on = True
             is_busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
-            if not is_busy and not self._has_ended():
+            is_of_next = host.number == 0 and bool(ends(self.job))  # it would begin another run of the job
+            if not is_busy and not is_of_next and not self._has_ended():
                 self.job.launch(host).hurt(fault)
 
         self.world.after(delay_s, start)

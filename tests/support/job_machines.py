@@ -28,9 +28,9 @@ def decision(number: int = 0, kind: DecisionKind = DecisionKind.START, *, cycle:
     return Decision(number, f"c{number}", kind, cycle, size)
 
 
-def member(**more: Any) -> Member:
+def member(rules: m.Rules = RULES, **more: Any) -> Member:
     """A launcher's."""
-    who = m.Identity("job", RULES, "me", "host", "host", endpoint="first:1", **more)
+    who = m.Identity("job", rules, "me", "host", "host", endpoint="first:1", **more)
     return Member(who, now_s=0.0, chance=random.Random(1))
 
 

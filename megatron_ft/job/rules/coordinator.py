@@ -37,7 +37,8 @@ others may know one."""
 FORMER_S = 15.0
 """Seconds for which a leader waits for a launcher that knows of the last decision in etcd."""
 _LINGER_S = 5.0
-"""Seconds for which the leader stays after the job's end for launchers of excluded nodes, or in place of lost ones."""
+"""Seconds for which the leader stays after the job's end for launchers that it doesn't know, and those of nodes that
+are lost or excluded: they may come (back)."""
 
 
 class Coordinator:
@@ -436,8 +437,9 @@ class Coordinator:
             self._out += self._announcements.due(self._cycle, now_s=self._clock.now_s, begins=False)
         if self._ended_s is not None:
             is_owed = any(not node.is_gone for node in self._nodes.values())
-            was_left = self._cycle is not None and self._cycle.count(*GONE)
-            stays_s = self._stays_s if is_owed else _LINGER_S if was_left else 0.0
+            cycle, is_new = self._cycle, self._stays_s == NEW_LEADER_S  # spares aren't in the record
+            may_come = is_new or (cycle is not None and any(not cycle.seats[at].leaving for at in cycle.gone))
+            stays_s = self._stays_s if is_owed else _LINGER_S if may_come else 0.0
             is_done = self._clock.now_s >= self._ended_s + stays_s
         if is_done:
             self._out.append(Quit())

@@ -192,6 +192,7 @@ class JobCycle:
         """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
         if self.place_of(node) is not None:
             gap_s = 0.0 if node.progress_s is None else at_s - node.progress_s
+            node.progress_age_s = node.heard_s - at_s
             node.progress_s, self._longest_gap_s = at_s, max(self._longest_gap_s or 0.0, gap_s)
 
     def excused_s(self, now_s: float) -> float:
@@ -199,20 +200,17 @@ class JobCycle:
         world = len(self.seats)
         if self.outcome is not None:
             return lost_s(world)
-        heard = [
-            seat
-            for seat in self.seats
-            if seat.state is not NodeState.LOST
-            and seat.node.link is not None
-            and now_s - seat.node.heard_s < lost_s(world)
-        ]
-        if heard and all(seat.state is NodeState.SUCCEEDED for seat in heard):
+        unfinished = [seat for seat in self.seats if seat.state not in (NodeState.LOST, NodeState.SUCCEEDED)]
+        here = [seat for seat in unfinished if seat.node.link is not None]
+        heard = [seat for seat in here if now_s - seat.node.heard_s < lost_s(world)]
+        if not heard and self.count(NodeState.SUCCEEDED):
             return FINISHED_S
         going = set()
         if self._longest_gap_s is not None and not self.rules.min_healthy:
             limit_s = stall_s(world, self._longest_gap_s)
-            times_s = [seat.node.progress_s for seat in heard if seat.state is not NodeState.SUCCEEDED]
-            going = {at_s is not None and now_s - at_s < limit_s for at_s in times_s}
+            # without a node that is heard of, this leader may be the one that is cut off
+            ages_s = [seat.node.progress_age_s for seat in heard or unfinished]
+            going = {age_s is not None and age_s < limit_s for age_s in ages_s}
         return excused_s(world, going, untold_s=self.rules.node_lost_s)
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float, *, ends_job: bool = False) -> None:

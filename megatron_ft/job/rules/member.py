@@ -182,7 +182,8 @@ class Member:
     def _look_whether_cut_off(self) -> None:
         now, rules = self._clock.now_s, self.identity.rules
         unled_s = now - self._unled_s
-        going = () if self._progress_s is None else (now < self._progress_s + STALLED_S,)
+        progress_s = None if rules.min_healthy else self._progress_s
+        going = () if progress_s is None else (now < progress_s + STALLED_S,)
         # the leader judges a silent node in the same way
         if self._is_training and unled_s >= excused_s(self._nodes, going, untold_s=CUT_OFF_S):
             self._stopped_s = now

@@ -45,6 +45,8 @@ class Node:
     """In the last cycle."""
     progress_s: float | None = None
     """Time of the last progress of its ranks in the last cycle; None if none was seen."""
+    progress_age_s: float | None = None
+    """Seconds since then, as its launcher's last beat told them: what it hasn't told since may only be on its way."""
 
     def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
         """Take over a hello: the connection, and everything the launcher remembers."""
@@ -60,6 +62,7 @@ class Node:
 
     def begin(self, cycle: int) -> None:
         self.phase, self.standing, self.progress_s = NodePhase.RUNNING, NodeStatus(NodePhase.RUNNING, cycle), None
+        self.progress_age_s = None
 
     @property
     def is_excluded(self) -> bool:

@@ -196,6 +196,18 @@ def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_whic
     assert actions.Quit() in until(machine, 6.1, alive=(), from_s=5.9)
 
 
+def test_leader_that_takes_over_after_the_end_stays_for_spares_which_it_doesn_t_know_then_quits_once() -> None:
+    machine = leader(replace(RECORD, decision=replace(LAST, number=4, kind=DecisionKind.END)))
+    for place in range(3):
+        machine.heard(place, hello(place), 0.2)
+        machine.broken(place, 0.2)
+    assert actions.Quit() not in until(machine, 4.9, alive=(), from_s=0.2)
+    assert sent(machine.heard(3, hello(None, word="spare", names_life=True), 4.9), Assignment)
+    machine.broken(3, 4.9)
+    assert actions.Quit() in machine.settle(6.0)
+    assert machine.alarm_s > 6.0, "etcd may yet be asked to keep the end"
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_running: bool) -> None:
     machine = begun(RULES_3, "abc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -59,6 +60,15 @@ def test_silent_node_is_lost_in_seconds_once_no_other_node_makes_progress() -> N
     assert 5.5 <= after_s < 8.0
 
 
+def test_leader_that_hears_of_no_node_any_more_goes_by_what_they_have_told_last() -> None:
+    job, launchers = training(min_nodes=1)
+    (spare,) = job.start("d")
+    for launcher in launchers:
+        launcher.is_silent = True
+    job.run(60.0)
+    assert spare.begun is None
+
+
 @pytest.mark.parametrize("min_healthy", [False, True])
 def test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothing(min_healthy: bool) -> None:
     job = Job(min_nodes=3, node_lost_s=15.0, min_healthy=min_healthy)
@@ -77,7 +87,9 @@ def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_h
     b.finishes()
     job.run(290.0)
     assert not a.ends
+    b.is_silent = True  # it has finished all the same
     job.run(15.0)
+    b.is_silent = False
     assert a.ends[0].outcome is Outcome.SUCCEEDED
     told = "the job finished on 2 of 3 nodes: node 2 (c) is lost: no message from its launcher for 300.0 s"
     assert a.ends[0].text == told
@@ -85,9 +97,9 @@ def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_h
     assert (a.left, b.left) == ((0, told), (0, told))
 
 
-def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float) -> float:
+def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float, min_healthy: bool = False) -> float:
     """Return when a launcher ends its ranks that no leader answers any more from then on."""
-    machine = led(member())
+    machine = led(member(replace(RULES, min_healthy=min_healthy)))
     machine.heard(Assignment(decision(), 1), 0.0)
     now_s = 0.0
     while True:
@@ -119,6 +131,11 @@ def test_node_that_is_cut_off_ends_its_ranks_by_their_progress(
     progress: Callable[[float], int | None], answered_s: float, ends_s: float
 ) -> None:
     assert cut_off_at_s(progress, answered_s=answered_s) == pytest.approx(ends_s, abs=0.5)
+
+
+def test_node_that_is_cut_off_ends_its_ranks_whatever_their_progress_where_nodes_go_on_without_each_other() -> None:
+    at_s = cut_off_at_s(steps, answered_s=10.0, min_healthy=True)
+    assert at_s == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
 
 
 def test_node_whose_ranks_ended_after_ten_minutes_stands_by_until_the_join_timeout_from_then_on() -> None:
