@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.job.connection import Connection, parse
+from megatron_ft.job.connection import Connection
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -25,9 +25,8 @@ from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.base.mailbox import Mailbox
 from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.reactor import Reactor, Timer
-from megatron_ft.link.secret import SecretError
-from megatron_ft.link.secure_channel import FrameError, Role
-from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
+from megatron_ft.link.secure_channel import SecretError
+from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, decode, encode
 
 _TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 
@@ -142,7 +141,7 @@ class Coordination:
 
     def transmit(self, message: m.FromMember) -> None:
         """Send a message, if the connection is open."""
-        if self.connection is not None and self.connection.is_proven:
+        if self.connection is not None:
             self.connection.send(encode(message))
 
     def _connected(self, address: str, result: Callable[[], socket.socket]) -> None:
@@ -163,18 +162,16 @@ class Coordination:
         self.connection = Connection(
             *(self._reactor, sock),
             secret=self._secret,
-            role=Role.CONNECTS,
-            parse=functools.partial(parse, _TO_MEMBER),
+            connects=True,
+            parse=lambda body: _TO_MEMBER.parse(decode(body)),
             proven=self._opened,
             heard=self._heard,
             ended=self._ended,
         )
-        if self._secret is None:
-            self._opened()
 
     def _opened(self) -> None:
-        """Connected, and the coordinator has proved the secret, if there is one."""
-        self._was_let_in = self._secret is not None
+        """Connected, and the coordinator has proved the secret."""
+        self._was_let_in = True
         self._do(self.member.opened(time.monotonic()))
 
     def _broken(self, *problem: str, is_unowned: bool = False) -> None:
@@ -187,17 +184,17 @@ class Coordination:
                     self._known[self._address] = peer[0]
         self._do(self.member.heard(message, time.monotonic()))
 
-    def _ended(self, problem: ProtocolError | None) -> None:
+    def _ended(self, problem: OSError | ProtocolError | None) -> None:
         assert self.connection is not None
         address = self._address
         if isinstance(problem, VersionError):
             ours = f"this launcher version {PROTOCOL_VERSION}: all nodes need the same megatron_ft"
             problem = SecretError(f"speaks version {problem.theirs} of the protocol, {ours}")
-        if isinstance(problem, FrameError):
-            self._say_seldom(f"closed the connection to the coordinator at {address}: {problem}")
         if not isinstance(problem, SecretError):  # it has ended, or it is no coordinator
+            if self.connection.channel is not None and isinstance(problem, ProtocolError):
+                self._say_seldom(f"closed the connection to the coordinator at {address}: {problem}")
             self._broken()
-        elif self._was_let_in and not self.connection.is_proven:
+        elif self._was_let_in:
             # any process can say that: it ends no launcher that has met a coordinator of its job
             self._say_seldom(f"the coordinator at {address} {problem}; looking for another one")
             self._broken(str(problem))

@@ -11,22 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.job.connection import Connection, parse
+from megatron_ft.job.connection import Connection
 from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LeaderOver, Work
 from megatron_ft.job.parts import HEARD_BY_PARTS
 from megatron_ft.job.rules.actions import CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import DecisionRecord
 from megatron_ft.job.rules.etcd_keys import Ledger
-from megatron_ft.job.rules.messages import ANSWER, TO_LEADER, Dismiss, FromMember, Hello
+from megatron_ft.job.rules.messages import ANSWER, TO_LEADER, FromMember, Hello
 from megatron_ft.link.base.codec import Vocabulary
 from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.log import COORDINATOR
 from megatron_ft.link.reactor import Reactor, Timer
-from megatron_ft.link.secret import Denied, SecretError
-from megatron_ft.link.secure_channel import FrameError, Role
 from megatron_ft.link.tcp import format_address
-from megatron_ft.link.wire import PROTOCOL_VERSION, VersionError, encode
+from megatron_ft.link.wire import decode, encode
 
 _FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(TO_LEADER | HEARD_BY_PARTS)
 GREETING_S = 10.0
@@ -34,15 +32,14 @@ GREETING_S = 10.0
 _ACCEPTED_AT_ONCE = 1000
 MOST_STRANGERS = 256
 """Connections of one address that haven't said hello; a further one is closed at once. A launcher tries again."""
-_BEAT = encode(ANSWER)
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors for which a waiting connection can't be taken; it stays in the queue."""
 FULL_PAUSE_S = 1.0
+_SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""Errors of a host that answers no packet; the last two if the network has reported it as unreachable meanwhile."""
 _SETTLE_SHARE = 0.2
 _LONGEST_PAUSE_S = 0.08
 """Share of the time to spend on conclusions, which grow with the number of nodes, unless a pause gets longer than this:
 more messages are heard in between then."""
-_SHORT_BYTES = 256
+_BEAT = encode(ANSWER)
 
 
 @dataclass(slots=True)
@@ -50,13 +47,12 @@ class Link:
     """One launcher's connection.
 
     Args:
-        host: its address; empty if the launcher is in this process.
+        address: its host and port; None if the launcher is in this process.
         greeting: ends the connection if no hello comes; None once one has.
     """
 
     connection: Connection[FromMember]
-    host: str
-    name: str
+    address: tuple[str, int] | None
     greeting: Timer | None
 
 
@@ -94,11 +90,10 @@ class Service:
         """Time before which the job isn't settled."""
         self._unsent: list[Connection[FromMember]] = []
         """Connections to flush at the end of a turn: what all hear at once makes them answer at once."""
-        self._alarm: Timer | None = None
-        self._turns_soon = self._has_been_full = False
+        self._turn_timer: Timer | None = None
         self._limiter = RateLimiter()
         self._watch_listener()
-        self._turn_soon()
+        self._turn_by(0.0)
 
     def dial(self, _host: str, _port: int) -> socket.socket:
         """Return a connection to this leader, for a launcher in its process; called in any thread.
@@ -109,7 +104,7 @@ class Service:
         if self.is_over:
             raise ConnectionRefusedError("the coordinator has ended")
         ours, theirs = socket.socketpair()
-        self._reactor.post(lambda: theirs.close() if self.is_over else self._adopt(theirs, "", ""))
+        self._reactor.post(lambda: theirs.close() if self.is_over else self._adopt(theirs, None))
         return ours
 
     def close(self) -> None:
@@ -118,8 +113,8 @@ class Service:
         for link in self.links.values():
             link.connection.close()
         self.links.clear()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
         if self._listener is not None:
             self._reactor.unwatch(self._listener.fileno())
             self._listener.close()
@@ -135,92 +130,87 @@ class Service:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, address = self._listener.accept()
-            except OSError as error:
-                if error.errno in _FULL:  # the listener stays readable, and watching it would busy-loop
-                    self._reactor.unwatch(self._listener.fileno())
-                    self._reactor.call_later(FULL_PAUSE_S, self._watch_listener)
-                    if not self._has_been_full:
-                        self._has_been_full = True
-                        text = (
-                            f"no more launchers can be let in beside {len(self.links)} connections ({error.strerror})"
-                        )
-                        self._say(
-                            f"{text}: trying again every {FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)"
-                        )
-                return  # else the queue is empty
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is free; the listener stays readable, and would busy-loop
+                self._reactor.unwatch(self._listener.fileno())
+                self._reactor.call_later(FULL_PAUSE_S, self._watch_listener)
+                self._say_seldom(
+                    f"no more launchers can be let in beside {len(self.links)} connections ({error.strerror}): "
+                    f"trying again every {FULL_PAUSE_S:g} s; raise the limit of open files (ulimit -Hn)"
+                )
+                return
             if self._strangers[address[0]] >= MOST_STRANGERS:
                 sock.close()
             else:
-                self._adopt(sock, address[0], format_address(*address[:2]))
+                self._strangers[address[0]] += 1
+                self._adopt(sock, address[:2])
 
-    def _adopt(self, sock: socket.socket, host: str, name: str) -> None:
+    def _adopt(self, sock: socket.socket, address: tuple[str, int] | None) -> None:
         number, self._next = self._next, self._next + 1
+        ended = functools.partial(self._ended, number)
         connection = Connection(
             *(self._reactor, sock),
             secret=self._secret,
-            role=Role.LISTENS,
+            connects=False,
             parse=_parse,
             heard=functools.partial(self._heard, number),
-            ended=functools.partial(self._ended, number),
+            ended=ended,
         )
-        greeting = self._reactor.call_later(GREETING_S, functools.partial(self._ended, number))
-        self.links[number] = Link(connection, host, name, greeting)
-        self._strangers[host] += 1
+        self.links[number] = Link(connection, address, self._reactor.call_later(GREETING_S, ended))
 
     def _heard(self, number: int, message: FromMember) -> None:
         link = self.links[number]
         if isinstance(message, Hello) is not (link.greeting is not None):
-            self._ended(number, ProtocolError("a hello in another place than the first"))
-            return
-        self._greet(link)
+            raise ProtocolError("a hello in another place than the first")
+        if link.greeting is not None:
+            self._greeted(link)
         COORDINATOR.debug("from launcher", number, message)
-        self._do(self._machine.heard(number, message, time.monotonic()))
-        self._turn_soon()
+        now_s = time.monotonic()
+        self._do(self._machine.heard(number, message, now_s))
+        self._turn_by(now_s)
 
-    def _greet(self, link: Link) -> bool:
-        """Count the connection as a stranger's no more; return False if it was none."""
-        if (greeting := link.greeting) is None:
-            return False
-        greeting.cancel()
+    def _greeted(self, link: Link) -> None:
+        """The launcher is no stranger any more."""
+        assert link.greeting is not None
+        link.greeting.cancel()
         link.greeting = None
-        self._strangers[link.host] -= 1
-        if not self._strangers[link.host]:
-            del self._strangers[link.host]
-        return True
+        if link.address is not None:
+            self._strangers[link.address[0]] -= 1
 
-    def _ended(self, number: int, problem: ProtocolError | None = None) -> None:
-        """Forget a connection that has ended, or says nothing. A launcher that is refused is sent the reason first."""
-        if (link := self.links.get(number)) is None:
+    def _ended(self, number: int, problem: OSError | ProtocolError | None = None) -> None:
+        """Forget a connection that has ended, or says nothing."""
+        if (link := self.links.pop(number, None)) is None:
             return
-        was_stranger = self._greet(link)
-        del self.links[number]
-        connection = link.connection
-        if isinstance(problem, VersionError):
-            text = f"its coordinator speaks version {PROTOCOL_VERSION} of the protocol, this launcher {problem.theirs}"
-            connection.send(encode(Dismiss(2, text)))
-        elif isinstance(problem, SecretError):
-            connection.send(encode(Denied(has_secret=self._secret is not None)))
-        elif isinstance(problem, FrameError):
-            if line := self._limiter.admit(f"closed the connection from {link.name}: {problem}", time.monotonic()):
-                self._say(line)
-        connection.close()
-        if not was_stranger:
-            # one within this process ends although its launcher goes on
-            is_reset = connection.is_reset or problem is not None or not link.host
-            now_s, is_silent = time.monotonic(), connection.is_silent
-            self._do(self._machine.broken(number, now_s, silent=is_silent, reset=is_reset))
-            self._turn_soon()
+        link.connection.close()
+        if link.address is not None and link.connection.channel is not None and isinstance(problem, ProtocolError):
+            self._say_seldom(f"closed the connection from {format_address(*link.address)}: {problem}")
+        if link.greeting is not None:
+            self._greeted(link)
+            return
+        now_s, code = time.monotonic(), problem.errno if isinstance(problem, OSError) else None
+        is_silent = code in _SILENCE
+        # one within this process ends although its launcher goes on; a pipe is broken by a launcher that has ended
+        is_reset = link.address is None or (problem is not None and not is_silent and code != errno.EPIPE)
+        self._do(self._machine.broken(number, now_s, silent=is_silent, reset=is_reset))
+        self._turn_by(now_s)
+
+    def _say_seldom(self, text: str) -> None:
+        if line := self._limiter.admit(text, time.monotonic()):
+            self._say(line)
 
     # -- the machine ------------------------------------------------------------------------------------------
 
-    def _turn_soon(self) -> None:
-        """Draw conclusions once all that has come is handled."""
-        if not self._turns_soon:
-            self._turns_soon = True
-            self._reactor.call_later(0.0, self._turn)
+    def _turn_by(self, at_s: float) -> None:
+        """Draw conclusions then at the latest, and once all that has come until then is handled."""
+        timer = self._turn_timer
+        if timer is None or at_s < timer.at_s:
+            if timer is not None:
+                timer.cancel()
+            self._turn_timer = self._reactor.call_later(at_s - time.monotonic(), self._turn)
 
     def _turn(self) -> None:
-        self._turns_soon = False
+        self._turn_timer = None
         if self.is_over:
             return
         machine, now_s = self._machine, time.monotonic()
@@ -235,16 +225,7 @@ class Service:
         for connection in unsent:
             connection.flush()
         due_s = self._settle_s if machine.needs_settling else max(machine.alarm_s, self._settle_s)
-        if self._etcd is not None:
-            due_s = min(due_s, self._etcd.due_s)
-        if self._alarm is None or due_s < self._alarm.at_s:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm = self._reactor.call_later(due_s - now_s, self._on_alarm)
-
-    def _on_alarm(self) -> None:
-        self._alarm = None
-        self._turn_soon()
+        self._turn_by(due_s if self._etcd is None else min(due_s, self._etcd.due_s))
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects if self._etcd is None else self._etcd.admit(effects):
@@ -294,12 +275,9 @@ class Service:
         self._machine.lock_answers = not self._etcd.problem
         for effect in made:
             self._carry_out(effect)
-        self._turn_soon()
+        self._turn_by(0.0)
 
 
-def _parse(body: bytes) -> FromMember:
-    return _parse_short(body) if len(body) <= _SHORT_BYTES else parse(_FROM_MEMBER, body)
 
-
-_parse_short = functools.lru_cache(maxsize=1024)(functools.partial(parse, _FROM_MEMBER))
-"""Cache of parsed bodies: simultaneous answers of thousands of launchers are equal, byte by byte."""
+_parse = functools.lru_cache(maxsize=64)(lambda body: _FROM_MEMBER.parse(decode(body)))
+"""Simultaneous answers of thousands of launchers are equal, byte by byte."""

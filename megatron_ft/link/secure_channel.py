@@ -1,78 +1,95 @@
-"""Authenticated frames for one connection: keys from a shared secret, a counter and a MAC in every frame. No I/O.
+"""Authenticated connections: a handshake, then a counter and a MAC in every frame. No I/O.
 
-Proofs, in order:
-
-1. Each end sends a fresh random nonce. `Session` derives everything below from the secret, both nonces and a purpose.
-2. Each end sends its proof. A proof binds both nonces, the purpose and the role of its sender, so that it is invalid
-  on another connection, in another protocol, or sent back to its sender.
+1. Each end first sends a `Challenge`, a fresh random nonce. All keys follow from the secret and both nonces.
+2. Each end answers with a `Proof`. It binds both nonces and the role of its sender, so that it is invalid on another
+  connection, or sent back to its sender.
 3. Everything after the proofs travels in the frames of a `SecureChannel`, each under the key of its direction.
 
 A process between the two ends that doesn't know the secret can forward bytes or stop; it can't make a frame. Nothing is
-encrypted.
+encrypted. An end that has no secret does the same with an empty one, which any process knows.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import os
 import struct
+from typing import Annotated
+
+from msgspec import Meta
 
 from megatron_ft.errors import ProtocolError
+from megatron_ft.link.base.codec import Message, Raw, Vocabulary
 
-NONCE_BYTES = 16
+HANDSHAKE_BYTES = 2048
+"""Most bytes of a message before the proofs."""
 _MAC_BYTES = 16
-_LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(">IQ")
 _COUNTER = struct.Struct(">Q")
 SEAL_BYTES = _COUNTER.size + _MAC_BYTES
 """Bytes that a seal adds to a frame."""
 
 
-class FrameError(ProtocolError):
-    """Raised for a frame that the other end didn't send in this place. The message says what is wrong."""
+class SecretError(ProtocolError):
+    """Raised if the two ends don't have the same secret."""
 
 
-class Role(enum.Enum):
-    CONNECTS = "connects"
-    LISTENS = "listens"
+class Challenge(Message, frozen=True):
+    """The first message of both ends: show that you know the secret."""
 
-    @property
-    def other(self) -> Role:
-        return Role.LISTENS if self is Role.CONNECTS else Role.CONNECTS
+    nonce: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
-class Session:
-    """Proofs and keys of one connection, derived from the secret and both nonces by HKDF-SHA256 (RFC 5869).
+class Proof(Message, frozen=True):
+    """The answer: this end knows the secret."""
 
-    Args:
-        purpose: name of the protocol. The same secret and nonces give other proofs and keys under another purpose.
-        connects, listens: nonces of the two ends, fresh on each connection, `NONCE_BYTES` each.
-    """
+    mac: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
-    __slots__ = ("_key", "_purpose")
 
-    def __init__(self, secret: bytes, purpose: str, *, connects: bytes, listens: bytes) -> None:
-        if not len(connects) == len(listens) == NONCE_BYTES:
-            raise ProtocolError("nonce of a wrong length")
-        self._key = hmac.digest(connects + listens, secret, "sha256")
-        self._purpose = purpose
+HANDSHAKE: Vocabulary[Challenge | Proof] = Vocabulary(Challenge | Proof)
 
-    def proof(self, role: Role) -> bytes:
-        """Return what the end with that role sends to show that it knows the secret."""
-        return self._derive("proof", role)
 
-    def is_proof(self, proof: bytes, role: Role) -> bool:
-        """Return True if the end with that role knows the secret. Takes the same time for every wrong proof."""
-        return hmac.compare_digest(proof, self.proof(role))
+class Handshake:
+    """One end's part. Keys are derived by HKDF-SHA256 (RFC 5869). ``connects``: this end has made the connection."""
 
-    def channel(self, role: Role) -> SecureChannel:
-        """Return the channel of the end with that role, for everything that follows the proofs."""
-        return SecureChannel(self._derive("frames", role), self._derive("frames", role.other))
+    __slots__ = ("_connects", "_key", "_nonce", "_secret", "channel")
 
-    def _derive(self, use: str, role: Role) -> bytes:
+    def __init__(self, secret: bytes | None, *, connects: bool) -> None:
+        self._secret, self._connects, self._nonce = secret or b"", connects, os.urandom(16)
+        self._key = b""
+        self.channel: SecureChannel | None = None
+        """Set once the other end has proved that it knows the secret."""
+
+    def first(self) -> Challenge:
+        """Return the first message of a new connection."""
+        return Challenge(self._nonce.hex())
+
+    def answer(self, raw: Raw) -> Proof | None:
+        """Return the answer to a message, while there is no ``channel``.
+
+        Raises:
+            SecretError: the other end has another secret.
+            ProtocolError: the message is none of a handshake, or comes in a wrong place.
+        """
+        match HANDSHAKE.parse(raw):
+            case Challenge(nonce) if not self._key:
+                theirs = bytes.fromhex(nonce)
+                nonces = self._nonce + theirs if self._connects else theirs + self._nonce
+                self._key = hmac.digest(nonces, self._secret, "sha256")
+                return Proof(self._derive("proof", self._connects).hex())
+            case Proof(mac) if self._key:
+                if not hmac.compare_digest(bytes.fromhex(mac), self._derive("proof", not self._connects)):
+                    raise SecretError("has another secret: FT_SECRET (or FT_SECRET_FILE) has to be the same on all nodes")
+                keys = [self._derive("frames", connects) for connects in (self._connects, not self._connects)]
+                self.channel = SecureChannel(*keys)
+                return None
+            case message:
+                raise ProtocolError(f"sends {type(message).__name__} in a wrong place")
+
+    def _derive(self, use: str, connects: bool) -> bytes:
         # HKDF's only round: the label tells one derived value from another
-        label = f"megatron_ft 1\0{self._purpose}\0{use}\0{role.value}\x01".encode()
+        label = f"megatron_ft 2\0{use}\0{'connects' if connects else 'listens'}\x01".encode()
         return hmac.digest(self._key, label, "sha256")
 
 
@@ -93,7 +110,7 @@ class SecureChannel:
     __slots__ = ("_opened", "_opens", "_sealed", "_seals")
 
     def __init__(self, sends: bytes, receives: bytes) -> None:
-        """``sends``, ``receives``: keys of 32 bytes, as `Session.channel` derives them."""
+        """``sends``, ``receives``: keys of 32 bytes."""
         # keyed once: copying the state is cheaper than keying it for each frame
         self._seals = hashlib.blake2b(key=sends, digest_size=_MAC_BYTES)
         self._opens = hashlib.blake2b(key=receives, digest_size=_MAC_BYTES)
@@ -101,30 +118,26 @@ class SecureChannel:
 
     def seal(self, message: bytes | memoryview) -> bytes:
         """Return the bytes that precede ``message`` on the wire, which is sent unchanged: one serves many links."""
-        counter = _COUNTER.pack(self._sealed)
+        head = _HEAD.pack(SEAL_BYTES + len(message), self._sealed)
         self._sealed += 1
-        return _LENGTH.pack(SEAL_BYTES + len(message)) + counter + _mac(self._seals, counter, message)
+        return head + _mac(self._seals, head[-_COUNTER.size :], message)
 
     def open(self, body: bytes) -> bytes:
         """Return the message in the body of a frame.
 
         Raises:
-            FrameError: the other end didn't send that in this place; the connection must be closed.
+            ProtocolError: the other end didn't send that in this place; the connection must be closed.
         """
         counter, message = body[: _COUNTER.size], body[SEAL_BYTES:]
         if not hmac.compare_digest(body[_COUNTER.size : SEAL_BYTES], _mac(self._opens, counter, message)):
             why = "it was changed on its way, or its sender doesn't know the secret"
-            raise FrameError(f"frame {self._opened} isn't authentic: {why}")
+            raise ProtocolError(f"frame {self._opened} isn't authentic: {why}")
         (number,) = _COUNTER.unpack(counter)
         if number != self._opened:
             what = "was sent twice or late" if number < self._opened else "came too early, others are missing"
-            raise FrameError(f"frame {number} {what}: frame {self._opened} was expected")
+            raise ProtocolError(f"frame {number} {what}: frame {self._opened} was expected")
         self._opened += 1
         return message
-
-
-def new_nonce() -> bytes:
-    return os.urandom(NONCE_BYTES)
 
 
 def _mac(keyed: hashlib.blake2b, counter: bytes, message: bytes | memoryview) -> bytes:

@@ -81,7 +81,7 @@ class Decoder:
     """Splits a stream of bytes into messages of at most ``max_bytes``."""
 
     def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     @property
@@ -96,14 +96,14 @@ class Decoder:
             ProtocolError: a message is too long; nothing after it can be read.
         """
         if not self._buffer and data[: _LENGTH.size] == _LENGTH.pack(max(0, len(data) - _LENGTH.size)):
-            if len(data) <= self._max_bytes:  # fast path: exactly one message
+            if len(data) <= self.max_bytes:  # fast path: exactly one message
                 yield data[_LENGTH.size :]
                 return
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self._max_bytes:
-                raise ProtocolError(f"message of {length} bytes, at most {self._max_bytes} are allowed")
+            if length > self.max_bytes:
+                raise ProtocolError(f"message of {length} bytes, at most {self.max_bytes} are allowed")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

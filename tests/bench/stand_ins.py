@@ -19,8 +19,7 @@ from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.liveness import beat_s
 from megatron_ft.link import tcp
 from megatron_ft.link.base.codec import Vocabulary
-from megatron_ft.link.secret import Handshake
-from megatron_ft.link.secure_channel import Role
+from megatron_ft.link.secure_channel import Handshake
 from megatron_ft.link.wire import LENGTH_BYTES, PROTOCOL_VERSION, Decoder, decode, encode
 
 __all__ = ["TO_MEMBER", "StandIns"]
@@ -40,14 +39,11 @@ class StandIn:
         self.hello = hello
         self.sock: socket.socket | None = None
         self._decoder = Decoder()
-        self._handshake = Handshake(secret, Role.CONNECTS)
-        self._is_open = secret is None
+        self._handshake = Handshake(secret, connects=True)
 
-    def connected(self) -> bool:
-        """Send what comes first; True if that is the hello."""
-        first = self._handshake.first()
-        self.send(self.hello if first is None else encode(first))
-        return first is None
+    def connected(self) -> None:
+        """Send what comes first."""
+        self.send(encode(self._handshake.first()))
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
         """Messages of the coordinator that are whole now."""
@@ -57,7 +53,7 @@ class StandIn:
     @property
     def shakes_hands(self) -> bool:
         """The next message belongs to the handshake."""
-        return not self._is_open and self._handshake.channel is None
+        return self._handshake.channel is None
 
     def shake_hands(self, body: bytes) -> bool:
         """Answer a message of the handshake; True if the hello was sent after it."""
@@ -148,8 +144,7 @@ class StandIns:
             each = self._by_fd[fd]
             if events & select.EPOLLOUT:
                 self._epoll.modify(fd, select.EPOLLIN)
-                if each.connected():
-                    self._beats.append((time.monotonic() + beat_s(self._total), each))
+                each.connected()
                 continue
             assert each.sock is not None
             data = each.sock.recv(65536)

@@ -167,7 +167,7 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
         assert "torch" not in maps
     with hosted(reactor, secret=SECRET) as one, sockets(reactor) as (transport, ear):
         transport.connect(one.address)
-        until(reactor, lambda: "asks for the job's secret" in str(ear.told))
+        until(reactor, lambda: "has another secret" in str(ear.told))
 
 
 def port_of(sock: socket.socket) -> int:

@@ -40,10 +40,9 @@ class Job:
 
 def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> None:
     job = Job(launcher, {"FT_SECRET": SECRET})
-    line = job.refused(env={"FT_SECRET": SECRET[::-1]})
-    assert line.endswith("has another secret than this launcher: FT_SECRET has to be the same on all nodes")
-    line = job.refused()
-    assert line.endswith("asks for the job's secret: set FT_SECRET (or FT_SECRET_FILE) as on the other nodes")
+    for env in ({"FT_SECRET": SECRET[::-1]}, {}):
+        line = job.refused(env=env)
+        assert line.endswith("has another secret: FT_SECRET (or FT_SECRET_FILE) has to be the same on all nodes")
     path = launcher.directory / "secret"
     path.write_text(f"{SECRET}\n")
     job.meet(env={"FT_SECRET_FILE": str(path)})

@@ -23,7 +23,7 @@ from megatron_ft.link import tcp
 from megatron_ft.link.messages import control_messages
 from megatron_ft.link.messages.rank_messages import FROM_RANK, Question
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secret import Challenge, Denied, Proof
+from megatron_ft.link.secure_channel import Challenge, Proof
 from megatron_ft.link.wire import encode
 from tests.fuzz.hostile import Hostile, examples
 from tests.fuzz.watched import figures, memory_kib, watched
@@ -46,7 +46,7 @@ _CALLERS = 2 * 16
 """Descriptors of connections that a monitor keeps open at most."""
 _SECRET = b"fuzzing-fuzzing-fuzzing"
 _JOB = m.JobDefinition("fuzz", m.Rules(1, 1))
-_TO_COORDINATOR = (Challenge, Proof, Denied, m.Hello, m.Beat, m.Shutdown, m.Goodbye)
+_TO_COORDINATOR = (Challenge, Proof, m.Hello, m.Beat, m.Shutdown, m.Goodbye)
 
 
 def storm(

@@ -15,7 +15,8 @@ from megatron_ft.job.rules.actions import CoordinatorEffect
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.link.base.codec import Raw
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.wire import Decoder, decode
+from megatron_ft.link.secure_channel import Handshake
+from megatron_ft.link.wire import LENGTH_BYTES, Decoder, decode, encode
 
 __all__ = ["BOUND_S", "Ear", "Listened", "Peer", "coordination", "sockets", "until"]
 
@@ -70,19 +71,25 @@ def coordination(reactor: Reactor, member: Any, secret: bytes | None = None, **m
 
 
 class Peer:
-    """The other end of a connection, as a test plays it: its frames have no seal."""
+    """The other end of a connection, as a test plays it: a launcher without a secret, or a stranger."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, connects: bool = True) -> None:
         sock.setblocking(False)
-        self._sock, self._decoder = sock, Decoder()
+        self._sock, self._decoder, self._handshake = sock, Decoder(), Handshake(None, connects=connects)
+        self._waiting: list[bytes] = []
         self.is_open = True
+        sock.send(encode(self._handshake.first()))
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def write(self, frame: bytes) -> None:
-        """Send a frame that is small enough to fit."""
-        assert self._sock.send(frame) == len(frame)
+    def write(self, *frames: bytes) -> None:
+        """Send frames that are small enough to fit, once both ends have shaken hands."""
+        if (channel := self._handshake.channel) is not None:
+            frames = tuple(channel.seal(each[LENGTH_BYTES:]) + each[LENGTH_BYTES:] for each in frames)
+            assert self._sock.send(b"".join(frames)) == sum(map(len, frames))
+        else:
+            self._waiting += frames
 
     def read(self) -> list[Raw]:
         """Return the messages that are complete now."""
@@ -92,8 +99,16 @@ class Peer:
             return []
         except OSError:
             data = b""
-        self.is_open = bool(data)
-        return [decode(body) for body in self._decoder.bodies(data)]
+        self.is_open, messages = bool(data), []
+        for body in self._decoder.bodies(data):
+            if (channel := self._handshake.channel) is not None:
+                messages.append(decode(channel.open(body)))
+                continue
+            if (answer := self._handshake.answer(decode(body))) is not None:
+                self._sock.send(encode(answer))
+            if self._handshake.channel is not None:
+                self.write(*self._waiting)
+        return messages
 
     def close(self) -> None:
         self._sock.close()

@@ -19,7 +19,6 @@ from typing import Any
 from megatron_ft.errors import ProtocolError, SnapshotError
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
-from megatron_ft.link.secure_channel import Role
 from megatron_ft.memory.base.keeper_messages import Fetch, Granted, NotKept, Offer, Prepare
 from megatron_ft.memory.keeper import link, work
 from megatron_ft.memory.keeper.link import Link
@@ -209,7 +208,7 @@ class CopyKeeping:
 
         def serve_one(sock: socket.socket) -> None:
             try:
-                with contextlib.closing(Link(sock, key, Role.LISTENS)) as peer:
+                with contextlib.closing(Link(sock, key, connects=False)) as peer:
                     while True:
                         match peer.receive():
                             case Offer() as offer:

@@ -12,47 +12,32 @@ import time
 from collections.abc import Callable
 
 from megatron_ft.errors import ProtocolError, SnapshotError
-from megatron_ft.link.secure_channel import (
-    NONCE_BYTES,
-    SEAL_BYTES,
-    FrameError,
-    Role,
-    Session,
-    new_nonce,
-)
+from megatron_ft.link.secure_channel import HANDSHAKE_BYTES, SEAL_BYTES, Handshake
 from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
 from megatron_ft.memory.base import segment
 from megatron_ft.memory.base.keeper_messages import BETWEEN_KEEPERS, PIECE_BYTES, BetweenKeepers
 
 STALL_S = 10.0
 """Seconds in which something must come, or be taken; and in which the other end must have proved who it is."""
-_PURPOSE = "memory copies"
-_PROOF_BYTES = 32
 FAILURES = (OSError, ProtocolError, SnapshotError)
 
 
 class Link:
     """A connection, once both ends have proved that they are keepers of the job. If that fails, it is closed."""
 
-    def __init__(self, sock: socket.socket, key: bytes, role: Role) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, *, connects: bool) -> None:
         self._sock = sock
-        until_s, mine = time.monotonic() + STALL_S, new_nonce()
+        handshake, until_s = Handshake(key, connects=connects), time.monotonic() + STALL_S
         try:
             sock.settimeout(STALL_S)
-            sock.sendall(mine)
-            theirs = _exactly(sock, NONCE_BYTES, until_s)
-            connects, listens = (mine, theirs) if role is Role.CONNECTS else (theirs, mine)
-            session = Session(key, _PURPOSE, connects=connects, listens=listens)
-            if role is Role.CONNECTS:  # shows first that it knows the key
-                sock.sendall(session.proof(role))
-            if not session.is_proof(_exactly(sock, _PROOF_BYTES, until_s), role.other):
-                raise FrameError("the other end is no keeper of this job")
-            if role is Role.LISTENS:
-                sock.sendall(session.proof(role))
+            sock.sendall(encode(handshake.first()))
+            while handshake.channel is None:
+                if (proof := handshake.answer(decode(self._frame(HANDSHAKE_BYTES, until_s)))) is not None:
+                    sock.sendall(encode(proof))
         except BaseException:
             sock.close()
             raise
-        self._channel = session.channel(role)
+        self._channel = handshake.channel
 
     def close(self) -> None:
         self._sock.close()
@@ -94,17 +79,19 @@ class Link:
         self._sock.sendall(body)
 
     def _receive(self, timeout_s: float = STALL_S) -> bytes:
-        until_s = time.monotonic() + timeout_s
+        return self._channel.open(self._frame(PIECE_BYTES + SEAL_BYTES, time.monotonic() + timeout_s))
+
+    def _frame(self, most: int, until_s: float) -> bytes:
         length = int.from_bytes(_exactly(self._sock, LENGTH_BYTES, until_s), "big")
-        if not SEAL_BYTES <= length <= PIECE_BYTES + SEAL_BYTES:
+        if length > most:
             raise ProtocolError(f"a frame of {length} bytes came")
-        return self._channel.open(_exactly(self._sock, length, until_s))
+        return _exactly(self._sock, length, until_s)
 
 
 def connect(address: str, key: bytes) -> Link:
     """Connect to the keeper at ``address`` (host:port)."""
     host, _, port = address.rpartition(":")
-    return Link(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, Role.CONNECTS)
+    return Link(socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S), key, connects=True)
 
 
 def _exactly(sock: socket.socket, count: int, until_s: float) -> bytes:

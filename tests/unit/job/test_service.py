@@ -20,7 +20,7 @@ from megatron_ft.job.service import Service
 from megatron_ft.link import tcp
 from megatron_ft.link.reactor import Reactor
 from megatron_ft.link.wire import encode
-from tests.support.coordination import Listened
+from tests.support.coordination import Listened, Peer
 
 BOUND_S = 20.0
 
@@ -66,11 +66,9 @@ def test_connections_that_can_not_be_taken_wait_and_cost_nothing(
     try:
         turns = turns_until(reactor, lambda: listener.tries >= 3)
         assert turns < 30
-        (line,) = said
-        assert line.startswith("no more launchers can be let in beside 0 connections (Too many open files)")
+        assert said[0].startswith("no more launchers can be let in beside 0 connections (Too many open files)")
         listener.code = 0
         turns_until(reactor, lambda: bool(service.links))
-        assert len(said) == 1
     finally:
         late.close()
         service.close()
@@ -87,10 +85,20 @@ def served(reactor: Reactor) -> Iterator[tuple[Service, Any, Listened]]:
         service.close()
 
 
+@contextlib.contextmanager
+def client(reactor: Reactor, address: Any, *frames: bytes) -> Iterator[socket.socket]:
+    """A launcher's end of a connection, on which that is said."""
+    with socket.create_connection(address, timeout=BOUND_S) as sock:
+        peer = Peer(sock)
+        peer.write(*frames)
+        reactor.watch(sock.fileno(), peer.read)
+        yield sock
+        reactor.unwatch(sock.fileno())
+
+
 def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reactor) -> None:
     other = m.Hello("another", DEFINED.rules, "i0", "host")
-    with served(reactor) as (service, address, machine), socket.create_connection(address, timeout=BOUND_S) as client:
-        client.sendall(encode(other) + encode(m.Beat()))
+    with served(reactor) as (service, address, machine), client(reactor, address, encode(other), encode(m.Beat())):
         turns_until(reactor, lambda: bool(machine.messages) and not service.links)
         assert machine.messages == [other]
 
@@ -98,22 +106,21 @@ def test_message_behind_one_that_drops_the_connection_is_not_heard(reactor: Reac
 def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_one_given_up_here(
     reactor: Reactor,
 ) -> None:
-    def closes(client: socket.socket) -> None:
-        client.shutdown(socket.SHUT_WR)
+    def resets(sock: socket.socket) -> None:
+        reactor.unwatch(sock.fileno())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
 
-    def resets(client: socket.socket) -> None:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-
-    def breaks_the_protocol(client: socket.socket) -> None:
-        client.sendall(encode(HELLO))
-
+    ends: list[tuple[tuple[bytes, ...], Callable[[socket.socket], object]]] = [
+        ((encode(HELLO),), lambda sock: sock.shutdown(socket.SHUT_WR)),
+        ((encode(HELLO),), resets),
+        ((encode(HELLO), encode(HELLO)), lambda _sock: None),
+    ]
     with served(reactor) as (_, address, machine):
-        for number, end in enumerate((closes, resets, breaks_the_protocol), 1):
-            with socket.create_connection(address, timeout=BOUND_S) as client:
-                client.sendall(encode(HELLO))
+        for number, (frames, end) in enumerate(ends, 1):
+            with client(reactor, address, *frames) as sock:
                 turns_until(reactor, lambda number=number: len(machine.messages) == number)  # type: ignore[misc]
-                end(client)
+                end(sock)
                 turns_until(reactor, lambda number=number: len(machine.ends) == number)  # type: ignore[misc]
         assert [end["reset"] for end in machine.ends] == [False, True, True]
         assert not any(end["silent"] for end in machine.ends)
@@ -121,10 +128,12 @@ def test_a_connection_that_was_reset_is_told_from_one_that_was_closed_and_so_is_
 
 def test_end_of_a_connection_within_the_process_is_no_sign_that_its_launcher_has_ended(reactor: Reactor) -> None:
     with served(reactor) as (service, _, machine), service.dial("", 0) as launcher:
-        launcher.sendall(encode(HELLO))
+        peer = Peer(launcher)
+        peer.write(encode(HELLO))
+        reactor.watch(launcher.fileno(), peer.read)
         turns_until(reactor, lambda: bool(machine.messages))
         reactor.run_once(0.1)
-        assert launcher.recv(1 << 16)  # to close it with something unread would be a reset
+        reactor.unwatch(launcher.fileno())
         launcher.close()
         turns_until(reactor, lambda: bool(machine.ends))
         assert [end["reset"] for end in machine.ends] == [True]

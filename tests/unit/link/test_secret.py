@@ -1,4 +1,4 @@
-"""Both ends of a connection know the job's secret, or neither goes on."""
+"""The job's secret: where it stands, and what is none."""
 
 from __future__ import annotations
 
@@ -7,31 +7,8 @@ from typing import Any
 
 import pytest
 
-from megatron_ft.errors import ConfigError, ProtocolError
-from megatron_ft.link.base.codec import Raw
-from megatron_ft.link.secret import Handshake, HandshakeMessage, memory_pickle_key, read_secret
-from megatron_ft.link.secure_channel import Role
-from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
-
-
-def raw(message: HandshakeMessage) -> Raw:
-    return decode(encode(message)[LENGTH_BYTES:])
-
-
-def shake_hands(ours: bytes | None, theirs: bytes | None) -> bool:
-    leader, launcher = Handshake(ours, Role.LISTENS), Handshake(theirs, Role.CONNECTS)
-    sent: list[tuple[Handshake, HandshakeMessage | None]] = [(launcher, leader.first()), (leader, launcher.first())]
-    while sent:
-        receiver, message = sent.pop()
-        if message is not None:
-            sent.append((leader if receiver is launcher else launcher, receiver.answer(raw(message))))
-    return leader.channel is not None and launcher.channel is not None
-
-
-def test_handshake_succeeds_only_with_the_same_secret_on_both_ends() -> None:
-    assert shake_hands(b"s" * 16, b"s" * 16)
-    with pytest.raises(ProtocolError):
-        shake_hands(b"s" * 16, b"t" * 16)
+from megatron_ft.errors import ConfigError
+from megatron_ft.link.secret import memory_pickle_key, read_secret
 
 
 def test_the_secret_is_not_short_and_may_be_in_a_file(tmp_path: Any) -> None:

@@ -7,23 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ft.errors import ProtocolError
-from megatron_ft.link.secure_channel import NONCE_BYTES, SEAL_BYTES, Role, SecureChannel, Session
-from megatron_ft.link.wire import Decoder
+from megatron_ft.link.base.codec import Raw
+from megatron_ft.link.secure_channel import SEAL_BYTES, Challenge, Handshake, Proof, SecretError, SecureChannel
+from megatron_ft.link.wire import LENGTH_BYTES, Decoder, decode, encode
 
-SECRET, CONNECTS, LISTENS = b"s" * 16, b"c" * NONCE_BYTES, b"l" * NONCE_BYTES
+SECRET = b"s" * 16
 MOST = 1000 + SEAL_BYTES
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=6)
 
 
-def session(
-    *, secret: bytes = SECRET, purpose: str = "test", connects: bytes = CONNECTS, listens: bytes = LISTENS
-) -> Session:
-    return Session(secret, purpose, connects=connects, listens=listens)
+def ends(connects: bytes | None = SECRET, listens: bytes | None = SECRET) -> tuple[SecureChannel, SecureChannel]:
+    """Channels of the end that connects and of the one that listens, after a handshake."""
+    one, other = Handshake(connects, connects=True), Handshake(listens, connects=False)
+    proofs = [one.answer(raw(other.first())), other.answer(raw(one.first()))]
+    for end, proof in zip((other, one), proofs, strict=True):
+        assert proof is not None
+        assert end.answer(raw(proof)) is None
+    assert one.channel is not None
+    assert other.channel is not None
+    return one.channel, other.channel
 
 
-def ends() -> tuple[SecureChannel, SecureChannel]:
-    """Channels of the end that connects and of the one that listens."""
-    return session().channel(Role.CONNECTS), session().channel(Role.LISTENS)
+def raw(message: Challenge | Proof) -> Raw:
+    return decode(encode(message)[LENGTH_BYTES:])
 
 
 def frames(channel: SecureChannel, bodies: list[bytes]) -> list[bytes]:
@@ -83,34 +89,34 @@ def test_a_frame_sent_back_to_its_sender_is_not_authentic() -> None:
     assert (got, why[:26]) == ([], "frame 0 isn't authentic: it"[:26])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"secret": b"t" * 16},
-        {"purpose": "other"},
-        {"connects": b"x" * NONCE_BYTES},
-        {"listens": b"x" * NONCE_BYTES},
-        {"connects": LISTENS, "listens": CONNECTS},
-    ],
-)
-def test_proofs_and_frames_are_worth_nothing_in_another_session(other: dict[str, bytes | str]) -> None:
-    here, there = session(), session(**other)  # type: ignore[arg-type]
-    for role in Role:
-        assert not here.is_proof(there.proof(role), role)
-    sends, receives = there.channel(Role.CONNECTS), here.channel(Role.LISTENS)
+def test_handshake_succeeds_only_with_the_same_secret_on_both_ends() -> None:
+    ends(None, None)
+    for secrets in ((SECRET, b"t" * 16), (SECRET, None), (None, SECRET)):
+        with pytest.raises(SecretError):
+            ends(*secrets)
+
+
+def test_frames_are_worth_nothing_on_another_connection() -> None:
+    (sends, _), (_, receives) = ends(), ends()
     assert "isn't authentic" in read(receives, sends.seal(b"a") + b"a")[1]
 
 
-def test_a_proof_is_that_of_one_role() -> None:
-    assert session().is_proof(session().proof(Role.LISTENS), Role.LISTENS)
-    assert not session().is_proof(session().proof(Role.LISTENS), Role.CONNECTS)
-    assert not session().is_proof(b"", Role.LISTENS)
-    with pytest.raises(ProtocolError):
-        session(connects=b"short")
+def test_a_proof_is_that_of_one_role_on_one_connection() -> None:
+    one, other, stranger = Handshake(SECRET, connects=True), Handshake(SECRET, connects=False), Challenge("0" * 32)
+    mine = one.answer(raw(other.first()))
+    assert mine is not None
+    elsewhere = Handshake(SECRET, connects=False).answer(raw(one.first()))
+    for proof in (mine, elsewhere, Proof("0" * 64)):
+        assert proof is not None
+        with pytest.raises(SecretError):
+            one.answer(raw(proof))
+    for handshake, message in ((one, stranger), (other, mine)):  # a second challenge, or a proof before the first one
+        with pytest.raises(ProtocolError, match="in a wrong place"):
+            handshake.answer(raw(message))
 
 
 def test_secret_and_key_are_not_shown_by_repr() -> None:
     sends, _ = ends()
-    for each in (session(), sends):
+    for each in (Handshake(SECRET, connects=True), sends):
         assert SECRET.decode() not in repr(each)
         assert not hasattr(each, "__dict__")
