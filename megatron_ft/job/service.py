@@ -278,6 +278,5 @@ class Service:
         self._turn_by(0.0)
 
 
-
 _parse = functools.lru_cache(maxsize=64)(lambda body: _FROM_MEMBER.parse(decode(body)))
 """Simultaneous answers of thousands of launchers are equal, byte by byte."""

@@ -1,4 +1,4 @@
-"""The job's secret, which launchers and leader prove to each other (`link.secure_channel`), and keys derived from it."""
+"""The job's secret, which both ends of a connection prove (`link.secure_channel`), and keys derived from it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Handshake:
                 return Proof(self._derive("proof", self._connects).hex())
             case Proof(mac) if self._key:
                 if not hmac.compare_digest(bytes.fromhex(mac), self._derive("proof", not self._connects)):
-                    raise SecretError("has another secret: FT_SECRET (or FT_SECRET_FILE) has to be the same on all nodes")
+                    raise SecretError("has another secret: FT_SECRET (or FT_SECRET_FILE) must be the same on all nodes")
                 keys = [self._derive("frames", connects) for connects in (self._connects, not self._connects)]
                 self.channel = SecureChannel(*keys)
                 return None

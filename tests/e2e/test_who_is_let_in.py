@@ -42,7 +42,7 @@ def test_launcher_without_the_right_secret_is_refused(launcher: Launcher) -> Non
     job = Job(launcher, {"FT_SECRET": SECRET})
     for env in ({"FT_SECRET": SECRET[::-1]}, {}):
         line = job.refused(env=env)
-        assert line.endswith("has another secret: FT_SECRET (or FT_SECRET_FILE) has to be the same on all nodes")
+        assert line.endswith("has another secret: FT_SECRET (or FT_SECRET_FILE) must be the same on all nodes")
     path = launcher.directory / "secret"
     path.write_text(f"{SECRET}\n")
     job.meet(env={"FT_SECRET_FILE": str(path)})

@@ -77,7 +77,7 @@ def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
         until(reactor, lambda: ear.told)
         (refused,) = ear.told
         assert refused.code == m.REFUSED
-        words = "another secret: FT_SECRET (or FT_SECRET_FILE) has to be the same on all nodes"
+        words = "another secret: FT_SECRET (or FT_SECRET_FILE) must be the same on all nodes"
         assert refused.text == f"the coordinator at {service.address} has {words}"
         transport.transmit(HELLO)  # has no effect
         reactor.run_once(0.05)
@@ -108,7 +108,7 @@ def test_a_launcher_says_nothing_but_its_challenge_to_one_that_proves_nothing(re
         {"type": "hello"},
     ],
 )
-def test_malformed_proof_ends_its_connection_and_harms_no_other_launcher(reactor: Reactor, message: dict[str, Any]) -> None:
+def test_malformed_proof_ends_only_its_own_connection(reactor: Reactor, message: dict[str, Any]) -> None:
     with served(SECRET) as service, sockets(reactor, SECRET) as (transport, ear):
         with socket.create_connection(service.listener.getsockname(), timeout=BOUND_S) as other:
             other.sendall(wire.encode(message))
