@@ -97,7 +97,7 @@ LAYOUTS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One fault. ``iteration`` is -1 where the phase has none.
+    """One fault. ``iteration`` is -1 where the phase has none. On hosts the phase is which one, for so many seconds.
 
     Args:
         launch: of which launcher, from 0; cycle: of its cycles.
@@ -110,6 +110,7 @@ class Event:
     cycle: int
     rank: int
     iteration: int = -1
+    seconds: float = 0.0
 
     @property
     def outcome(self) -> str:

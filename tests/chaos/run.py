@@ -2,6 +2,7 @@
 
     python tests/chaos/run.py [--runs 500] [--seed 0] [--jobs 2]
     python tests/chaos/run.py --memory ...     with the state kept in memory, too
+    python tests/chaos/run.py --hosts ...      three launchers on virtual hosts with etcd, which needs root
     python tests/chaos/run.py --only 17        one seed again, with all that was written kept
 
 A campaign goes on where it was left: seeds whose result is in ``out/chaos/results.jsonl`` aren't run again, and one
@@ -23,13 +24,15 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
-from tests.chaos.check import problems
+from tests.chaos import hosts
+from tests.chaos.check import Seen, problems
 from tests.chaos.one import Run
 from tests.chaos.plan import Plan, draw
 from tests.support.background import heed_the_terminal
@@ -47,25 +50,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one; default: 0")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default: 2")
     parser.add_argument("--memory", action="store_true", help="with memory checkpoints")
+    parser.add_argument("--hosts", action="store_true", help="three launchers on virtual hosts, with etcd")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these seeds, done or not")
     args = parser.parse_args()
     heed_the_terminal()
-    out = ROOT / f"out/chaos{'-memory' * args.memory}"
+    out = ROOT / f"out/chaos{'-memory' * args.memory}{'-hosts' * args.hosts}"
     out.mkdir(parents=True, exist_ok=True)
     log = out / "results.jsonl"
     log.touch()
     done = {result["seed"] for result in read_records(log)}
     seeds = args.only or [seed for seed in range(args.seed, args.seed + args.runs) if seed not in done]
-    plans = [draw(seed, memory=args.memory) for seed in seeds]
+    plans = [hosts.draw(seed) if args.hosts else draw(seed, memory=args.memory) for seed in seeds]
     if os.geteuid() != 0 and (left_out := [plan.seed for plan in plans if plan.needs_small_disk]):
         print(f"left out, because a small file system needs root: seeds {', '.join(map(str, left_out))}", flush=True)
         plans = [plan for plan in plans if not plan.needs_small_disk]
     library = clock_library(out)
-    hashes = {layout: undisturbed(layout, library) for layout in sorted({plan.layout for plan in plans})}
+    kind, check = (hosts.HostsRun, hosts.problems) if args.hosts else (Run, problems)
+    hashes = {layout: undisturbed(kind, layout, library) for layout in sorted({plan.layout for plan in plans})}
     lock = threading.Lock()
 
     def one(plan: Plan) -> Result:
-        result = run_plan(plan, hashes[plan.layout], library, keep=args.only is not None)
+        result = run_plan(kind(plan, clock_library=library), hashes[plan.layout], check, keep=args.only is not None)
         with lock:
             print(line_of(result), flush=True)
             if args.only is None:
@@ -89,18 +94,18 @@ def main() -> int:
         print(f"never hit anything: {', '.join(never)}")
     for result in bad:
         print(line_of(result))
-        print(f"    again: python tests/chaos/run.py {'--memory ' * args.memory}--only {result['seed']}")
+        more = "--memory " * args.memory + "--hosts " * args.hosts
+        print(f"    again: python tests/chaos/run.py {more}--only {result['seed']}")
     return 1 if bad or never else 0
 
 
-def run_plan(plan: Plan, undisturbed_hash: str, library: Path, *, keep: bool) -> Result:
+def run_plan(run: Run, undisturbed_hash: str, check: Callable[[Seen], list[str]], *, keep: bool) -> Result:
     """One run, and what was wrong with it, whatever that is; its directory stays if anything was."""
-    began, cycles, hit = time.monotonic(), 0, set[int]()
-    run = Run(plan, clock_library=library)
+    plan, began, cycles, hit = run.plan, time.monotonic(), 0, set[int]()
     try:
         with run:
             seen = run.perform(undisturbed_hash)
-        wrong, cycles, hit = problems(seen), len(list(seen.ended())), seen.hit()
+        wrong, cycles, hit = check(seen), len(list(seen.ended())), seen.hit()
     except Exception:  # noqa: BLE001 - one run doesn't end a campaign
         wrong = [f"the campaign itself raised: {traceback.format_exc()}"]
     if not keep and not wrong:
@@ -117,9 +122,9 @@ def run_plan(plan: Plan, undisturbed_hash: str, library: Path, *, keep: bool) ->
     }
 
 
-def undisturbed(layout: str, library: Path) -> str:
+def undisturbed(kind: type[Run], layout: str, library: Path) -> str:
     """The hash of a layout's final weights without a fault."""
-    with Run(Plan(seed=-1, layout=layout, preload="megatron", learns=False), clock_library=library) as run:
+    with kind(Plan(seed=-1, layout=layout, preload="megatron", learns=False), clock_library=library) as run:
         seen = run.perform("")
     if seen.weights is None:
         raise SystemExit(f"the job doesn't run without a fault:\n{run.output()}")

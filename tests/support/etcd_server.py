@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,17 @@ _BOUND_S = 30.0
 
 
 class EtcdServer:
-    """One etcd; ``options`` are those of its command line, with {port} for the port of its clients."""
+    """One etcd; ``options`` are those of its command line; ``prefix`` are words of a command that becomes it."""
 
-    def __init__(self, directory: Path, *options: str, host: str = "127.0.0.1", protocol: str = "http") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        host: str = "127.0.0.1",
+        protocol: str = "http",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self._prefix = prefix
         self.host, self.port, self._peers = host, free_port(), free_port()
         self._directory, self._options, self._protocol = directory, options, protocol
         self.start()
@@ -42,7 +50,7 @@ class EtcdServer:
         words += ["--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peers]
         words += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
         with open(self._directory / "etcd.log", "ab") as log:
-            self.process = subprocess.Popen([BINARY, *words, *self._options], stdout=log, stderr=log)
+            self.process = subprocess.Popen([*self._prefix, BINARY, *words, *self._options], stdout=log, stderr=log)
 
     def wait_until_up(self, client: EtcdClient | None = None) -> None:
         client = client or EtcdClient(EtcdSettings(self.host, self.port))
