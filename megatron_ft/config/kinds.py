@@ -16,7 +16,7 @@ from megatron_ft.link.base.times import MAX_SECONDS
 DEFAULT_LOG_MAX_BYTES = 200_000_000
 """Most bytes of the event logs of one process. A step of training takes its monitor about 20 bytes."""
 _NO_LIMIT = ("null", "none", "~", "inf", "+inf", "infinity")
-_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _NOT_FORWARDED = frozenset(
     {
         *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),  # can't be forwarded

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -24,7 +24,6 @@ from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.faults import advice
 from megatron_ft.job.rules.lives import Ending
 from megatron_ft.job.rules.messages import Stay, Verdict
-from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher import arguments
 from megatron_ft.launcher.base import directories, launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -116,7 +115,8 @@ def run(
     announce = say_start(line, place, log_dir, say)
     log.write(as_record(line.options, command))
     lives = read_lives(log_dir)
-    before, bad = lives.advance(command), lives.bad_nodes().get(socket.gethostname(), "")
+    before, bad = lives.advance(command), lives.bad_nodes().get(place.me.name, "")
+    place = replace(place, me=structs.replace(place.me, before=before, bad=bad))
     process_setup.raise_file_limit()
     try:
         node = LauncherNode(
@@ -132,7 +132,7 @@ def run(
                 is_first=place.is_alone or place.me.is_here,
                 before=before,
             )
-            end = _JobLife(node, place, config, command, result).run(before, bad)
+            end = _JobLife(node, place, config, command, result).run()
         finally:
             node.close()
     finally:
@@ -182,7 +182,7 @@ class _JobLife:
     _command: Sequence[str]
     _result: ResultFile
 
-    def run(self, before: JobProgress, bad: str) -> LauncherEnd:
+    def run(self) -> LauncherEnd:
         """Return how the job has ended, as far as this launcher can say, having written it to the result file."""
         private_names.say_nothing_of_death_signals()
         if self._place.is_first:
@@ -191,13 +191,7 @@ class _JobLife:
         coordination: Coordination | None = None
         try:
             with joining.joined(
-                node,
-                place,
-                self._config,
-                before=before,
-                bad=bad,
-                on_decision=self._decided,
-                is_finished=self._has_finished,
+                node, place, self._config, on_decision=self._decided, is_finished=self._has_finished
             ) as coordination:
                 self._train(coordination)
                 # before the coordinator ends: a launcher that comes too late finds either the coordinator or the result

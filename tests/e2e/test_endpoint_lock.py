@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from megatron_ft.errors import ConfigError
-from megatron_ft.job import endpoint, leader_process
+from megatron_ft.job import leader_process
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
@@ -172,30 +171,6 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
 
 def port_of(sock: socket.socket) -> int:
     return int(sock.getsockname()[1])
-
-
-@pytest.mark.parametrize(
-    ("addresses", "is_refused"),
-    [
-        (["127.0.0.2", "192.0.2.9"], True),
-        (["192.0.2.9", "192.0.2.8"], False),  # none is
-        (["127.0.0.2", "192.0.2.66"], False),  # no host is there
-    ],
-)
-def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str], is_refused: bool
-) -> None:
-    found = [(socket.AF_INET, 0, 0, "", (each, 1)) for each in addresses]
-    monkeypatch.setattr(tcp, "look_up", lambda *_: found)
-    monkeypatch.setattr(endpoint, "answers", lambda address, _port: address != "192.0.2.66")
-    if not is_refused:
-        endpoint.check_name("service", 1)
-        return
-    told = (
-        r"service is the name of this host and of others \(192.0.2.9\): name one host, or set --rdzv-conf is_host=true"
-    )
-    with pytest.raises(ConfigError, match=told):
-        endpoint.check_name("service", 1)
 
 
 def test_port_that_is_let_go_is_taken_on_the_addresses_of_both_families(reactor: Reactor) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from megatron_ft.errors import ConfigError, FaultToleranceError
 from megatron_ft.job.coordination import Coordination
-from megatron_ft.job.endpoint import listen_at, own_host
+from megatron_ft.job.endpoint import listen_at
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.lock import EndpointLock, EtcdLock
@@ -26,11 +26,9 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.etcd_keys import EtcdAway, look
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.messages import JobDefinition
-from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.job.service import Service
-from megatron_ft.launcher.coordination import rendezvous
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
-from megatron_ft.launcher.coordination.rank_store import RankStore
+from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
 from megatron_ft.launcher.cycle.node import LauncherNode
 from megatron_ft.link.secret import read_secret
 from megatron_ft.link.tcp import connect, format_address, parse_address
@@ -46,8 +44,6 @@ def joined(
     place: MeetingPlace,
     config: LaunchConfig,
     *,
-    before: JobProgress,
-    bad: str,
     on_decision: Callable[[OfMember], None],
     is_finished: Callable[[], bool] = lambda: False,
 ) -> Iterator[Coordination]:
@@ -56,60 +52,54 @@ def joined(
     Args:
         node: its reactor serves the connection, and a leader that it starts is one of its children.
         on_decision: as in `Coordination`.
-        before, bad: how far earlier lives of the job have got, and why they call this node a bad one.
         is_finished: tells if this life has finished without this launcher: its leader may have come and gone. Not asked
             where another launcher of this machine holds the lock.
 
     Raises:
         ConfigError, AlreadyFinishedError: the secret, the endpoint or etcd can't be used, or the job has finished.
     """
-    reactor, stop = node.reactor, node.signals
-    here = stop.blocking(lambda: own_host(config.local_addr, "" if place.is_alone else place.me.endpoint))
-    store = RankStore(here, address=place.ranks_store)
-    defined, secret = JobDefinition(place.me.job, place.me.rules), None if place.is_alone else read_secret(os.environ)
-    listener = _listen(place.me.endpoint) if place.me.is_here else None
-    endpoint = place.me.endpoint
-    if listener is not None:
-        endpoint = format_address(parse_address(endpoint)[0], listener.getsockname()[1])
-    within: Service | None = None
+    me, reactor, stop = place.me, node.reactor, node.signals
+    defined, secret = JobDefinition(me.job, me.rules), None if place.is_alone else read_secret(os.environ)
+    within, listener = None, _listen(me.endpoint) if me.is_here else None
     if place.is_alone:
         within = Service(reactor, Coordinator(uuid.uuid4().hex, defined, now_s=time.monotonic(), parts=LEADER_PARTS))
-    elif (listener is not None or not place.me.is_here) and is_finished():
+    elif (listener is not None or not me.is_here) and is_finished():
         if listener is not None:
             listener.close()
         raise AlreadyFinishedError("the job finished before this launcher joined: nothing to do")
-    host = "" if place.is_alone else format_address(here, 0).rpartition(":")[0]
-    me = replace(place.me, host=host, endpoint=endpoint, before=before, bad=bad)
+    if listener is not None:  # at any free port, perhaps
+        me = replace(me, endpoint=format_address(parse_address(me.endpoint)[0], listener.getsockname()[1]))
+    meeting = CoordinatedRendezvous(config, place.here, place.ranks_port)
     coordination = Coordination(
         Member(me, now_s=time.monotonic(), chance=random.Random()),
         secret=secret,
         dial=connect if within is None else within.dial,
-        open_store=store.open,
-        close_store=store.close,
+        open_store=meeting.open_store,
+        close_store=meeting.close_store,
         reactor=reactor,
         say=node.say,
         on_decision=on_decision,
         says_all=node.line.says_all,
         progress=node.status.progress,
     )
-    rendezvous.register(config, orders=coordination.orders, store=store)
+    meeting.orders = coordination.orders
     leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=node.say)
     node.children.append(leader.pids)
     lock: EndpointLock | EtcdLock | None = None
     if place.etcd is not None:
         call = EtcdClient(place.etcd)
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
-            stop.blocking(lambda: look(call, place.me.job))
-        lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=here)
-    elif place.me.is_here:
-        lock = EndpointLock(reactor, leader, coordination.member, endpoint, listener)
+            stop.blocking(lambda: look(call, me.job))
+        lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=place.here)
+    elif me.is_here:
+        lock = EndpointLock(reactor, leader, coordination.member, me.endpoint, listener)
     if lock is not None:
         lock.start()
     coordination.start()
     try:
         yield coordination
     finally:
-        store.close()
+        meeting.close_store()
         coordination.close()
         if within is not None:
             within.close()

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.member import Member
-from megatron_ft.launcher.coordination.rank_store import RankStoreError
+from megatron_ft.launcher.coordination.rendezvous import RankStoreError
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, coordination, until
 

@@ -12,12 +12,13 @@ from unittest import mock
 import pytest
 
 from megatron_ft.errors import ConfigError
-from megatron_ft.job.endpoint import is_this_machine
+from megatron_ft.job.endpoint import routes
 from megatron_ft.job.rules.messages import EtcdSettings, Rules
 from megatron_ft.launcher.arguments import parse
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.coordination import meeting_place as meeting_places
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace, meeting_place
+from megatron_ft.launcher.schedulers import slurm
 from megatron_ft.launcher.schedulers.facts import SchedulerEnvironment
 from megatron_ft.link.base.hosts import expand_hosts
 
@@ -42,8 +43,8 @@ def place(*options: str, environ: Mapping[str, str] | None = None) -> MeetingPla
 
 def meet(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
     """The meeting place, if this host is node01."""
-    is_here = lambda host, **_: host in (HERE, "localhost")  # noqa: E731
-    with mock.patch.object(meeting_places, "is_this_machine", is_here), mock.patch.object(meeting_places, "check_name"):
+    routes = lambda host: {"192.0.2.1" if host == HERE else "192.0.2.2": "192.0.2.1"}  # noqa: E731
+    with mock.patch.object(meeting_places, "routes", routes):
         return meeting_place(line, environ)
 
 
@@ -89,7 +90,7 @@ def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPat
         (["--rdzv-endpoint=node01"], "node01:29500", True),
         ([C10D, "--rdzv-endpoint=node01"], "node01:29400", True),
         ([C10D], "localhost:29400", True),
-        ([], "127.0.0.1:29500", False),
+        ([], "127.0.0.1:29500", True),
         ([C10D, "--master-addr=a", "--master-port=7"], "a:7", False),
         (["--rdzv-endpoint=[fe80::1]:7"], "[fe80::1]:7", False),
         (["--rdzv-endpoint=a", "--rdzv-conf=is_host=true"], "a:29500", True),
@@ -183,7 +184,7 @@ def test_rules_of_the_job_follow_from_the_options() -> None:
         last_call_s=3.0,
         join_timeout_s=60.0,
     )
-    assert "keep_alive_interval" in found.note
+    assert found.note == "--rdzv-conf: these have no effect here: keep_alive_interval"
     assert place("--nnodes=2").me.rules == Rules(min_nodes=2, max_nodes=2, max_stalled=3)
     assert place("--nnodes=2", "--rdzv-conf=timeout=70").me.rules.join_timeout_s == 70.0
     for alone in ((), ("--standalone", "--nnodes=1:2")):
@@ -204,11 +205,14 @@ def test_segments_need_a_domain_and_whole_groups_of_nodes(monkeypatch: pytest.Mo
 
 
 def test_a_single_nodes_ranks_meet_where_the_user_said() -> None:
-    assert place().ranks_store == ""
-    assert place("--standalone", "--master-port=7").ranks_store == ""
-    assert place("--master-port=7").ranks_store == "127.0.0.1:7"
-    assert place("--rdzv-endpoint=[::1]:7").ranks_store == "[::1]:7"
-    assert place("--rdzv-endpoint=localhost:0").ranks_store == ""
+    def where(*options: str) -> tuple[str, int]:
+        found = place(*options)
+        return found.here, found.ranks_port
+
+    assert where() == where("--standalone", "--master-port=7") == where("--rdzv-endpoint=a:0") == ("127.0.0.1", 0)
+    assert where("--local-addr=me") == ("me", 0)
+    assert where("--master-port=7") == ("127.0.0.1", 7)
+    assert where("--rdzv-endpoint=[::1]:7") == ("::1", 7)
 
 
 def test_jobs_with_one_endpoint_are_told_apart() -> None:
@@ -216,7 +220,7 @@ def test_jobs_with_one_endpoint_are_told_apart() -> None:
         line = command_line("--nnodes=2", *options, script=script, rest=rest)
         return meet(line, {}).me.job
 
-    other = Path(__file__).with_name("test_rank_store.py")
+    other = Path(__file__).with_name("test_rendezvous.py")
     jobs = [job(), job("--rdzv-id=7"), job(script=str(other))]
     assert len(set(jobs)) == len(jobs)
     assert job("--node-rank=1") == job("--nproc-per-node=8") == jobs[0], "nodes may differ in these"
@@ -248,17 +252,61 @@ def test_mistake_in_the_rendezvous_options_names_option_and_value(options: list[
     assert "\n" not in str(caught.value)
 
 
-def test_host_names_of_this_machine_are_recognised() -> None:
-    for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1", socket.gethostname()):
-        assert is_this_machine(host, unknown=False), host
+def test_addresses_of_this_machine_are_reached_from_themselves() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1"):
+        assert routes(host) == {host: host}
     for host in ("192.0.2.1", "nobody.invalid", "x" * 70, "a..b"):
-        assert not is_this_machine(host, unknown=False), host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))
-        except OSError as error:
-            pytest.skip(f"no network here: {error}")
-        assert is_this_machine(sock.getsockname()[0], unknown=False)  # that of a network card
+        assert all(address != source for address, source in routes(host).items()), host
+    (source,) = routes("192.0.2.1").values()
+    if not source:
+        pytest.skip("no network here")
+    assert routes(source) == {source: source}  # that of a network card
+
+
+@pytest.mark.parametrize(
+    ("found", "others"),
+    [
+        ({"192.0.2.1": "192.0.2.1", "192.0.2.9": "192.0.2.1"}, "192.0.2.9"),
+        ({"192.0.2.9": "192.0.2.1", "192.0.2.8": "192.0.2.1"}, ""),  # none is this host's
+        ({"192.0.2.1": "192.0.2.1", "192.0.2.66": "192.0.2.1"}, ""),  # no host is there
+    ],
+)
+def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str], others: str
+) -> None:
+    monkeypatch.setattr(meeting_places, "routes", lambda _host: found)
+    monkeypatch.setattr(slurm, "host_answers", lambda address, _port: address != "192.0.2.66")
+    line = command_line("--nnodes=2", "--rdzv-endpoint=service:1")
+    if not others:
+        assert meeting_place(line, {}).me.is_here is ("192.0.2.1" in found)
+        return
+    told = (
+        rf"service is the name of this host and of others \({others}\): name one host, or set --rdzv-conf is_host=true"
+    )
+    with pytest.raises(ConfigError, match=told):
+        meeting_place(line, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "towards", "host"),
+    [
+        (["--local-addr=localhost"], "10.0.0.1", "localhost"),
+        (["--rdzv-endpoint=localhost:1"], "10.0.0.1", "127.0.0.1"),
+        ([], "10.0.0.1", "10.0.0.1"),
+        ([], "fd00::1", "fd00::1"),
+        ([], "127.0.1.1", "fqdn"),
+        ([], "fe80::1%eth0", "fqdn"),
+        ([], "", "fqdn"),
+    ],
+)
+def test_own_address_is_one_by_which_others_can_reach_this_host(
+    options: list[str], towards: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
+    monkeypatch.setattr(meeting_places, "routes", lambda _host: {"10.0.0.2": towards})
+    found = meeting_place(command_line("--nnodes=2", "--rdzv-endpoint=node01:1", *options), {})
+    assert found.here == host
+    assert found.me.host == (f"[{host}]" if ":" in host else host)
 
 
 @pytest.mark.parametrize(("host", "is_refused"), [("192.0.2.7", True), ("127.0.0.2", False), ("nobody.invalid", False)])
@@ -307,6 +355,7 @@ def test_etcd_v2_is_served_by_v3_and_a_line_says_so() -> None:
     found = place("--nnodes=2", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=e:4001")
     assert found.etcd == EtcdSettings("e", 4001)
     assert found.note == "--rdzv-backend etcd-v2: v3 of etcd's interface is used, as with etcd"
+    assert "no effect here: cacert" in place("--nnodes=2", C10D, "--rdzv-conf=cacert=x").note
     assert place("--rdzv-backend=etcd", "--nnodes=1", "--rdzv-endpoint=e").etcd is None  # a job of one node needs none
 
 
@@ -315,9 +364,6 @@ def test_etcd_v2_is_served_by_v3_and_a_line_says_so() -> None:
     [
         (ETCD[:2], "--rdzv-backend etcd: say where etcd is: --rdzv-endpoint HOST:2379"),
         ([*ETCD, "--rdzv-conf=protocol=ftp"], "--rdzv-conf: protocol=ftp: must be http or https"),
-        ([*ETCD, "--rdzv-conf=cert=c.pem"], "--rdzv-conf: cert needs key"),
-        ([*ETCD, "--rdzv-conf=user=u"], "--rdzv-conf: user needs password"),
-        (["--nnodes=2", C10D, "--rdzv-conf=cacert=x"], "--rdzv-conf: cacert: only with --rdzv-backend etcd, not c10d"),
     ],
 )
 def test_mistake_in_the_settings_of_etcd_says_what_is_missing(options: list[str], words: str) -> None:

@@ -13,12 +13,9 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters, registry
 from torch.distributed.launcher.api import LaunchConfig
 
-from megatron_ft.job import endpoint as endpoint_names
-from megatron_ft.job.endpoint import own_host
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
-from megatron_ft.launcher.coordination import rank_store
-from megatron_ft.launcher.coordination.rank_store import RankStore, RankStoreError
-from megatron_ft.launcher.coordination.rendezvous import register
+from megatron_ft.launcher.coordination import rendezvous
+from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous, RankStoreError
 from megatron_ft.launcher.rules.coordinator_view import CoordinatorView
 
 HERE = "127.0.0.1"
@@ -40,9 +37,9 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def launchers(*, local_addr: str | None = None, endpoint: str = "", address: str = "") -> RankStore:
+def launchers(host: str = HERE, port: int = 0) -> CoordinatedRendezvous:
     """One launcher's."""
-    return RankStore(own_host(local_addr, endpoint), address=address)
+    return CoordinatedRendezvous(LaunchConfig(1, 2, 1, run_id="run"), host, port)
 
 
 def is_listening(port: int) -> bool:
@@ -51,18 +48,18 @@ def is_listening(port: int) -> bool:
 
 
 @pytest.fixture
-def served() -> Iterator[RankStore]:
+def served() -> Iterator[CoordinatedRendezvous]:
     store = launchers()
     yield store
-    store.close()
+    store.close_store()
 
 
-def test_store_of_a_new_cycle_is_fresh_and_the_old_one_is_closed(served: RankStore) -> None:
-    first = served.open()
+def test_store_of_a_new_cycle_is_fresh_and_the_old_one_is_closed(served: CoordinatedRendezvous) -> None:
+    first = served.open_store()
     mine, other = served.connect(first), launchers().connect(first)
     other.set("who", "other")
     assert mine.get("who") == b"other"
-    second = served.open()
+    second = served.open_store()
     assert not served.connect(second).check(["who"])
     assert not is_listening(port_of(first)), "its port is given back, though a client of it is still there"
     with pytest.raises(RuntimeError):
@@ -71,32 +68,32 @@ def test_store_of_a_new_cycle_is_fresh_and_the_old_one_is_closed(served: RankSto
 
 def test_a_port_of_the_users_is_that_of_each_cycle() -> None:
     port = free_port()
-    store = launchers(address=f"{HERE}:{port}")
+    store = launchers(port=port)
     clients = []
     for _ in range(3):
-        address = store.open()
+        address = store.open_store()
         assert address == f"{HERE}:{port}"
         clients.append(store.connect(address))
         assert not clients[-1].check(["key"])
         clients[-1].set("key", "value")
     with pytest.raises(RankStoreError, match=f"port {port}: [^\n]+$"):
-        launchers(address=f"{HERE}:{port}").open()
-    store.close()
+        launchers(port=port).open_store()
+    store.close_store()
     assert not is_listening(port)
-    store.close()
+    store.close_store()
 
 
 @pytest.mark.parametrize(("local_addr", "written"), [("nobody.invalid", "nobody.invalid"), ("fe80::1", "[fe80::1]")])
 def test_place_0_needs_no_name_server_to_reach_itself(local_addr: str, written: str) -> None:
-    store = launchers(local_addr=local_addr)
-    address = store.open()
+    store = launchers(local_addr)
+    address = store.open_store()
     assert address == f"{written}:{port_of(address)}"
     store.connect(address).set("key", "value")
-    store.close()
+    store.close_store()
 
 
 def test_a_store_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_store, "CONNECT_S", 0.5)
+    monkeypatch.setattr(rendezvous, "CONNECT_S", 0.5)
     address = f"{HERE}:{free_port()}"
     with pytest.raises(RankStoreError, match=f"{address}, can't be reached: [^\n]+$") as caught:
         launchers().connect(address)
@@ -112,16 +109,16 @@ def test_frames_of_torchs_own_code_are_not_for_the_user(monkeypatch: pytest.Monk
     def refuse(*_args: object, **_options: object) -> None:
         raise RuntimeError("no\x1b\nframe #0: c10d")
 
-    monkeypatch.setattr(rank_store, "TCPStore", refuse)
-    for act in (launchers().open, lambda: launchers().connect("a:1")):
+    monkeypatch.setattr(rendezvous, "TCPStore", refuse)
+    for act in (launchers().open_store, lambda: launchers().connect("a:1")):
         with pytest.raises(RankStoreError) as caught:
             act()
         assert str(caught.value).isprintable()
         assert "frame" not in str(caught.value)
 
 
-def test_closing_the_store_ends_a_wait_in_it(served: RankStore) -> None:
-    client = served.connect(served.open())
+def test_closing_the_store_ends_a_wait_in_it(served: CoordinatedRendezvous) -> None:
+    client = served.connect(served.open_store())
     client.set("waits", "")
     ended = threading.Event()
 
@@ -131,28 +128,8 @@ def test_closing_the_store_ends_a_wait_in_it(served: RankStore) -> None:
         ended.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    served.close()
+    served.close_store()
     assert ended.wait(10)
-
-
-@pytest.mark.parametrize(
-    ("local_addr", "endpoint", "towards", "host"),
-    [
-        ("me", "node01:1", "10.0.0.1", "me"),
-        (None, "", None, HERE),
-        (None, "localhost:1", "10.0.0.1", HERE),
-        (None, "node01:1", "10.0.0.1", "10.0.0.1"),
-        (None, "node01:1", "127.0.1.1", "fqdn"),
-        (None, "node01:1", "fe80::1%eth0", "fqdn"),
-    ],
-)
-def test_own_host_is_the_name_that_others_can_reach(
-    local_addr: str | None, endpoint: str, towards: str | None, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket, "getfqdn", lambda: "fqdn")
-    monkeypatch.setattr(endpoint_names.tcp, "look_up", lambda host, port: [(0, 0, 0, "", (host, port))])
-    monkeypatch.setattr(endpoint_names, "_own_end", lambda *_: towards)
-    assert own_host(local_addr, endpoint) == host
 
 
 def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
@@ -160,26 +137,21 @@ def cycle(number: int, *, place: int, world: int, store: str) -> Assignment:
     return Assignment(decision, place=place, store=store)
 
 
-def handlers_of(*stores: RankStore) -> tuple[list[CoordinatorView], list[Any]]:
-    """Made as torch's launcher makes them."""
-    all_decided, handlers = [], []
-    for store in stores:
-        decided = CoordinatorView()
-        config = LaunchConfig(1, 2, 1, rdzv_configs={"password": "secret"})
-        register(config, orders=decided, store=store)
-        assert not config.rdzv_configs, "torch logs them"
-        handlers.append(registry.get_rendezvous_handler(RendezvousParameters(config.rdzv_backend, "", "run", 1, 2)))
-        all_decided.append(decided)
-    return all_decided, handlers
+def made_by_torch(config: LaunchConfig) -> Any:
+    """Return the handler that torch's launcher gets for this configuration."""
+    return registry.get_rendezvous_handler(
+        RendezvousParameters(config.rdzv_backend, "", "run", 1, 2, **config.rdzv_configs)
+    )
 
 
-def test_the_rendezvous_hands_out_what_was_decided(served: RankStore) -> None:
-    decided, handlers = handlers_of(served, launchers())
+def test_the_rendezvous_hands_out_what_was_decided(served: CoordinatedRendezvous) -> None:
+    handlers = [served, launchers()]
     for number in range(2):
-        address = served.open()
+        address = served.open_store()
         infos = []
         for place, handler in enumerate(handlers):
-            decided[place].begun = cycle(number, place=place, world=2, store=address)
+            handler.orders = CoordinatorView()
+            handler.orders.begun = cycle(number, place=place, world=2, store=address)
             infos.append(handler.next_rendezvous())
         assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
         for info in infos:
@@ -190,15 +162,16 @@ def test_the_rendezvous_hands_out_what_was_decided(served: RankStore) -> None:
         assert not infos[1].store.check(["key"])
         infos[0].store.set("key", "value")
         assert infos[1].store.get("key") == b"value"
-    for handler in handlers:
+    assert served.use_agent_store
+    assert not served.is_closed()
+    assert served.num_nodes_waiting() == 0
+    assert served.shutdown()
+
+
+def test_each_launch_in_one_process_has_its_own_rendezvous_and_torch_logs_no_password() -> None:
+    for _ in range(2):
+        config = LaunchConfig(1, 2, 1, run_id="run", rdzv_configs={"password": "secret"})
+        handler = CoordinatedRendezvous(config, HERE)
+        assert made_by_torch(config) is handler
         assert handler.get_run_id() == "run"
-        assert handler.use_agent_store
-        assert not handler.is_closed()
-        assert handler.num_nodes_waiting() == 0
-        assert handler.shutdown()
-
-
-def test_a_second_launch_in_one_process_has_its_own() -> None:
-    _, (first,) = handlers_of(launchers())
-    _, (second,) = handlers_of(launchers())
-    assert first is not second
+        assert "secret" not in str(config.rdzv_configs)
