@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from megatron_ft.errors import ProtocolError
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.connection import Connection
 from megatron_ft.job.parts import SAID_BY_PARTS
 from megatron_ft.job.rules import actions
@@ -70,8 +71,6 @@ class Coordination:
         self._timer: Timer | None = None
         self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
         self._limiter = RateLimiter()
-        self._was_let_in = False
-        """A coordinator has proved that it knows the secret: it is no mistake of the user if another process can't."""
         self._address = ""
         """Address of the connection, made or in progress; empty if none."""
         self._connecting: set[str] = set()
@@ -98,7 +97,6 @@ class Coordination:
         return 0 if decided is None else decided.decision.cycle + 1
 
     def tell(self, message: m.NodeMessage) -> None:
-        """Tell the coordinator; after a `Goodbye` ``left`` is set within its ``within_s``."""
         self._do(self.member.tell(message, time.monotonic()))
 
     # -- what etcd says ---------------------------------------------------------------------------------------
@@ -152,9 +150,9 @@ class Coordination:
             sock = result()
         except (OSError, ProtocolError) as error:
             if is_awaited:
-                problem, is_unknown = getattr(error, "strerror", "") or str(error), isinstance(error, socket.gaierror)
-                text = f"the host name cannot be resolved: {problem}" if is_unknown else problem
-                self._broken(text, is_unowned=not is_unknown)
+                problem = getattr(error, "strerror", "") or str(error)
+                is_unknown = isinstance(error, socket.gaierror)
+                self._broken(f"the host name cannot be resolved: {problem}" if is_unknown else problem)
             return
         if not is_awaited:
             sock.close()
@@ -171,11 +169,10 @@ class Coordination:
 
     def _opened(self) -> None:
         """Connected, and the coordinator has proved the secret."""
-        self._was_let_in = True
         self._do(self.member.opened(time.monotonic()))
 
-    def _broken(self, *problem: str, is_unowned: bool = False) -> None:
-        self._do(self.member.broken(time.monotonic(), *problem, is_unowned=is_unowned))
+    def _broken(self, *problem: str) -> None:
+        self._do(self.member.broken(time.monotonic(), *problem))
 
     def _heard(self, message: m.ToMember) -> None:
         if isinstance(message, m.Admitted) and self.connection is not None:
@@ -194,12 +191,12 @@ class Coordination:
             if self.connection.channel is not None and isinstance(problem, ProtocolError):
                 self._say_seldom(f"closed the connection to the coordinator at {address}: {problem}")
             self._broken()
-        elif self._was_let_in:
+        elif self.member.was_reached:
             # any process can say that: it ends no launcher that has met a coordinator of its job
             self._say_seldom(f"the coordinator at {address} {problem}; looking for another one")
             self._broken(str(problem))
         else:
-            self._heard(m.Dismiss(m.REFUSED, f"the coordinator at {address} {problem}"))
+            self._heard(m.Dismiss(MISTAKE_CODE, f"the coordinator at {address} {problem}"))
 
     def _say_seldom(self, text: str) -> None:
         if line := self._limiter.admit(text, time.monotonic()):

@@ -119,7 +119,7 @@ class EtcdLock(Lock):
         try:
             self._reactor.call_in_thread(lambda: self._ask(may_lead=may_lead), self._looked)
         except RuntimeError as error:  # no thread can be started
-            self._coordination.member.no_leader_known(str(error))
+            self._coordination.member.problem = str(error)
             self._look_in(*_LOOKS_S)
 
     def _ask(self, *, may_lead: bool) -> tuple[Seen, tuple[socket.socket, LeaseHeld] | None]:
@@ -144,7 +144,7 @@ class EtcdLock(Lock):
         try:
             seen, taken = result()
         except (EtcdAway, ConfigError) as error:
-            self._coordination.member.no_leader_known(str(error))
+            self._coordination.member.problem = str(error)
         else:
             if self._held is not None and self._held.epoch != seen.epoch:
                 self._lost()  # the leader here was paused, or cut off from etcd

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from megatron_ft.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.exit_codes import MISTAKE_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.faults import Fault, back_again, bad_nodes, fault_of
 from megatron_ft.job.rules.lives import LIVES_FILE, Ending, Life, Lives, NodeEnd
-from megatron_ft.job.rules.messages import REFUSED, Verdict
+from megatron_ft.job.rules.messages import Verdict
 from megatron_ft.job.rules.restart_policy import JobProgress
 from megatron_ft.launcher.base.command_line import CommandLine
 from megatron_ft.launcher.processes.health_command import FINISHED_FLAG
@@ -90,7 +90,7 @@ def end_of(over: LauncherExit, line: CommandLine) -> LauncherEnd:
             return LauncherEnd(over.code, Ending.LOST, over.text)
         case Exit.EXCLUDED if over.code:
             return LauncherEnd(over.code, Ending.FAILED, over.text or "a node was excluded, and too few nodes are left")
-        case Exit.LEFT if over.code not in (0, REFUSED):
+        case Exit.LEFT if over.code not in (0, MISTAKE_CODE):
             return LauncherEnd(over.code, Ending.LOST if over.code == TRY_AGAIN_CODE else Ending.FAILED, over.text)
     return LauncherEnd(over.code)
 

@@ -207,6 +207,11 @@ class Launcher(Process):
         self.later(0.0, self.tick)
         self.later(0.0, lambda: self.hear(events.Tick()))
 
+    @property
+    def place(self) -> int:
+        """Of its node; 0 if it has none."""
+        return 0 if self.member.decided is None else self.member.decided.place or 0
+
     def hurt(self, fault: Fault, seconds: float = 0.0, *, cycle: int | None = None) -> None:
         """Take note of a fault that hits it now, and for how long."""
         now_s = self.world.now_s
@@ -260,7 +265,7 @@ class Launcher(Process):
         try:
             seen, held = result()
         except EtcdAway as error:
-            self.member.no_leader_known(str(error))
+            self.member.problem = str(error)
         else:
             if self.lock is not None and self.lock.held is not None and self.lock.held.epoch != seen.epoch:
                 self.lock.give_up()
@@ -435,7 +440,7 @@ class Launcher(Process):
             self.hear(events.NotStarted())
             return
         assert self._begun is not None
-        cycle, place, world = self.agent.cycle.cycle, self.member.place or 0, self._begun.decision.world
+        cycle, place, world = self.agent.cycle.cycle, self.place, self._begun.decision.world
         self.world.tell(f"{self.name} starts ranks of cycle {cycle} at place {place}")
         self._error, self._rerun, self.is_hung = "", None, False
         trained = self.ranks = Trained(cycle, self, self.world.now_s, self._begun)
@@ -503,7 +508,7 @@ class Launcher(Process):
     def _notice(self) -> None:
         assert self.ranks is not None
         waits_in, state = ("", "T") if self.is_hung else ("all_reduce", "S")
-        quiet_s, rank = 10.0 if self.is_hung else 0.0, self.member.place or 0
+        quiet_s, rank = 10.0 if self.is_hung else 0.0, self.place
         note = RankSnapshot(rank=rank, state=state, has_stack=True, waits_in=waits_in, quiet_s=quiet_s)
         self.hear(observed(0, self.ranks.cycle, note))
 
@@ -531,7 +536,7 @@ class Launcher(Process):
         if self.ranks is not None and self.runs() and not self.job.plan.rules.min_healthy:
             self.hurt(fault, cycle=self.ranks.cycle)
             self.is_hung = True
-            verdict = replace(HANG, rank=self.member.place or 0, at_ns=round(self.clock() * 1e9))
+            verdict = replace(HANG, rank=self.place, at_ns=round(self.clock() * 1e9))
             self.hear(found_hung(0, self.ranks.cycle, verdict))
             self.later_in_cycle(self.world.chance.uniform(0.05, 1.5), self._notice)
 
@@ -547,6 +552,6 @@ class Launcher(Process):
             return
         is_excluded = action is WorkloadAction.ExcludeThisNode
         self.hurt(fault, cycle=None if is_excluded else self.ranks.cycle)
-        self.hear(WorkloadControl(action=action.name, description="enough", rank=self.member.place or 0, pid=1))
+        self.hear(WorkloadControl(action=action.name, description="enough", rank=self.place, pid=1))
         if is_excluded:
             self.later_in_cycle(self.world.chance.uniform(0.05, 0.5), lambda: self._exits(1))

@@ -130,7 +130,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
     ],
     "job/rules/member.py": [
         ("self._out.append(m.Stay())", "self._out += [m.Stay(), m.Dismiss(0)]"),
-        ("m.Dismiss(decision.code, d", "m.Dismiss(decision.code + int(identity.instance[1:]) % 2, d"),
+        ("m.Dismiss(decision.code, d", "m.Dismiss(decision.code + int(self.identity.instance[1:]) % 2, d"),
         ("self._ended(m.End(self", "str(m.End(self"),
         ("if now >= until_s and", "if False and"),
         ("and not self._is_training:\n            self._g", "and True:\n            self._g"),

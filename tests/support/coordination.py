@@ -46,7 +46,7 @@ class Ear:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.heard_messages: list[m.ToMember] = []
-        self.problem = ""
+        self.problem, self.was_reached = "", False
         self.alarm_s = time.monotonic() + 1e6
 
     def _note(self, what: Any) -> list[Any]:
@@ -54,9 +54,10 @@ class Ear:
         return []
 
     def opened(self, _now_s: float) -> list[Any]:
+        self.was_reached = True
         return self._note("opened")
 
-    def broken(self, _now_s: float, problem: str = "", *, is_unowned: bool) -> list[Any]:
+    def broken(self, _now_s: float, problem: str = "") -> list[Any]:
         self.problem = problem
         return self._note("failed" if problem else "broken")
 

@@ -50,7 +50,7 @@ def unled(
     while not is_over:
         effects = machine.tick(now_s, progress(now_s))
         if any(isinstance(effect, actions.Connect) and effect.address for effect in effects):
-            effects += machine.broken(now_s, problem, is_unowned=True)
+            effects += machine.broken(now_s, problem)
         yield from ((now_s, effect) for effect in effects)
         is_over = any(isinstance(effect, m.Dismiss) for effect in effects)
         now_s = max(now_s, machine.alarm_s) + 0.001

@@ -52,6 +52,11 @@ class Launcher:
         return self.member.standing.phase is m.NodePhase.EXCLUDED
 
     @property
+    def place(self) -> int | None:
+        """Of its node, by the last decision."""
+        return None if self.member.decided is None else self.member.decided.place
+
+    @property
     def cycle(self) -> int | None:
         """That runs here, or did last."""
         return None if self.begun is None else self.begun.decision.cycle

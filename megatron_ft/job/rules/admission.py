@@ -6,8 +6,9 @@ Those that were started after its end are to wait for the leader of the next one
 from __future__ import annotations
 
 from megatron_ft.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
-from megatron_ft.job.rules.messages import REFUSED, Dismiss, Hello, JobDefinition
+from megatron_ft.job.rules.messages import Dismiss, Hello, JobDefinition
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.wording import printable
 
@@ -41,7 +42,7 @@ def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
             f"{printable(hello.job)}): give each job its own --rdzv-endpoint, or all launchers of one job the same "
             "--rdzv-id"
         )
-        return Dismiss(REFUSED, text)
+        return Dismiss(MISTAKE_CODE, text)
     if hello.rules != defined.rules:
         others = _options(defined.rules)
         told = "; ".join(
@@ -49,7 +50,7 @@ def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
             for option, own in _options(hello.rules).items()
             if own != others[option]
         )
-        return Dismiss(REFUSED, f"this launcher's options differ from those of the others: {told}")
+        return Dismiss(MISTAKE_CODE, f"this launcher's options differ from those of the others: {told}")
     return None
 
 

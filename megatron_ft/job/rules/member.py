@@ -33,6 +33,8 @@ _RETRY_S = (0.02, 0.5)
 """Pause before the next attempt to connect, for each second between beats, at least and at most."""
 HOLDER_STAYS_S = 60.0
 """Seconds for which the launcher that holds the lock stays so that all others hear of the job's end."""
+_EXCLUDED_S = 30.0
+"""Seconds for which an excluded node's goodbye waits for a coordinator that takes over."""
 _REPORT_UNREACHED_S = 10.0
 """Seconds after which a launcher that no leader has admitted tells the user why."""
 TAKEN_S = 20.0
@@ -71,9 +73,10 @@ class Member:
         self._out: list[actions.MemberEffect] = []
         self._link, self._due_s = Link.NONE, math.inf if identity.is_in_etcd else 0.0
         """The connection, and when the time of its state is over."""
-        self._problem = "still connecting"
-        self._is_unowned = not identity.has_known_host
-        """No process was ever reached at the endpoint, whose name is known, and no scheduler has named it."""
+        self.problem = "still connecting"
+        """Why no leader was reached, for the user."""
+        self.was_reached = False
+        """A coordinator has proved that it knows the secret: it is no mistake of the user if another process can't."""
         self._heard_s = self._unled_s = 0.0
         self._stopped_s = 0.0
         """When the ranks of this node were ended because it was cut off."""
@@ -96,10 +99,6 @@ class Member:
     def is_led(self) -> bool:
         """True if a leader has admitted this launcher."""
         return self._link is Link.LED
-
-    @property
-    def place(self) -> int | None:
-        return None if self.decided is None else self.decided.place
 
     # -- the connection ---------------------------------------------------------------------------------------
 
@@ -145,31 +144,25 @@ class Member:
             self._reconnect("another launcher has taken over")
             self._due_s = self._clock.now_s
         elif not epoch:
-            self.no_leader_known("no launcher leads the job")
+            self.problem = "no launcher leads the job"
         return self._take()
-
-    def no_leader_known(self, problem: str) -> None:
-        """Keep why, for the user; the leader that this launcher is connected to may lead all the same."""
-        self._problem = self._problem if self.is_led else problem
 
     def opened(self, now_s: float) -> list[actions.MemberEffect]:
         self._clock.set(now_s)
-        self._link, self._due_s, self._is_unowned = Link.OPEN, self._clock.now_s + _ANSWER_S, False
-        hello = self.identity.hello(now_s, owns=self.owns, decided=self.decided, standing=self.standing)
+        self._link, self._due_s, self.was_reached = Link.OPEN, self._clock.now_s + _ANSWER_S, True
+        up_s = max(0.0, now_s - self.identity.started_s)
+        hello = replace(self.identity, owns=self.owns, decided=self.decided, standing=self.standing, up_s=up_s)
         self._transmit(hello, *([] if self._leaving is None else [self._leaving]))
         return self._take()
 
-    def broken(
-        self, now_s: float, problem: str = "the connection was closed there", *, is_unowned: bool = False
-    ) -> list[actions.MemberEffect]:
-        """The connection has ended, or can't be made. ``is_unowned``: no process is at that address."""
+    def broken(self, now_s: float, problem: str = "the connection was closed there") -> list[actions.MemberEffect]:
+        """The connection has ended, or can't be made."""
         self._clock.set(now_s)
-        self._is_unowned &= is_unowned
         self._reconnect(problem)
         return self._take()
 
     def _reconnect(self, problem: str = "") -> None:
-        self._problem = problem or self._problem
+        self.problem = problem or self.problem
         self._unled_s = self._heard_s if self.is_led else self._unled_s
         pause_s = beat_s(self.identity.rules.max_nodes) * self._chance.uniform(*_RETRY_S)
         self._link, self._due_s = Link.NONE, self._clock.now_s + pause_s
@@ -193,7 +186,7 @@ class Member:
             if self._link is Link.OPEN:  # its hello said that the ranks run
                 self._reconnect()
         timeout = f"{rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
-        problem = f"{self.identity.endpoint}: {self._problem}"
+        problem = f"{self.identity.endpoint}: {self.problem}"
         is_taken = self.identity.is_here and not self.owns and not self._unled_s  # no leader has ever admitted it
         if not (self._has_said_unreached or is_taken) and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
@@ -221,7 +214,7 @@ class Member:
             code, text = 0, "no coordinator is reachable any more"
         elif not self._is_new:
             text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
-        elif self._is_unowned:
+        elif not (self.was_reached or self.identity.has_known_host):
             text = f"no process was reached at {self.identity.endpoint} for {timeout} ({problem}), and this launcher is"
             text = f"{text} not its host: start a launcher there, or set --rdzv-conf is_host=1 on one node"
             code = MISTAKE_CODE
@@ -271,7 +264,7 @@ class Member:
             case m.Stay():
                 if self._leaving is not None:
                     self._stay()
-            case m.Dismiss(m.REFUSED, text) if self.decided is not None:
+            case m.Dismiss(code, text) if code == MISTAKE_CODE and self.decided is not None:
                 self._reconnect(text)  # another job has got the endpoint, after the leader was lost
             case m.Dismiss():
                 self._out.append(message)
@@ -295,7 +288,13 @@ class Member:
             return
         self.decided = held
         if decision.kind is DecisionKind.END:
-            self._out.append(at_end(self.identity, decision, self.standing))
+            end = m.Dismiss(decision.code, decision.text, is_of_all=True)
+            has_part = self.standing.cycle >= 0 or self.standing.phase is m.NodePhase.EXCLUDED
+            if decision.code == 0 and decision.world and not (has_part or self.identity.is_named):
+                text = f"{self.identity.job} has finished without this launcher, and may have been another job: nothing"
+                text = f"{text} was trained here. Give each job its own --rdzv-id (and endpoint), and the launchers of"
+                end = m.Dismiss(MISTAKE_CODE, f"{text} one job, spares included, the same")
+            self._out.append(end)
         elif self._leaving is None:  # else the decision crossed the goodbye
             if held.place is not None:
                 self._is_opening, self.standing = False, m.NodeStatus(m.NodePhase.RUNNING, decision.cycle)
@@ -318,7 +317,7 @@ class Member:
     # -- reports of this node ---------------------------------------------------------------------------------
 
     def tell(self, message: m.NodeMessage, now_s: float) -> list[actions.MemberEffect]:
-        """Report the state of this node or its ranks; `Dismiss` follows a `Goodbye` within its ``within_s``.
+        """Report the state of this node or its ranks; `Dismiss` or `Stay` follows a `Goodbye`.
 
         A later leader is told the state of the node again, but not the events of its ranks.
         """
@@ -335,8 +334,8 @@ class Member:
                 self.standing = replace(self.standing, phase=m.NodePhase.ASIDE)
             case m.Goodbye():
                 self._leaving, self._is_opening = message, False
-                within_s = HOLDER_STAYS_S if self.owns and not message.excluded else message.within_s
-                self._leave_s = self._clock.now_s + within_s
+                within_s = HOLDER_STAYS_S if self.owns else m.GOODBYE_S
+                self._leave_s = self._clock.now_s + (_EXCLUDED_S if message.excluded else within_s)
             case PartMessage():
                 self._note(message)
         self._transmit(message)
@@ -373,19 +372,3 @@ class Member:
     def _take(self) -> list[actions.MemberEffect]:
         taken, self._out = self._out, []
         return taken
-
-
-def at_end(identity: m.Identity, decision: Decision, standing: m.NodeStatus) -> m.Dismiss:
-    """Return how to leave when the end of the job was decided.
-
-    A launcher that never trained mustn't say that its job has finished if that may have been another one.
-    """
-    has_part = standing.cycle >= 0 or standing.phase is m.NodePhase.EXCLUDED
-    if decision.code == 0 and decision.world and not (has_part or identity.is_named):
-        text = (
-            f"{identity.job} has finished without this launcher, and may have been another job: nothing was trained "
-            "here. Give each job its own --rdzv-id (and endpoint), and the launchers of one job, spares included, the "
-            "same"
-        )
-        return m.Dismiss(MISTAKE_CODE, text)
-    return m.Dismiss(decision.code, decision.text, is_of_all=True)

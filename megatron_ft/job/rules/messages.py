@@ -6,7 +6,7 @@ But for those of parts (`PartMessage`).
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -200,7 +200,7 @@ class Hello(JobDefinition, frozen=True):
 
 
 class Identity(Hello, frozen=True, kw_only=True):
-    """Identity of a launcher, as it knows it itself.
+    """Identity of a launcher, as it knows it itself. It is sent as a hello: a leader skips what that hasn't.
 
     Args:
         endpoint: where the leader listens, or etcd.
@@ -211,17 +211,13 @@ class Identity(Hello, frozen=True, kw_only=True):
         is_in_etcd: the leader's address is in etcd.
     """
 
+    NAME: ClassVar[str] = "hello"
     endpoint: str
     started_s: Finite = 0.0
     is_named: bool = True
     is_here: bool = False
     has_known_host: bool = True
     is_in_etcd: bool = False
-
-    def hello(self, now_s: float, **more: Any) -> Hello:
-        """Return the first message of a connection; ``more``: its fields that change."""
-        common = {name: getattr(self, name) for name in Hello.__struct_fields__}
-        return Hello(**common | more | {"up_s": max(0.0, now_s - self.started_s)})
 
 
 class Ready(Message, frozen=True):
@@ -246,6 +242,10 @@ class Shutdown(Message, frozen=True):
     text: str
 
 
+GOODBYE_S = 1.0
+"""Seconds to wait for the answer to a goodbye: until the others have received why this node leaves."""
+
+
 class Goodbye(Message, frozen=True):
     """This node leaves, and never comes back. It waits for its ``Dismiss``, or ``Stay``.
 
@@ -260,11 +260,6 @@ class Goodbye(Message, frozen=True):
     excluded: bool = False
     well: bool = False
     failed: bool = False
-
-    @property
-    def within_s(self) -> float:
-        """Longest wait for the answer; a launcher that stays anyway waits for a coordinator that takes over."""
-        return 30.0 if self.excluded else 1.0
 
     @property
     def code(self) -> int:
@@ -323,16 +318,15 @@ class Tell(Message, frozen=True):
     printer: str = ""
 
 
-REFUSED = 2
-"""The code of a launcher that this job doesn't take: another job's, or one with other options."""
-
-
 class Stay(Message, frozen=True):
     """The job goes on without this node, which is excluded: its launcher connects again, without one, for the end."""
 
 
 class Dismiss(Message, frozen=True):
-    """This launcher's job is over, with this exit code. ``text``: what is wrong with it, or why the job ends."""
+    """This launcher's job is over, with this exit code; `MISTAKE_CODE`: the job doesn't take it.
+
+    ``text``: what is wrong with it, or why the job ends.
+    """
 
     code: Int
     text: str = ""

@@ -21,7 +21,7 @@ from megatron_ft.config.launcher_options import OFF
 from megatron_ft.diagnosis.exceptions import CrashOutput
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.job.coordination import Coordination
-from megatron_ft.job.rules.messages import Goodbye, NodeMessage, Tell
+from megatron_ft.job.rules.messages import GOODBYE_S, Goodbye, NodeMessage, Tell
 from megatron_ft.job.rules.restart_policy import rotated
 from megatron_ft.launcher.base import launcher_lines
 from megatron_ft.launcher.base.command_line import CommandLine
@@ -132,7 +132,7 @@ class FaultTolerantAgent(TorchAgent):
             if self._coordination.left is None:
                 goodbye = Goodbye(f"its launcher failed: {launcher_lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)
-                over_s = time.monotonic() + goodbye.within_s
+                over_s = time.monotonic() + GOODBYE_S
                 self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
             raise
         finally:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import messages as m
@@ -76,7 +77,7 @@ def test_launcher_that_does_not_share_the_secret_is_refused_in_one_line(
         transport.connect(service.address)
         until(reactor, lambda: ear.told)
         (refused,) = ear.told
-        assert refused.code == m.REFUSED
+        assert refused.code == MISTAKE_CODE
         words = "another secret: FT_SECRET (or FT_SECRET_FILE) must be the same on all nodes"
         assert refused.text == f"the coordinator at {service.address} has {words}"
         transport.transmit(HELLO)  # has no effect

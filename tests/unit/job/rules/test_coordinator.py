@@ -34,11 +34,10 @@ def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> Non
 def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_coordinator() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     machine, excluded = begun(rules, "abc"), m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
-    leaver = m.Identity("job", rules, "b", "b", "b", endpoint="")
     machine.broken(1, 0.1, reset=True)
     machine.heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="lost a peer", follows=True)), 0.1)
     standing = m.NodeStatus(m.NodePhase.EXCLUDED, report=excluded)
-    hello = leaver.hello(0.1, standing=standing)
+    hello = m.Hello("job", rules, "b", "b", "b", standing=standing)
     machine.heard(7, hello, 0.1)
     (verdict,) = sent(machine.settle(0.1), m.Verdict)
     assert verdict.cause.text == "node 1 (b) leaves the job: rank 1 asked for it"

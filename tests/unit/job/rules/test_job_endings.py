@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome, Reached
 from tests.support.machines import Job, Launcher
@@ -145,7 +146,7 @@ def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_c
     job.break_off(b)
     b.do(b.member.broken(job.now_s))
     job.run(98.0)
-    assert (b.member.is_led, b.member.place) == (True, None)
+    assert (b.member.is_led, b.place) == (True, None)
     assert (b.left, cycles(a, c), world(a)) == (None, [1, 1], 2)
     a.fails()
     job.run(2.0)
@@ -270,7 +271,7 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
     job = Job()
     a, *_ = job.start("abc")
     job.run(31)
-    a.do(a.member.heard(m.Dismiss(m.REFUSED, "another job already uses this rendezvous endpoint"), job.now_s))
+    a.do(a.member.heard(m.Dismiss(MISTAKE_CODE, "another job already uses this rendezvous endpoint"), job.now_s))
     assert a.left is None
     assert not a.ends
 

@@ -48,7 +48,7 @@ def test_epoch_that_a_leader_tells_counts_before_etcd_does() -> None:
 
 def test_user_is_told_why_no_leader_was_found() -> None:
     machine = member(is_in_etcd=True)
-    machine.no_leader_known("etcd at http://e:2379: Connection refused")
+    machine.problem = "etcd at http://e:2379: Connection refused"
     now_s, said = 0.0, []
     while now_s < 12.0:
         now_s = max(now_s, machine.alarm_s)

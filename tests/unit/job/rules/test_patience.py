@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.decisions import Assignment, DecisionKind
-from megatron_ft.job.rules.member import CUT_OFF_S, TAKEN_S, Member, at_end
+from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.member import CUT_OFF_S, TAKEN_S, Member
 from tests.support.job_machines import RULES, decision, led, member, unled
 
 
@@ -54,15 +54,11 @@ def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_jo
     assert left.text.endswith("start a launcher there, or set --rdzv-conf is_host=1 on one node")
 
 
-@pytest.mark.parametrize("how", ["waits", "unnamed"])
-def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake(how: str) -> None:
+def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake() -> None:
     machine = _unowned()
     machine.tick(0.0)
-    if how == "unnamed":
-        machine.broken(0.1, "the host name cannot be resolved")
-    else:
-        machine.opened(0.1)
-        machine.broken(0.2)
+    machine.opened(0.1)
+    machine.broken(0.2)
     assert _given_up(machine, 0.3)[1].code == TRY_AGAIN_CODE
 
 
@@ -105,14 +101,19 @@ def test_a_launcher_that_finds_no_coordinator_at_the_start_tells_why_soon_and_at
 def test_launcher_that_never_trained_does_not_exit_with_0_for_a_job_that_may_be_another(
     is_named: bool, has_trained: bool, code: int
 ) -> None:
-    standing = m.NodeStatus(cycle=0 if has_trained else -1)
-    identity = replace(member().identity, is_named=is_named)
+    trained = m.NodeStatus(cycle=0 if has_trained else -1)
     finished = replace(decision(1, DecisionKind.END, size=2), code=0)
-    left = at_end(identity, finished, standing)
-    assert (left.code, left.is_of_all) == (code, code == 0)
-    assert ("--rdzv-id" in left.text) is (code == 2)
-    assert at_end(identity, replace(finished, code=1), standing).code == 1
-    excluded = replace(m.NodeStatus(), phase=m.NodePhase.EXCLUDED)
-    assert at_end(identity, finished, excluded).code == 0
-    nobody_trained = replace(finished, world=0)
-    assert at_end(identity, nobody_trained, standing).code == 0
+
+    def left(end: Decision, standing: m.NodeStatus = trained) -> m.Dismiss:
+        machine = member(is_named=is_named)
+        machine.standing = standing
+        (effect,) = machine.heard(Assignment(end), 0.0)
+        assert isinstance(effect, m.Dismiss)
+        return effect
+
+    told = left(finished)
+    assert (told.code, told.is_of_all) == (code, code == 0)
+    assert ("--rdzv-id" in told.text) is (code == 2)
+    assert left(replace(finished, code=1)).code == 1
+    assert left(finished, m.NodeStatus(m.NodePhase.EXCLUDED)).code == 0
+    assert left(replace(finished, world=0)).code == 0

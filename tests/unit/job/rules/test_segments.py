@@ -130,11 +130,11 @@ def test_a_job_waits_for_whole_segments_and_replaces_nodes_from_their_own_domain
     ]
     (e,) = job.start("e", domain="right")
     job.run(1.0)
-    assert [each.member.place for each in (a, b, c, e)] == [0, 1, 2, 3]
+    assert [each.place for each in (a, b, c, e)] == [0, 1, 2, 3]
     assert d.begun is None
     b.dies()
     job.run(2.0)
-    assert [each.member.place for each in (a, d, c, e)] == [0, 1, 2, 3]
+    assert [each.place for each in (a, d, c, e)] == [0, 1, 2, 3]
 
 
 def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
@@ -142,7 +142,7 @@ def test_node_that_fails_again_and_again_is_replaced_from_its_domain() -> None:
     a, b = job.start("ab", domain="left")
     (spare,) = job.start("c", domain="left")
     for iteration in (10, 20):
-        assert [each.member.place for each in (a, b, spare)] == [0, 1, None]
+        assert [each.place for each in (a, b, spare)] == [0, 1, None]
         b.fails(reached=Reached(0, iteration))
         job.run(2.0)
-    assert [each.member.place for each in (a, b, spare)] == [0, None, 1]
+    assert [each.place for each in (a, b, spare)] == [0, None, 1]
