@@ -24,10 +24,10 @@ from megatron_ft.job.rules.admission import is_of_next, knows, refusal
 from megatron_ft.job.rules.announcements import Announcements, printer
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
 from megatron_ft.job.rules.job_cycle import GONE, JobCycle
-from megatron_ft.job.rules.leader_part import LeaderPart, Line, ToNodes
+from megatron_ft.job.rules.leader_part import Answers, LeaderPart
 from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
-from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, nodes_left
+from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, Round
 from megatron_ft.job.rules.nodes import GRACE_S, NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Outcome, furthest
 
@@ -221,12 +221,12 @@ class Coordinator:
                 elif (part := self._by_message.get(type(message))) is not None:
                     self._answer(part.hear(node, place, message, self._clock.now_s))
 
-    def _answer(self, answers: Iterable[ToNodes | Line]) -> None:
+    def _answer(self, answers: Answers) -> None:
         """Send what a part answers."""
         for each in answers:
             assert self._cycle is not None
-            if isinstance(each, Line):
-                self._out += self._announcements.say(self._cycle, each.text)
+            if isinstance(each, str):
+                self._out += self._announcements.say(self._cycle, each)
                 continue
             links = self._cycle.links()
             places = links if each.places is None else each.places
@@ -252,7 +252,7 @@ class Coordinator:
             return
         self._gone(node)
         node.is_gone = True
-        left = nodes_left(cycle, self._nodes.values()) if goodbye.excluded else 0
+        left = self._next_cycle.nodes_left(cycle) if goodbye.excluded else 0
         few = ""
         if cycle is not None and goodbye.excluded and left < self.rules.min_nodes:
             few = job_lines.too_few_left(left=left, min_nodes=self.rules.min_nodes)
@@ -433,8 +433,10 @@ class Coordinator:
             for part in self._parts if self._cycle is not None else ():  # after all decisions, which they mustn't delay
                 self._answer(part.tick(self._clock.now_s))
                 self._alarms.append(part.due_s)
-        elif self._record is None and not self._next_cycle.meet(self._clock.now_s):
-            self._out += self._announcements.due(self._cycle, now_s=self._clock.now_s, begins=False)
+        elif self._record is None:
+            meeting = self._next_cycle.meet(None, self._clock.now_s)
+            if meeting.enough < self.rules.min_nodes:
+                self._out += self._announcements.due(None, meeting, self._clock.now_s)
         if self._ended_s is not None:
             is_owed = any(not node.is_gone for node in self._nodes.values())
             cycle, is_new = self._cycle, self._stays_s == NEW_LEADER_S  # spares aren't in the record
@@ -485,11 +487,9 @@ class Coordinator:
         if cycle.outcome is not None and (has_ended or is_news):
             self._end_for(self._nodes.values(), cycle)
         if cycle.outcome is not None and cycle.verdict is None:
-            left, first = nodes_left(cycle, self._nodes.values()), printer(cycle, self._nodes.values())
+            left, first = self._next_cycle.nodes_left(cycle), printer(cycle, self._nodes.values())
             prints = "" if first is None else first.instance
             verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=prints)
-            if verdict is not None:
-                self._next_cycle.bad_nodes.record_verdict(cycle)
         if verdict is not None:
             self._out.append(Send(list(self._links), verdict))
         self._alarms.append(cycle.alarm_s)
@@ -503,9 +503,8 @@ class Coordinator:
         if isinstance(due, JobEnd):
             self._end_job(due.code, due.text)
             return
-        begins = (due or self._plan) is not None
-        self._out += self._announcements.due(self._cycle, now_s=now_s, begins=begins)
-        if due is not None:
+        self._out += self._announcements.due(self._cycle, due if isinstance(due, Round) else None, now_s)
+        if isinstance(due, Plan):
             self._begin_plan(due)
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
@@ -513,5 +512,5 @@ class Coordinator:
         for node in running.values():
             node.phase = m.NodePhase.BUSY
         if running:
-            self._end = self._end or cycle.end(nodes_left=nodes_left(cycle, self._nodes.values()))
+            self._end = self._end or cycle.end(nodes_left=self._next_cycle.nodes_left(cycle))
             self._out.append(Send([*running], self._end))

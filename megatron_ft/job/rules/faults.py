@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.messages import Verdict
-from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.link.base.codec import Fact, Int
 from megatron_ft.link.base.rerun import Rerun
@@ -56,21 +55,19 @@ class Fault(Fact, frozen=True, kw_only=True):
 
 def fault_of(verdict: Verdict) -> Fault | None:
     """Return the fault that ended a cycle; None where no node is at fault, or it was only asked to stop."""
-    cause = verdict.cause
-    if cause.hosts and verdict.outcome is Outcome.FAILED:
-        text = cause.text[:_LONGEST_TEXT]
-        return Fault(node="", cycle=verdict.cycle, kind=FaultKind.LINK, text=text, nodes=cause.hosts)
-    if verdict.node is None or not cause.host or cause.follows:
+    cause, node = verdict.cause, verdict.cause.host
+    has_failed = verdict.outcome is Outcome.FAILED
+    if cause.hosts and has_failed:
+        node, kind = "", FaultKind.LINK
+    elif verdict.node is None or not node or cause.follows:
         return None
-    if verdict.outcome is Outcome.MEMBERSHIP:
+    elif verdict.outcome is Outcome.MEMBERSHIP:
         kind = FaultKind.LEFT
-    elif verdict.outcome is not Outcome.FAILED or verdict.cause.kind is CauseKind.REQUEST:
-        return None
-    elif verdict.cause.rerun is Rerun.CONCLUDED:
-        return None  # its rank has re-run what another GPU had computed
+    elif not has_failed or cause.kind is CauseKind.REQUEST or cause.rerun is Rerun.CONCLUDED:
+        return None  # with a re-run that is concluded its rank has repeated what another GPU had computed
     else:
-        kind = FaultKind.LOST if verdict.cause.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
-    return Fault(node=verdict.cause.host, cycle=verdict.cycle, kind=kind, text=verdict.cause.text[:_LONGEST_TEXT])
+        kind = FaultKind.LOST if cause.kind is CauseKind.MEMBERSHIP else FaultKind.RANK
+    return Fault(node=node, cycle=verdict.cycle, kind=kind, text=cause.text[:_LONGEST_TEXT], nodes=cause.hosts)
 
 
 def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
@@ -80,24 +77,23 @@ def bad_nodes(faults: Iterable[Fault]) -> dict[str, str]:
     A rank that fails says little of its node where the job didn't get on: that may be the script. A machine that was
     switched off is as good as before when it is back and fit, unless that happens again.
     """
-    faults, found = [*faults], dict[str, str]()
-    links = [fault for fault in faults if fault.kind is FaultKind.LINK]
-    common = set[str]().union(*(fault.nodes for fault in links)).intersection(*(fault.nodes for fault in links))
-    if len(links) >= _REPEATS and len(common) == 1:
-        found[common.pop()] = f"{len(links)} times: {links[-1].text}"
-    texts: dict[tuple[str, FaultKind], list[str]] = {}
+    found, links = dict[str, str](), list[Fault]()
+    texts = defaultdict[tuple[str, FaultKind], list[str]](list)
     for fault in faults:
         node, kind = fault.node, fault.kind
-        if kind is FaultKind.LINK or (kind is FaultKind.RANK and not fault.advanced):
-            continue
-        known = texts.setdefault((node, kind), [])
-        known.append(fault.text)
-        count, told = len(known), list(dict.fromkeys(known[-_REPEATS:]))
-        if kind is FaultKind.LEFT or (kind is FaultKind.LOST and not fault.back and count < _REPEATS):
-            found[node] = fault.text
-        elif count >= _REPEATS:
-            text = f"{count} {'failures' if told[1:] else 'times'}: {'; '.join(told)}"
-            found[node] = text if kind is FaultKind.LOST else found.get(node, text)
+        if kind is FaultKind.LINK:
+            links.append(fault)
+        elif kind is not FaultKind.RANK or fault.advanced:
+            known = texts[node, kind]
+            known.append(fault.text)
+            told = list(dict.fromkeys(known[-_REPEATS:]))
+            if len(known) >= _REPEATS:
+                found[node] = f"{len(known)} {'failures' if told[1:] else 'times'}: {'; '.join(told)}"
+            elif kind is FaultKind.LEFT or (kind is FaultKind.LOST and not fault.back):
+                found[node] = fault.text
+    common = set[str]().union(*(fault.nodes for fault in links)).intersection(*(fault.nodes for fault in links))
+    if len(links) >= _REPEATS and len(common) == 1:
+        found.setdefault(common.pop(), f"{len(links)} times: {links[-1].text}")
     return found
 
 
@@ -121,45 +117,3 @@ def advice(scheduler: str, node: str, reason: str) -> str:
         where = f"kubectl get pod {shlex.quote(node)} -o 'jsonpath={{.spec.nodeName}}'"
         return f'{told}. To keep pods from its machine: kubectl cordon "$({where})"'
     return told
-
-
-class BadNodeTracker:
-    """Bad nodes in this life of the job or in earlier ones: the last to get places.
-
-    A leader that takes over only knows what launchers report, and what happens then.
-    """
-
-    def __init__(self) -> None:
-        self._faults: tuple[Fault, ...] = ()
-        self._told: set[str] = set()
-        """Names of nodes whose return was reported."""
-
-    def record_verdict(self, cycle: JobCycle) -> None:
-        """Record the verdict on a cycle that has ended."""
-        fault = None if cycle.verdict is None else fault_of(cycle.verdict)
-        if fault is not None:
-            advanced = cycle.advance.last > cycle.decision.advance.last
-            self._faults = (*self._faults, replace(fault, advanced=advanced))
-            self._told.discard(fault.node)
-
-    def bad_among(self, nodes: Collection[Node]) -> frozenset[str]:
-        """Return the instances of bad nodes among these."""
-        names = bad_nodes(self._faults)
-        return frozenset(node.instance for node in nodes if node.hello.bad or node.name in names)
-
-    def blamed_instance(self, cycle: JobCycle | None) -> str:
-        """Return the instance of the launcher whose node ended that cycle; empty if no node did."""
-        verdict = None if cycle is None else cycle.verdict
-        fault = None if verdict is None else fault_of(verdict)
-        if cycle is None or verdict is None or verdict.node is None or fault is None or not fault.node:
-            return ""
-        seats = [cycle.seats[verdict.node], *cycle.seats]  # the node that reports a hang is often only waiting
-        return next((seat for seat in seats if seat.name == fault.node), seats[0]).node.instance
-
-    def take_returned(self, nodes: Collection[Node]) -> tuple[str, ...]:
-        """Return the names of nodes that were lost or bad before and are ready again, each once."""
-        lost = {fault.node for fault in self._faults if fault.kind is FaultKind.LOST and not fault.back}
-        here = {node.name for node in nodes if node.hello.bad or node.name in lost} - self._told
-        self._told |= here
-        self._faults = back_again(self._faults, here)
-        return tuple(sorted(here))

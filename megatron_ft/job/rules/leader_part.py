@@ -23,14 +23,8 @@ class ToNodes:
     places: Collection[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line for the user, about the whole job."""
-
-    text: str
-
-
-Answers = Iterable[ToNodes | Line]
+Answers = Iterable[ToNodes | str]
+"""Messages for nodes, and lines for the user about the whole job."""
 
 
 class LeaderPart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_ft.job.rules.job_cycle import JobCycle, Seat
-from megatron_ft.job.rules.leader_part import Answers, LeaderPart, Line, ToNodes
+from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
 from megatron_ft.job.rules.messages import Report, Verdict
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
@@ -50,7 +50,7 @@ class SnapshotsAtLeader(LeaderPart):
         cycle.has_restored = restore is not None
         self._snapshots = CompleteSnapshots(decision.cycle, decision.world, None if restore is None else restore.key)
         self._copies = {}
-        return [Line(lines.without_snapshot(decision.cycle, reason))] if reason else []
+        return [lines.without_snapshot(decision.cycle, reason)] if reason else []
 
     def joined(self, node: Node, place: int) -> Answers:
         status, cycle = node.standing.parts.get(SnapshotStatus), self._cycle
@@ -87,7 +87,7 @@ class SnapshotsAtLeader(LeaderPart):
             at, rank = self._snapshots.without
             cause = Cause(kind=CauseKind.CRASH, text=lines.mixed(rank, restore.key.iteration), rank=rank)
             cycle.changed(at, Report(cycle.decision.cycle, NodeState.UNHEALTHY, cause, is_mixed=True))
-        return [Line(lines.restored(restore, message.newer_than))] if have_all else []
+        return [lines.restored(restore, message.newer_than)] if have_all else []
 
     def _told(self, cycle: JobCycle, settled: Settled | None) -> list[ToNodes]:
         return [] if settled is None or cycle.outcome is not None else [ToNodes(settled)]

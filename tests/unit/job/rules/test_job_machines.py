@@ -16,7 +16,7 @@ from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict, Seat, verdict_on
 from megatron_ft.job.rules.member import Member
-from megatron_ft.job.rules.next_cycle import RoundCompletion
+from megatron_ft.job.rules.next_cycle import NextCycle
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, RestartDecision
@@ -55,9 +55,9 @@ def test_the_first_place_by_arrival_is_that_of_the_node_that_hosts_the_coordinat
     assert names(choose([], [node("a", 0, 1), node("b", 1, 2), host], 9)[0]) == "abh"
     ranked = node("h", 2, 9, owns=True)
     assert names(choose([], [node("a", 0, 1), node("b", 1, 2), ranked], 9)[0]) == "abh"
-    # later, who coordinates has no advantage
+    # later, too, if a place is free
     taken = node("t", None, 30, owns=True)
-    assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "has"
+    assert names(choose(slots, [first[0], host, node("s", None, 20), taken], 3)[0]) == "hat"
 
 
 def test_nodes_keep_their_places_and_a_spare_fills_a_gap_until_its_owner_is_back() -> None:
@@ -94,30 +94,44 @@ def test_half_of_many_places_are_filled_anew_without_comparing_every_node_with_e
     assert Compared.count < 3000
 
 
-def complete(completion: RoundCompletion, ready: int, *, last: int, now_s: float, **more: Any) -> bool:
-    values = {"awaited": False, "patient": False, **more}
-    return completion.update(RULES, ready=ready, last=last, now_s=now_s, **values)
+class Meeting:
+    """Nodes that meet after a cycle of ``last`` nodes, or for the first one."""
+
+    def __init__(self, last: int = 0, outcome: Outcome = Outcome.FAILED) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.machine = NextCycle(RULES, self.nodes, [])
+        self.cycle = JobCycle(RULES, decision(size=last), map(node, "abcd"[:last])) if last else None
+        if self.cycle is not None:
+            self.cycle.outcome = outcome
+
+    def until_s(self, ready: int, now_s: float, phase: m.NodePhase = m.NodePhase.READY) -> float:
+        """Until when these wait; the last one of the nodes may be in another phase."""
+        for place, name in enumerate("abcd"[:ready]):
+            each = self.nodes[name] = node(name)
+            each.link = each.place = place
+            each.phase = phase if place == ready - 1 else m.NodePhase.READY
+        return self.machine.meet(self.cycle, now_s).until_s
 
 
 def test_round_is_complete_by_size_and_time() -> None:
-    completion = RoundCompletion()
-    assert not complete(completion, 1, last=0, now_s=0.0)
-    assert not complete(completion, 2, last=0, now_s=5.0)
-    assert completion.alarm_s == 35.0  # others come some seconds apart in the first one
-    assert complete(completion, 4, last=0, now_s=6.0)
-    assert complete(completion, 3, last=3, now_s=7.0)  # as many as before: a spare has the place of a lost one
-    assert not complete(RoundCompletion(), 2, last=3, now_s=8.0)
-    assert not complete(RoundCompletion(), 3, last=3, now_s=8.0, awaited=True)
-    late = RoundCompletion()
-    assert [complete(late, 2, last=3, now_s=now_s) for now_s in (0.0, 0.5, 1.0)] == [False, False, True]
-    assert not complete(RoundCompletion(), 3, last=2, now_s=0.0, patient=True)  # for newcomers, who seldom come alone
+    first = Meeting()
+    assert first.until_s(2, 5.0) == first.until_s(3, 9.0) == 35.0  # others come some seconds apart in the first one
+    first.nodes.clear()
+    assert first.until_s(1, 9.0) == 9.0 + RULES.join_timeout_s
+    assert first.until_s(2, 9.5) == 35.0  # whoever leaves meanwhile
+    assert first.until_s(4, 10.0) <= 10.0
+    assert Meeting(3).until_s(3, 7.0) == 7.0  # as many as before: a spare has the place of a lost one
+    assert Meeting(3).until_s(2, 8.0) == 9.0
+    assert Meeting(2).until_s(3, 8.0, m.NodePhase.ASIDE) == 8.0
+    slow = Meeting(2)
+    assert slow.until_s(3, 8.0, m.NodePhase.BUSY) == float("inf")
+    assert slow.until_s(3, 9.0) == 9.0
+    assert Meeting(2, Outcome.MEMBERSHIP).until_s(3, 8.0) == 9.0  # for newcomers, who seldom come alone
 
 
 def test_round_with_too_few_nodes_waits_for_a_bounded_time() -> None:
-    completion = RoundCompletion()
-    assert not complete(completion, 1, last=3, now_s=10.0)
-    assert not complete(completion, 1, last=3, now_s=20.0)
-    assert (completion.waits_s, completion.alarm_s) == (10.0, 10.0 + RULES.join_timeout_s)
+    few = Meeting(3)
+    assert few.until_s(1, 10.0) == few.until_s(2, 20.0, m.NodePhase.BUSY) == 10.0 + RULES.join_timeout_s
 
 
 def seats(*states: NodeState, follows: int | None = None) -> list[Seat]:

@@ -42,7 +42,7 @@ def preferred(before: str, ready: str, bad: str, named: str = "", *, most: int =
         ("a0 b2 b3 b7", "b2 b3"),  # none is there
         ("a0 b2 b3 c7 c8", "c7 c8 b2 b3"),  # another domain has a whole segment for the places of the broken one
         ("b2 b3 c7 c8", "c7 c8 b2 b3"),
-        ("c7 c8 d5 d6", "d5 d6 c7 c8"),  # as they came
+        ("d6 d5 c8 c7", "c7 c8 d5 d6"),  # by their names
     ],
 )
 def test_segments_keep_their_places_as_long_as_their_domain_can_fill_them(ready: str, takes_part: str) -> None:
