@@ -12,11 +12,12 @@ from megatron_ft.diagnosis.hang_diagnosis import blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.job.rules import job_lines
-from megatron_ft.job.rules.job_cycle import Hold, JobCycle, PartVerdict
+from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.restart_policy import NodeState, Outcome
+from megatron_ft.job.rules.restart_policy import NodeState
+from megatron_ft.link.base.wording import listed
 from megatron_ft.link.facts.launcher import CauseKind
 
 _NETWORK_S = 0.3
@@ -125,18 +126,18 @@ class HangsAtLeader(LeaderPart):
         """Return True if the cause may still become known."""
         return bool(diagnosis.unheard - self._cycle.gone) and now_s < diagnosis.bound_s
 
-    def verdict(self, now_s: float) -> Hold | PartVerdict | None:
+    def verdict(self, now_s: float) -> float | PartVerdict | None:
         """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
         diagnosis, cycle = self._diagnosis, self._cycle
         if diagnosis is None:
             return None
         first, reached = diagnosis.hang.verdict, diagnosis.hang.reached
         is_of_lost_peer = first.kind == LOST_PEER
-        if is_of_lost_peer and (explained := cycle.explained) is not None:
+        if is_of_lost_peer and cycle.judged is not None and cycle.own_failures:
             self._diagnosis = None  # what that node did explains the peers that were lost
-            return PartVerdict(*explained)
+            return None
         if self._is_open(diagnosis, now_s):
-            return Hold(diagnosis.bound_s)
+            return diagnosis.bound_s
         self._diagnosis = None
         found = blamed(diagnosis.notes, first, are_all=not diagnosis.unheard, several=len(cycle.seats) > 1)
         rank = None if found is None else found.rank
@@ -145,18 +146,18 @@ class HangsAtLeader(LeaderPart):
         if not is_of_lost_peer:
             lost = None if cycle.judged is None else cycle.judged[1]
             if lost is not None and cycle.seats[lost].state is NodeState.LOST and rank is None:
-                return PartVerdict(Outcome.FAILED, lost, reached)
+                return PartVerdict(lost, reached)
             if found is not None and found.kind is CauseKind.HANG and rank is not None:
                 for place in cycle.own_failures:
                     cause = cycle.seats[place].report.cause
                     if cause.rank == rank and cause.kind is not CauseKind.HANG:  # its node has said how it ended
-                        return PartVerdict(Outcome.FAILED, place, reached)
+                        return PartVerdict(place, reached)
             detected = hang_cause(first)
             if found is None and not first.stopped:  # without evidence it may only have waited for another rank
                 detected = undetermined_hang(first, detail="root cause undetermined")
-            cycle.seats[diagnosis.asker].change(Report(cycle.decision.cycle, NodeState.UNHEALTHY, detected))
+            cycle.changed(diagnosis.asker, Report(cycle.decision.cycle, NodeState.UNHEALTHY, detected))
         if found is not None and rank is None and diagnosis.unheard:
             unheard = [job_lines.node(place, cycle.seats[place].name) for place in sorted(diagnosis.unheard)]
-            found = replace(found, detail=job_lines.joined([found.detail, job_lines.no_evidence(unheard)]))
+            found = replace(found, detail=listed([found.detail, f"no evidence from {listed(unheard)}"], joint="; "))
         is_weak = is_of_lost_peer and bool(diagnosis.unheard) and rank is None
-        return PartVerdict(Outcome.FAILED, diagnosis.asker, reached, found, is_weak=is_weak)
+        return PartVerdict(diagnosis.asker, reached, found, is_weak)

@@ -60,23 +60,21 @@ class Announcements:
 
     def _changes(self, cycle: JobCycle) -> list[Send]:
         """A line on nodes that have failed where the others go on, or that were lost after the one that ended it."""
-        if cycle.outcome is None:
-            bad = [place for place in cycle.changes if cycle.seats[place].state not in GOOD]
-            cycle.changes.clear()
-            if not bad or not self._rules.min_healthy or len(cycle.seats) == 1:
-                return []  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
-            store = ""
-            if 0 in bad and cycle.seats[0].state in GONE:
-                store = (
-                    "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
-                )
-            good = job_lines.good(cycle.count(*GOOD), self._rules.min_nodes)
-            return self.say(cycle, f"cycle {cycle.decision.cycle}: {cycle.told(bad)}; continuing with {good}{store}")
-        if cycle.verdict is None or not cycle.restarts:
+        verdict, news = cycle.verdict, dict(cycle.news)
+        if cycle.outcome is not None and (verdict is None or not cycle.restarts):
             return []
-        gone = {place: report for place, report in cycle.losses if place != cycle.verdict.node}
-        cycle.losses.clear()
-        return self.say(cycle, cycle.told(gone, gone)) if gone else []
+        cycle.news.clear()
+        if verdict is not None:
+            gone = {place: report for place, report in news.items() if report.state in GONE and place != verdict.node}
+            return self.say(cycle, cycle.told(gone)) if gone else []
+        bad = {place: report for place, report in news.items() if report.state not in GOOD}
+        if not bad or not self._rules.min_healthy or len(cycle.seats) == 1:
+            return []  # with the other policy the cycle ends, at the latest when the hang diagnosis is complete
+        store = ""
+        if 0 in bad and cycle.seats[0].state in GONE:
+            store = "; the ranks' store is lost with node 0: they can't make new process groups until the next restart"
+        good = job_lines.good(cycle.count(*GOOD), self._rules.min_nodes)
+        return self.say(cycle, f"cycle {cycle.decision.cycle}: {cycle.told(bad)}; continuing with {good}{store}")
 
     def _standby(self, cycle: JobCycle, now_s: float) -> list[Send]:
         """A line on nodes on standby: one for each, until it takes part in a cycle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -16,8 +16,7 @@ from megatron_ft.job.rules.messages import End, Goodbye, NodeStatus, Report, Ver
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.restart_policy import Action, JobProgress, NodeState, Outcome, Reached, Rotation, Rules
 from megatron_ft.link.base.rerun import WANTS_ANOTHER_GPU, Rerun
-from megatron_ft.link.base.times import earliest
-from megatron_ft.link.base.wording import counted
+from megatron_ft.link.base.wording import counted, listed
 from megatron_ft.link.facts.launcher import Cause, CauseKind, NodeLost
 
 _FAREWELL_S = 3.0
@@ -40,15 +39,8 @@ _CHANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A part may know more until then: the cycle isn't concluded before."""
-
-    until_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class PartVerdict:
-    """A part ends the cycle.
+    """A part ends the cycle, as failed.
 
     Args:
         place: of the node that has reported what ended it.
@@ -57,7 +49,6 @@ class PartVerdict:
         is_weak: that of a node which has failed by itself explains more than ``cause``.
     """
 
-    outcome: Outcome
     place: int
     reached: Reached | None = None
     cause: Cause | None = None
@@ -70,8 +61,6 @@ class Seat:
 
     report: Report
     node: Node
-    leaving: str = ""
-    """Its node has said farewell, and why; all its ranks had ended with 0."""
 
     @property
     def state(self) -> NodeState:
@@ -80,18 +69,6 @@ class Seat:
     @property
     def name(self) -> str:
         return self.node.name
-
-    @property
-    def has_finished(self) -> bool:
-        return self.state is NodeState.SUCCEEDED or bool(self.leaving)
-
-    def change(self, report: Report) -> bool:
-        """Take a report; return False if it says nothing new."""
-        is_telling = (self.report.cause.follows and not report.cause.follows) or report.is_mixed > self.report.is_mixed
-        if self.state in _FINAL or (report.state is self.state and not is_telling):
-            return False
-        self.report = report
-        return True
 
 
 class JobCycle:
@@ -105,11 +82,13 @@ class JobCycle:
         self.verdict: Verdict | None = None
         self.shutdown: tuple[int | None, str] | None = None
         """The first request for the end of the job: from which node, and its words."""
-        self.decided_by: int | None = None
         self.judged: tuple[Outcome, int] | None = None
         """How the reports of its nodes have ended it, and the place of the last of these."""
         self.found: PartVerdict | None = None
+        self.decided_by: int | None = None
+        """Place of the node whose report, or whose hang, has ended it."""
         self.joining = 0
+        """Nodes that wait to join."""
         self.has_restored = False
         """Its ranks go on from a snapshot in memory."""
         self.has_snapshot = False
@@ -118,21 +97,18 @@ class JobCycle:
         """Places whose nodes have left or were lost, during the cycle or after its end."""
         self.alarm_s: float | None = None
         """When to call ``conclude`` and ``judge`` again, at the latest."""
-        # news for the users, until they are told
-        self.changes: list[int] = []
-        """Places whose nodes have changed their state while the cycle ran."""
-        self.losses: list[tuple[int, Report]] = []
-        """Places of nodes lost after the end of the cycle."""
+        self.news: list[tuple[int, Report]] = []
+        """Reports of nodes that users don't know yet, with their places: of the running cycle, or since the verdict."""
         self.departures: list[NodeLost] = []
-        """Nodes that have left without being asked to."""
-        self._counts = Counter(seat.state for seat in self.seats)
+        """Nodes that have left without being asked to, which users don't know yet."""
         self.is_news = False
         """A launcher has reported how the cycle ended, which others may not know."""
+        self._counts = Counter(seat.state for seat in self.seats)
         self._ended_s = 0.0
-        self._farewell_s: float | None = None
-        self._ends_with: int | None = None
-        """Place of the launcher that holds the lock, if it was asked to stop."""
-        self._reached: Reached | None = None
+        self._leaving: dict[int, tuple[Goodbye, bool]] = {}
+        """Farewells of nodes whose ranks had all ended with 0, by place, and whether the job ends with the launcher."""
+        self._farewell_s = 0.0
+        """When these nodes count as lost, unless all others have left or finished by then."""
         self._longest_gap_s: float | None = None
         """From one progress of a node to its next; None before the first progress."""
 
@@ -150,30 +126,28 @@ class JobCycle:
             self.verdict, self.is_news = standing.verdict, True
 
     def changed(self, place: int, report: Report) -> None:
-        """A node reports another state."""
-        seat = self.seats[place]
+        """A node reports its state. Of a cycle that is over, only what may explain its end counts."""
+        seat, before = self.seats[place], self.seats[place].report
         if report.cycle != self.decision.cycle:
             return
-        is_gone = report.state in GONE
-        if is_gone and place not in self.gone:
+        if report.state in GONE and place not in self.gone:
             self.gone.add(place)
             if report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP:
                 self.departures.append(NodeLost(cycle=report.cycle, node=seat.name, text=report.cause.text))
-        has_ended_it = self.judged == (Outcome.FAILED, place) and not seat.report.cause.follows
+        has_ended_it = self.judged == (Outcome.FAILED, place) and not before.cause.follows
         if report.state is NodeState.EXCLUDED and has_ended_it:
-            report = replace(seat.report, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
-        if self.outcome is not None:
-            is_listed = self.verdict is None and self.rules.min_healthy  # by the verdict
-            if is_gone and seat.state not in GONE and not is_listed:
-                self.losses.append((place, report))
-            if self.verdict is None and not report.cause.follows and report.state is not NodeState.SUCCEEDED:
-                seat.change(report)  # its report took longer than those of the nodes that failed because of it
-            return
-        before = seat.state
-        if seat.change(report):
-            self._counts[before] -= 1
+            report = replace(before, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
+        is_telling = (before.cause.follows and not report.cause.follows) or report.is_mixed > before.is_mixed
+        explains = not report.cause.follows and report.state is not NodeState.SUCCEEDED
+        if (
+            before.state not in _FINAL
+            and (report.state is not before.state or is_telling)
+            and (self.outcome is None or explains)
+        ):
+            seat.report = report
+            self.news.append((place, report))
+            self._counts[before.state] -= 1
             self._counts[report.state] += 1
-            self.changes.append(place)
             judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
             if self.judged is None and judged is not None:
                 self.judged = judged, place
@@ -185,7 +159,7 @@ class JobCycle:
     def finish_without(self, place: int, text: str, now_s: float) -> None:
         """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
         if self.outcome is None:
-            self.seats[place].change(Report(self.decision.cycle, NodeState.LOST, Cause(text=text)))
+            self.seats[place].report = Report(self.decision.cycle, NodeState.LOST, Cause(text=text))
             self.outcome, self._ended_s, self.is_news = Outcome.SUCCEEDED, now_s, True
 
     def progressed(self, node: Node, at_s: float) -> None:
@@ -218,8 +192,7 @@ class JobCycle:
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
             self.gone.add(place)
-            self.seats[place].leaving = goodbye.text
-            self._farewell_s, self._ends_with = now_s + _FAREWELL_S, place if ends_job else self._ends_with
+            self._leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S
         elif ends_job:
             self.asked_to_end(place, goodbye.text)
         else:
@@ -261,64 +234,58 @@ class JobCycle:
         place = self.place_of(node)
         return place is not None and self.seats[place].state is not NodeState.LOST
 
-    def told(self, places: Iterable[int], reports: Mapping[int, Report] | None = None) -> str:
-        """Return how the nodes at these places stand, in words; ``reports``: newer ones, that change nothing."""
-        latest = {place: self.seats[place].report for place in places} if reports is None else reports
-        return job_lines.joined(
-            job_lines.bad(place, self.seats[place].name, report.state.value, report.cause.text)
-            for place, report in latest.items()
-        )
+    @property
+    def own_failures(self) -> list[int]:
+        """Places of nodes that have failed, and not only because of another one."""
+        return [
+            place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows
+        ]
+
+    def told(self, reports: Mapping[int, Report]) -> str:
+        """Return in words how nodes stand, by place."""
+        parts = []
+        for place, report in reports.items():
+            stands = "leaves the job" if report.state is NodeState.EXCLUDED else f"is {report.state.value}"
+            parts.append(f"{job_lines.node(place, self.seats[place].name)} {stands}: {report.cause.text}")
+        return listed(parts, joint="; ")
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
     def conclude(
-        self, now_s: float, *, joining: int, awaits: bool = False, found: Hold | PartVerdict | None = None
+        self, now_s: float, *, joining: int, awaits: bool = False, found: float | PartVerdict | None = None
     ) -> bool:
         """End the cycle if it is over, or if ``joining`` nodes wait; return True if it has just ended.
 
         Args:
             awaits: one of its launchers is away, and may know more.
-            found: what the parts know.
+            found: what the parts know, or until when one of them may know more.
         """
         self.alarm_s = None
         if self.outcome is not None:
             return False
+        self.joining, self._ended_s = joining, now_s
+        if self._leaving and now_s >= self._farewell_s:
+            leaving, self._leaving = self._leaving, {}
+            for place, (goodbye, ends_job) in leaving.items():
+                self.farewell(place, replace(goodbye, well=False), now_s, ends_job=ends_job)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
-        elif isinstance(found, Hold):
-            self._wake(found.until_s)
+        elif isinstance(found, PartVerdict):
+            self.outcome, self.decided_by, self.found = Outcome.FAILED, found.place, found
         elif found is not None:
-            self.outcome, self.decided_by, self._reached = found.outcome, found.place, found.reached
-            self.found = None if found.cause is None else found
+            self.alarm_s = min(found, self._farewell_s) if self._leaving else found
         elif self.judged is not None:
-            follows = self.seats[self.judged[1]].report.cause.follows and not (awaits or self.rules.min_healthy)
-            self.outcome, self.decided_by = (follows and self.explained) or self.judged
+            (self.outcome, self.decided_by), own = self.judged, self.own_failures
+            follows = self.seats[self.decided_by].report.cause.follows and not (awaits or self.rules.min_healthy)
+            if follows and own and all(self.seats[place].state is NodeState.EXCLUDED for place in own):
+                self.outcome, self.decided_by = Outcome.MEMBERSHIP, own[0]  # which costs no restart
         elif joining:
-            self.outcome, self.joining = Outcome.MEMBERSHIP, joining
-        elif self._farewell_s is not None:
-            self._farewells(now_s, self._farewell_s)
-        self._ended_s = now_s
-        return self.outcome is not None
-
-    def _farewells(self, now_s: float, until_s: float) -> None:
-        """End the cycle if all nodes have left that haven't finished, or if the others haven't in time."""
-        states = Counter(NodeState.SUCCEEDED if seat.has_finished else seat.state for seat in self.seats)
-        if self.rules.judge(states) is Outcome.SUCCEEDED:
+            self.outcome = Outcome.MEMBERSHIP
+        elif self._leaving and set(self.healthy) <= self._leaving.keys():
             self.outcome = Outcome.SUCCEEDED
-        elif now_s < until_s:
-            self._wake(until_s)
-        else:
-            self._farewell_s = None
-            for place, seat in enumerate(self.seats):
-                text, seat.leaving = seat.leaving, ""
-                if place == self._ends_with:
-                    self.asked_to_end(place, text)
-                    self.outcome = Outcome.STOPPED
-                elif text:
-                    cause = Cause(kind=CauseKind.REQUEST, text=text)
-                    self.changed(place, Report(self.decision.cycle, NodeState.LOST, cause))
-            if self.judged is not None and self.outcome is None:
-                self.outcome, self.decided_by = self.judged
+        elif self._leaving:
+            self.alarm_s = self._farewell_s
+        return self.outcome is not None
 
     @property
     def restarts(self) -> bool:
@@ -329,9 +296,9 @@ class JobCycle:
     def end(self, *, nodes_left: int) -> End:
         """Return what tells launchers that it is over, and whether another one is to follow, as far as is known now."""
         assert self.outcome is not None
-        expected = verdict_on(self, nodes_left=nodes_left)
+        expected = self.verdict_on(nodes_left=nodes_left)
         restarts, by_themselves = expected.decision.action is Action.RESTART, expected.cause.rerun is not None
-        text = self.finished if self.outcome is Outcome.SUCCEEDED else ""
+        text = expected.cause.text if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
 
     def judge(self, now_s: float, *, nodes_left: int, awaits: bool = False, printer: str = "") -> Verdict | None:
@@ -343,156 +310,115 @@ class JobCycle:
         """
         if self.outcome is None or self.verdict is not None:
             return None
+        first, found = self._first_failure(), self.found
         if self.outcome is Outcome.FAILED and self.decided_by is None:
             if awaits:
                 return None  # it ended before this leader came
-            self.decided_by = first_failure(self.seats, None)
+            self.decided_by = first
         by = self.decided_by
-        if by is not None and self.seats[by].report.cause.follows and (self.found is None or self.found.is_weak):
-            place = first_failure(self.seats, by)
-            is_known = place not in (None, by) and self.seats[place].state is not NodeState.EXCLUDED
+        is_certain = found is not None and found.cause is not None and not found.is_weak
+        if by is not None and first is not None and self.seats[by].report.cause.follows and not is_certain:
+            is_known = first != by and self.seats[first].state is not NodeState.EXCLUDED
             until_s = self._ended_s + (_CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S)
-            may_come = self.found is None and now_s < until_s
+            may_come = (found is None or found.cause is None) and now_s < until_s
             if not is_known and (awaits or may_come):
-                if may_come:
-                    self._wake(until_s)
+                self.alarm_s = until_s if may_come else None
                 return None
             if is_known:
                 self.found = None  # the node that the part lacked evidence from has failed
-        self.verdict = verdict_on(self, nodes_left=nodes_left, printer=printer)
+        self.verdict = self.verdict_on(nodes_left=nodes_left, printer=printer)
+        self.news.clear()
         return self.verdict
-
-    @property
-    def finished(self) -> str:
-        """A note on a cycle that has succeeded; empty if it has on all its nodes."""
-        others = [place for place, seat in enumerate(self.seats) if not seat.has_finished]
-        nodes = len(self.seats)
-        if not others:
-            return ""
-        finished = f"{nodes - len(others)} of {counted(nodes, 'node')}"
-        return f"the job finished on {finished}: {self.told(others)}"
 
     @property
     def advance(self) -> JobProgress:
         """How far the job has got, this cycle included."""
         before = self.decision.advance
-        blamed = self.decided_by if self.verdict is None else self.verdict.node
-        if self.outcome is not Outcome.FAILED or blamed is None:
+        if self.outcome is not Outcome.FAILED:
             return before
-        return before.after(self.how_far, restored=self.has_restored, has_snapshot=self.has_snapshot)
+        return before.after(self._reached(), restored=self.has_restored, has_snapshot=self.has_snapshot)
 
-    @property
-    def how_far(self) -> Reached | None:
-        """How far the cycle got; None if it hasn't failed, or that isn't known."""
+    def _reached(self) -> Reached | None:
+        """Return how far the cycle got, if that is known."""
         if self.verdict is not None:
             return self.verdict.reached
-        if self.outcome is not Outcome.FAILED or self.decided_by is None:
-            return None
-        place = first_failure(self.seats, self.decided_by) if self.found is None else None
-        told = None if place is None else self.seats[place].report.reached
-        return self._reached or told or self.seats[self.decided_by].report.reached
+        places = [place for place in (self._first_failure(), self.decided_by) if place is not None]
+        told = [self.seats[place].report.reached for place in places]
+        return next(filter(None, [None if self.found is None else self.found.reached, *told]), None)
 
-    @property
-    def own_failures(self) -> list[int]:
-        """Places of nodes that have failed, and not only because of another one."""
-        return [
-            place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows
-        ]
+    def _first_failure(self) -> int | None:
+        """Return the node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
+        by, own = self.decided_by, self.own_failures
+        if by is not None and (not own or not self.seats[by].report.cause.follows):
+            return by
+        bad = own or [place for place, seat in enumerate(self.seats) if seat.state not in GOOD]
+        return min(bad, key=lambda place: _LIKELY.index(self.seats[place].state), default=None)
 
-    @property
-    def explained(self) -> tuple[Outcome, int] | None:
-        """How the cycle ends if others only failed because of these nodes: one that is left out costs no restart.
+    # -- the verdict ------------------------------------------------------------------------------------------
 
-        None if it goes on, or no node is known to have failed by itself.
-        """
-        own = self.own_failures if self.judged is not None else []
-        if own and all(self.seats[place].state is NodeState.EXCLUDED for place in own):
-            return Outcome.MEMBERSHIP, own[0]
-        return self.judged if own else None
+    def verdict_on(self, *, nodes_left: int, printer: str = "") -> Verdict:
+        """Return the verdict on a cycle whose outcome is known. ``nodes_left``: that could take part in another one."""
+        seats, outcome = self.seats, self.outcome
+        assert outcome is not None
+        first = self._first_failure() if outcome is Outcome.FAILED else None
+        # all ranks of the job end by Megatron's rerun state machine with the same code
+        report = None if first is None else seats[first].report
+        rerun = None if report is None else report.cause.rerun
+        decision = self.rules.decide(
+            outcome,
+            restarts_before=self.decision.restarts,
+            nodes_left=nodes_left if any(seat.state is NodeState.EXCLUDED for seat in seats) else None,
+            advance=self.advance,
+            rerun=rerun,
+            restored=self.has_restored,
+        )
+        rotation = Rotation.NONE
+        if report is not None and rerun in WANTS_ANOTHER_GPU and decision.action is Action.RESTART:
+            rotation = Rotation.NODES if len(seats) > 1 else Rotation.NONE
+            # a rank that got another GPU of its node may have taken it for the same one: it knows a GPU by the name of
+            # the host and the number of the device, which may be 0 in each process. Another host is another GPU
+            if report.ranks > 1 and not (rerun is Rerun.AGAIN and len(seats) > 1):
+                rotation = Rotation.RANKS
+            decision = replace(decision, change=_CHANGES[rotation])
+        cause, node, names_nodes = self._cause(first)
+        host = "" if node is None else seats[node].name
+        if self.found is not None and cause is self.found.cause and (cause.rank is None or cause.host):
+            host = cause.host  # the node that reports a hang is often only waiting
+        return Verdict(
+            cycle=self.decision.cycle,
+            outcome=outcome,
+            cause=replace(cause, host=host, rerun=rerun),
+            decision=decision,
+            node=node,
+            nodes=len(seats),
+            names_nodes=names_nodes,
+            code=0 if decision.action is Action.FINISH else NO_PROGRESS_CODE if decision.no_progress else 1,
+            stopped=bool(self._leaving),
+            rotation=rotation,
+            reached=self._reached() if outcome is Outcome.FAILED else None,
+            printer=printer,
+        )
 
-    def _wake(self, at_s: float) -> None:
-        self.alarm_s = earliest(self.alarm_s, at_s)
-
-
-# -- the verdict ------------------------------------------------------------------------------------------------
-
-
-def verdict_on(cycle: JobCycle, *, nodes_left: int, printer: str = "") -> Verdict:
-    """Return the verdict on a cycle whose outcome is known. ``nodes_left``: that could take part in another one."""
-    rules, seats, outcome = cycle.rules, cycle.seats, cycle.outcome
-    assert outcome is not None
-    has_failed = outcome is Outcome.FAILED
-    first = first_failure(seats, cycle.decided_by) if has_failed else None
-    # all ranks of the job end by Megatron's rerun state machine with the same code
-    report = None if first is None else seats[first].report
-    rerun = None if report is None else report.cause.rerun
-    decision = rules.decide(
-        outcome,
-        restarts_before=cycle.decision.restarts,
-        nodes_left=nodes_left if any(seat.state is NodeState.EXCLUDED for seat in seats) else None,
-        advance=cycle.advance,
-        rerun=rerun,
-        restored=cycle.has_restored,
-    )
-    rotation = Rotation.NONE
-    if report is not None and rerun in WANTS_ANOTHER_GPU and decision.action is Action.RESTART:
-        rotation = Rotation.NODES if len(seats) > 1 else Rotation.NONE
-        # a rank that got another GPU of its node may have taken it for the same one: it knows a GPU by the name of the
-        # host and the number of the device, which may be 0 in each process. Another host is another GPU for certain
-        if report.ranks > 1 and not (rerun is Rerun.AGAIN and len(seats) > 1):
-            rotation = Rotation.RANKS
-        decision = replace(decision, change=_CHANGES[rotation])
-    found = cycle.found.cause if cycle.found is not None and has_failed else None
-    cause, node, names_nodes = _cause(cycle, found)
-    host = "" if node is None else seats[node].name
-    if found is not None and (found.rank is None or found.host):
-        host = found.host  # the node that reports a hang is often only waiting
-    return Verdict(
-        cycle=cycle.decision.cycle,
-        outcome=outcome,
-        cause=replace(cause, host=host, rerun=rerun),
-        decision=decision,
-        node=node,
-        nodes=len(seats),
-        names_nodes=names_nodes,
-        code=0 if decision.action is Action.FINISH else NO_PROGRESS_CODE if decision.no_progress else 1,
-        stopped=any(seat.leaving for seat in seats),
-        rotation=rotation,
-        reached=cycle.how_far,
-        printer=printer,
-    )
-
-
-def _cause(cycle: JobCycle, found: Cause | None) -> tuple[Cause, int | None, bool]:
-    """Return why, the place of the node at fault, and True if the words name the nodes they are about."""
-    rules, seats, outcome, decided_by = cycle.rules, cycle.seats, cycle.outcome, cycle.decided_by
-    if outcome is Outcome.STOPPED and cycle.shutdown is not None:
-        return Cause(kind=CauseKind.REQUEST, text=cycle.shutdown[1]), cycle.shutdown[0], False
-    if outcome is Outcome.SUCCEEDED:
-        return Cause(kind=CauseKind.REQUEST, text=cycle.finished), None, True
-    if found is not None:
-        return found, decided_by, True
-    if outcome is Outcome.MEMBERSHIP:
-        left = [place for place, seat in enumerate(seats) if seat.state is NodeState.EXCLUDED]
-        text = cycle.told(left) or f"{counted(cycle.joining, 'node')} waiting to join"
-        return Cause(kind=CauseKind.MEMBERSHIP, text=text), left[0] if left else None, True
-    good, first = sum(seat.state in GOOD for seat in seats), first_failure(seats, decided_by)
-    is_mixed = decided_by is not None and seats[decided_by].report.is_mixed
-    if rules.min_healthy and len(seats) > 1 and good < len(seats) and not is_mixed:
-        bad = [place for place, seat in enumerate(seats) if seat.state not in GOOD and not seat.leaving]
-        text = f"{job_lines.good(good, rules.min_nodes)}: {cycle.told(bad)}"
-        return Cause(kind=CauseKind.MEMBERSHIP, text=text), first, True
-    if first is None:
-        return Cause(kind=CauseKind.MEMBERSHIP, text=job_lines.UNKNOWN_FAILURE), None, True
-    return seats[first].report.cause, first, False
-
-
-def first_failure(seats: Sequence[Seat], decided_by: int | None) -> int | None:
-    """Return the node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
-    if decided_by is not None and not seats[decided_by].report.cause.follows:
-        return decided_by
-    bad = [place for place, seat in enumerate(seats) if seat.state not in GOOD]
-    causes = [place for place in bad if not seats[place].report.cause.follows]
-    if causes:
-        return min(causes, key=lambda place: _LIKELY.index(seats[place].state))
-    return next(iter(bad), None) if decided_by is None else decided_by
+    def _cause(self, first: int | None) -> tuple[Cause, int | None, bool]:
+        """Return why, the place of the node at fault, and True if the words name the nodes they are about."""
+        seats, size = self.seats, len(self.seats)
+        bad = {place: seat.report for place, seat in enumerate(seats) if seat.state not in GOOD}
+        if self.outcome is Outcome.STOPPED and self.shutdown is not None:
+            node, text = self.shutdown
+            return Cause(kind=CauseKind.REQUEST, text=text), node, False
+        if self.outcome is Outcome.SUCCEEDED:
+            finished = f"{size - len(bad)} of {counted(size, 'node')}"
+            text = f"the job finished on {finished}: {self.told(bad)}" if bad else ""
+            return Cause(kind=CauseKind.REQUEST, text=text), None, True
+        if self.found is not None and self.found.cause is not None:
+            return self.found.cause, self.decided_by, True
+        if self.outcome is Outcome.MEMBERSHIP:
+            left = {place: report for place, report in bad.items() if report.state is NodeState.EXCLUDED}
+            text = self.told(left) or f"{counted(self.joining, 'node')} waiting to join"
+            return Cause(text=text), next(iter(left), None), True
+        is_mixed = first is not None and seats[first].report.is_mixed
+        if self.rules.min_healthy and size > 1 and bad and not is_mixed:
+            return Cause(text=f"{job_lines.good(size - len(bad), self.rules.min_nodes)}: {self.told(bad)}"), first, True
+        if first is None:
+            return Cause(text=job_lines.UNKNOWN_FAILURE), None, True
+        return seats[first].report.cause, first, False

@@ -5,9 +5,7 @@ The place of a node is its group rank; its name is that of its host, empty where
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from megatron_ft.link.base.wording import counted, listed
+from megatron_ft.link.base.wording import counted
 
 UNKNOWN_FAILURE = "a failure that was reported only to the lost coordinator"
 
@@ -18,23 +16,6 @@ def node(place: int, name: str) -> str:
 
 def at(place: int, name: str, text: str) -> str:
     return f"{node(place, name)}: {text}"
-
-
-def on(place: int, name: str, text: str) -> str:
-    return f"on {node(place, name)} {text}"
-
-
-def bad(place: int, name: str, state: str, text: str) -> str:
-    return f"{node(place, name)} {'leaves the job' if state == 'excluded' else f'is {state}'}: {text}"
-
-
-def joined(parts: Iterable[str]) -> str:
-    return listed([*parts], joint="; ")
-
-
-def no_evidence(nodes: Sequence[str]) -> str:
-    """Say which nodes haven't told what their ranks do."""
-    return f"no evidence from {listed(nodes)}"
 
 
 def good(count: int, min_nodes: int) -> str:

@@ -91,8 +91,7 @@ class Verdict(Message, frozen=True):
         """Why, in the words for the node that has that place (None: for one that has none)."""
         if self.node is None or self.node == place or self.nodes == 1 or self.names_nodes:
             return self.cause
-        tell = job_lines.on if self.outcome is Outcome.STOPPED else job_lines.at
-        return replace(self.cause, text=tell(self.node, self.cause.host, self.cause.text))
+        return replace(self.cause, text=job_lines.at(self.node, self.cause.host, self.cause.text))
 
 
 class NodeStatus(Message, frozen=True):

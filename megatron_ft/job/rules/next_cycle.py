@@ -102,7 +102,7 @@ class NextCycle:
             if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
                 place, text = cycle.shutdown
                 if place is not None and len(cycle.seats) > 1:
-                    text = job_lines.on(place, cycle.seats[place].name, text)
+                    text = job_lines.at(place, cycle.seats[place].name, text)
                 return JobEnd(1, text)
             return JobEnd(cycle.verdict.code, cycle.verdict.cause_for(None).text)
         more, self.alarm_s = rules.min_nodes - now.enough, now.until_s

@@ -126,8 +126,9 @@ class SnapshotsAtLeader(LeaderPart):
         return [] if restore is None else [restore]
 
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
-        verdict, reached, restored = cycle.verdict, cycle.how_far, cycle.decision.attachments.get(Restore)
+        verdict, restored = cycle.verdict, cycle.decision.attachments.get(Restore)
         assert verdict is not None
+        reached = verdict.reached
         # a restore that fails says as much about a snapshot as one that is followed by a failure
         was_read = self._snapshots.is_read or any(seat.report.is_mixed for seat in cycle.seats)
         return CycleEnd(

@@ -177,7 +177,7 @@ def test_job_ends_at_once_where_a_stuck_node_leaves_too_few() -> None:
     b.leaves("process 7 (python, state D) can't be killed", excluded=True)
     job.run(1.0)
     assert b.left == (1, "1 node left, at least 2 required")
-    assert a.left == (1, "on node 1 (b) process 7 (python, state D) can't be killed; 1 node left, at least 2 required")
+    assert a.left == (1, "node 1 (b): process 7 (python, state D) can't be killed; 1 node left, at least 2 required")
 
 
 # -- what the job has used and reached ------------------------------------------------------------------------

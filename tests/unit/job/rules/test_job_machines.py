@@ -14,7 +14,7 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
-from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict, Seat, verdict_on
+from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict, Seat
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.next_cycle import NextCycle
 from megatron_ft.job.rules.nodes import Node
@@ -160,8 +160,8 @@ def judged(
     for name, fact in facts.items():
         setattr(cycle, name, fact)
     if found is not None:
-        cycle.found = PartVerdict(outcome, 0, cause=found)
-    return verdict_on(cycle, nodes_left=nodes_left)
+        cycle.found = PartVerdict(0, cause=found)
+    return cycle.verdict_on(nodes_left=nodes_left)
 
 
 H, U, L, X, S = NodeState.HEALTHY, NodeState.UNHEALTHY, NodeState.LOST, NodeState.EXCLUDED, NodeState.SUCCEEDED
@@ -212,7 +212,7 @@ HEALTHY_TWO = m.Rules(min_nodes=2, max_nodes=4, max_restarts=3, min_healthy=True
         ),
         (
             judged(Outcome.STOPPED, H, H, shutdown=(1, "enough")),
-            "cycle 0 ended: on node 1 (host1) enough; not restarting",
+            "cycle 0 ended: node 1 (host1): enough; not restarting",
             "cycle 0 ended: enough; not restarting",
         ),
         # which rank it was is known across nodes, and what is listed says itself where

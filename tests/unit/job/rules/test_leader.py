@@ -221,7 +221,7 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
         machine.heard(link, m.Ready(store="s"), 2.0)
     effects = machine.settle(2.0)
     ((code, text),) = {(held.decision.code, held.decision.text) for held in sent(effects, Assignment)}
-    assert (code, text) == (1, "on node 0 (a) its launcher received SIGTERM")
+    assert (code, text) == (1, "node 0 (a): its launcher received SIGTERM")
     assert links(effects, Assignment) == [0, 1, 2]
 
 
