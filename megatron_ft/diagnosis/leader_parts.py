@@ -12,7 +12,7 @@ from megatron_ft.diagnosis.hang_diagnosis import blamed, review
 from megatron_ft.diagnosis.hang_messages import DiagnoseHang, Hang, RankSnapshots, Reviewed
 from megatron_ft.diagnosis.rank_snapshot import EVIDENCE_S, RankSnapshot
 from megatron_ft.job.rules import job_lines
-from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict
+from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart, ToNodes
 from megatron_ft.job.rules.messages import Report
 from megatron_ft.job.rules.nodes import Node
@@ -54,7 +54,7 @@ class HangsAtLeader(LeaderPart):
 
     @property
     def due_s(self) -> float | None:
-        return None if self._review is None else self._review.bound_s
+        return None if self._review is None or self._cycle.outcome is not None else self._review.bound_s
 
     def begin(self, cycle: JobCycle) -> Answers:
         self._cycle, self._diagnosis, self._review = cycle, None, None
@@ -67,8 +67,7 @@ class HangsAtLeader(LeaderPart):
         return [ToNodes(self._question(each), [place]) for each in open_ones]
 
     def _question(self, diagnosis: Diagnosis) -> DiagnoseHang:
-        is_passive = diagnosis is self._review
-        return DiagnoseHang(self._cycle.decision.cycle, is_passive, looks=diagnosis.hang.decides)
+        return DiagnoseHang(self._cycle.decision.cycle, diagnosis is self._review, looks=diagnosis.hang.decides)
 
     def hear(self, node: Node, place: int, message: Any, now_s: float) -> Answers:
         if message.cycle != self._cycle.decision.cycle:
@@ -106,11 +105,9 @@ class HangsAtLeader(LeaderPart):
     def tick(self, now_s: float) -> Answers:
         """Tell all nodes the result of an observe-only diagnosis, once it is known, if no rank has moved since."""
         diagnosis, cycle = self._review, self._cycle
-        if diagnosis is None or (self._is_open(diagnosis, now_s) and cycle.outcome is None):
+        if diagnosis is None or cycle.outcome is not None or self._is_open(diagnosis, now_s):
             return []
         self._review = None
-        if cycle.outcome is not None:
-            return []
         found = review(
             diagnosis.notes,
             diagnosis.hang.verdict,
@@ -126,12 +123,12 @@ class HangsAtLeader(LeaderPart):
         """Return True if the cause may still become known."""
         return bool(diagnosis.unheard - self._cycle.gone) and now_s < diagnosis.bound_s
 
-    def verdict(self, now_s: float) -> float | PartVerdict | None:
+    def verdict(self, now_s: float) -> float | None:
         """End the cycle: for a lost node if there is one and the notes name no rank, since the others wait for its."""
         diagnosis, cycle = self._diagnosis, self._cycle
         if diagnosis is None:
             return None
-        first, reached = diagnosis.hang.verdict, diagnosis.hang.reached
+        first = diagnosis.hang.verdict
         is_of_lost_peer = first.kind == LOST_PEER
         if is_of_lost_peer and cycle.judged is not None and cycle.own_failures:
             self._diagnosis = None  # what that node did explains the peers that were lost
@@ -143,21 +140,23 @@ class HangsAtLeader(LeaderPart):
         rank = None if found is None else found.rank
         if is_of_lost_peer and found is None:
             return None  # the report on the ranks that lost their peer is still on its way if nothing is judged
+        place, judged = diagnosis.asker, cycle.judged
+        told = {at: cycle.seats[at].report.cause for at in cycle.own_failures}
+        exits = [
+            at for at, cause in told.items() if cause.rank == rank is not None and cause.kind is not CauseKind.HANG
+        ]
         if not is_of_lost_peer:
-            lost = None if cycle.judged is None else cycle.judged[1]
-            if lost is not None and cycle.seats[lost].state is NodeState.LOST and rank is None:
-                return PartVerdict(lost, reached)
-            if found is not None and found.kind is CauseKind.HANG and rank is not None:
-                for place in cycle.own_failures:
-                    cause = cycle.seats[place].report.cause
-                    if cause.rank == rank and cause.kind is not CauseKind.HANG:  # its node has said how it ended
-                        return PartVerdict(place, reached)
-            detected = hang_cause(first)
-            if found is None and not first.stopped:  # without evidence it may only have waited for another rank
-                detected = undetermined_hang(first, detail="root cause undetermined")
-            cycle.changed(diagnosis.asker, Report(cycle.decision.cycle, NodeState.UNHEALTHY, detected))
+            if rank is None and judged is not None and cycle.seats[judged[1]].state is NodeState.LOST:
+                place, found = judged[1], None
+            elif found is not None and found.kind is CauseKind.HANG and exits:
+                place, found = exits[0], None  # its node has said how it ended
+            else:
+                is_known = found is not None or first.stopped  # else it may only have waited for another rank
+                detected = hang_cause(first) if is_known else undetermined_hang(first, detail="root cause undetermined")
+                cycle.changed(place, Report(cycle.decision.cycle, NodeState.UNHEALTHY, detected))
         if found is not None and rank is None and diagnosis.unheard:
-            unheard = [job_lines.node(place, cycle.seats[place].name) for place in sorted(diagnosis.unheard)]
-            found = replace(found, detail=listed([found.detail, f"no evidence from {listed(unheard)}"], joint="; "))
-        is_weak = is_of_lost_peer and bool(diagnosis.unheard) and rank is None
-        return PartVerdict(diagnosis.asker, reached, found, is_weak)
+            unheard = listed([job_lines.node(at, cycle.seats[at].name) for at in sorted(diagnosis.unheard)])
+            detail = listed([found.detail, f"no evidence from {unheard}"], joint="; ")
+            found = replace(found, detail=detail, follows=is_of_lost_peer)  # a node's own failure explains more
+        cycle.failed(place, diagnosis.hang.reached, found)
+        return None

@@ -480,10 +480,10 @@ class Coordinator:
         ready = sum(node.is_ready for node in self._nodes.values()) if rules.at_once else 0
         room = rules.max_nodes - cycle.decision.world + cycle.count(*GONE)
         told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []
-        found = next((each for each in told if each is not None), None)
+        until_s = next((each for each in told if each is not None), None)
         is_news, cycle.is_news = cycle.is_news, False
         verdict = cycle.verdict if is_news else None
-        has_ended = cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, found=found)
+        has_ended = cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, until_s=until_s)
         if cycle.outcome is not None and (has_ended or is_news):
             self._end_for(self._nodes.values(), cycle)
         if cycle.outcome is not None and cycle.verdict is None:

@@ -38,23 +38,6 @@ _CHANGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PartVerdict:
-    """A part ends the cycle, as failed.
-
-    Args:
-        place: of the node that has reported what ended it.
-        reached: how far the cycle got; None if the part doesn't know.
-        cause: why; None if the report of that node says so.
-        is_weak: that of a node which has failed by itself explains more than ``cause``.
-    """
-
-    place: int
-    reached: Reached | None = None
-    cause: Cause | None = None
-    is_weak: bool = False
-
-
 @dataclass(slots=True)
 class Seat:
     """A place in a cycle, its node, and how that stands."""
@@ -83,10 +66,9 @@ class JobCycle:
         self.shutdown: tuple[int | None, str] | None = None
         """The first request for the end of the job: from which node, and its words."""
         self.judged: tuple[Outcome, int] | None = None
-        """How the reports of its nodes have ended it, and the place of the last of these."""
-        self.found: PartVerdict | None = None
-        self.decided_by: int | None = None
-        """Place of the node whose report, or whose hang, has ended it."""
+        """How a report of one of its nodes has ended it, and the place of that; None if another leader knew it."""
+        self.found: Cause | None = None
+        """What a part has found, in words which name the nodes that they are about."""
         self.joining = 0
         """Nodes that wait to join."""
         self.has_restored = False
@@ -121,7 +103,7 @@ class JobCycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self._ended_s, self.is_news = standing.ended, now_s, True
+            self.outcome, self.judged, self._ended_s, self.is_news = standing.ended, None, now_s, True
         if self.verdict is None and standing.verdict is not None:
             self.verdict, self.is_news = standing.verdict, True
 
@@ -149,8 +131,16 @@ class JobCycle:
             self._counts[before.state] -= 1
             self._counts[report.state] += 1
             judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
-            if self.judged is None and judged is not None:
+            if self.judged is None and self.outcome is None and judged is not None:
                 self.judged = judged, place
+
+    def failed(self, place: int, reached: Reached | None, found: Cause | None = None) -> None:
+        """A part ends the cycle, under every policy, for what the node at that place has reported, or for ``found``."""
+        seat, self.judged, self.found = self.seats[place], (Outcome.FAILED, place), found
+        if found is not None:
+            state = seat.state if seat.state in GONE else NodeState.UNHEALTHY
+            seat.report = replace(seat.report, state=state, cause=found)
+        seat.report = replace(seat.report, reached=reached or seat.report.reached)
 
     def lose(self, place: int, text: str) -> None:
         """Count the node at that place as lost."""
@@ -251,14 +241,12 @@ class JobCycle:
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
-    def conclude(
-        self, now_s: float, *, joining: int, awaits: bool = False, found: float | PartVerdict | None = None
-    ) -> bool:
+    def conclude(self, now_s: float, *, joining: int, awaits: bool = False, until_s: float | None = None) -> bool:
         """End the cycle if it is over, or if ``joining`` nodes wait; return True if it has just ended.
 
         Args:
             awaits: one of its launchers is away, and may know more.
-            found: what the parts know, or until when one of them may know more.
+            until_s: when a part may know more at the latest; None if none will.
         """
         self.alarm_s = None
         if self.outcome is not None:
@@ -270,15 +258,14 @@ class JobCycle:
                 self.farewell(place, replace(goodbye, well=False), now_s, ends_job=ends_job)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
-        elif isinstance(found, PartVerdict):
-            self.outcome, self.decided_by, self.found = Outcome.FAILED, found.place, found
-        elif found is not None:
-            self.alarm_s = min(found, self._farewell_s) if self._leaving else found
+        elif until_s is not None:
+            self.alarm_s = min(until_s, self._farewell_s) if self._leaving else until_s
         elif self.judged is not None:
-            (self.outcome, self.decided_by), own = self.judged, self.own_failures
-            follows = self.seats[self.decided_by].report.cause.follows and not (awaits or self.rules.min_healthy)
-            if follows and own and all(self.seats[place].state is NodeState.EXCLUDED for place in own):
-                self.outcome, self.decided_by = Outcome.MEMBERSHIP, own[0]  # which costs no restart
+            follows, own = self.seats[self.judged[1]].report.cause.follows, self.own_failures
+            are_left_out = bool(own) and all(self.seats[place].state is NodeState.EXCLUDED for place in own)
+            if follows and are_left_out and not (awaits or self.rules.min_healthy):
+                self.judged = Outcome.MEMBERSHIP, own[0]  # which costs no restart
+            self.outcome = self.judged[0]
         elif joining:
             self.outcome = Outcome.MEMBERSHIP
         elif self._leaving and set(self.healthy) <= self._leaving.keys():
@@ -310,22 +297,16 @@ class JobCycle:
         """
         if self.outcome is None or self.verdict is not None:
             return None
-        first, found = self._first_failure(), self.found
-        if self.outcome is Outcome.FAILED and self.decided_by is None:
-            if awaits:
-                return None  # it ended before this leader came
-            self.decided_by = first
-        by = self.decided_by
-        is_certain = found is not None and found.cause is not None and not found.is_weak
-        if by is not None and first is not None and self.seats[by].report.cause.follows and not is_certain:
+        first = self._first_failure()
+        if self.outcome is Outcome.FAILED and self.judged is None and awaits:
+            return None  # it ended before this leader came
+        by = first if self.judged is None else self.judged[1]
+        if by is not None and first is not None and self.seats[by].report.cause.follows:
             is_known = first != by and self.seats[first].state is not NodeState.EXCLUDED
             until_s = self._ended_s + (_CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S)
-            may_come = (found is None or found.cause is None) and now_s < until_s
-            if not is_known and (awaits or may_come):
-                self.alarm_s = until_s if may_come else None
+            if not is_known and (awaits or now_s < until_s):
+                self.alarm_s = until_s if now_s < until_s else None
                 return None
-            if is_known:
-                self.found = None  # the node that the part lacked evidence from has failed
         self.verdict = self.verdict_on(nodes_left=nodes_left, printer=printer)
         self.news.clear()
         return self.verdict
@@ -342,13 +323,13 @@ class JobCycle:
         """Return how far the cycle got, if that is known."""
         if self.verdict is not None:
             return self.verdict.reached
-        places = [place for place in (self._first_failure(), self.decided_by) if place is not None]
-        told = [self.seats[place].report.reached for place in places]
-        return next(filter(None, [None if self.found is None else self.found.reached, *told]), None)
+        places = [self._first_failure(), None if self.judged is None else self.judged[1]]
+        told = [self.seats[place].report.reached for place in places if place is not None]
+        return next(filter(None, told), None)
 
     def _first_failure(self) -> int | None:
         """Return the node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
-        by, own = self.decided_by, self.own_failures
+        by, own = None if self.judged is None else self.judged[1], self.own_failures
         if by is not None and (not own or not self.seats[by].report.cause.follows):
             return by
         bad = own or [place for place, seat in enumerate(self.seats) if seat.state not in GOOD]
@@ -382,7 +363,7 @@ class JobCycle:
             decision = replace(decision, change=_CHANGES[rotation])
         cause, node, names_nodes = self._cause(first)
         host = "" if node is None else seats[node].name
-        if self.found is not None and cause is self.found.cause and (cause.rank is None or cause.host):
+        if cause is self.found and (cause.rank is None or cause.host):
             host = cause.host  # the node that reports a hang is often only waiting
         return Verdict(
             cycle=self.decision.cycle,
@@ -410,15 +391,14 @@ class JobCycle:
             finished = f"{size - len(bad)} of {counted(size, 'node')}"
             text = f"the job finished on {finished}: {self.told(bad)}" if bad else ""
             return Cause(kind=CauseKind.REQUEST, text=text), None, True
-        if self.found is not None and self.found.cause is not None:
-            return self.found.cause, self.decided_by, True
         if self.outcome is Outcome.MEMBERSHIP:
             left = {place: report for place, report in bad.items() if report.state is NodeState.EXCLUDED}
             text = self.told(left) or f"{counted(self.joining, 'node')} waiting to join"
             return Cause(text=text), next(iter(left), None), True
-        is_mixed = first is not None and seats[first].report.is_mixed
-        if self.rules.min_healthy and size > 1 and bad and not is_mixed:
+        report = Report(self.decision.cycle, NodeState.HEALTHY) if first is None else seats[first].report
+        is_found = self.found is not None and report.cause is self.found
+        if self.rules.min_healthy and size > 1 and bad and not (report.is_mixed or is_found):
             return Cause(text=f"{job_lines.good(size - len(bad), self.rules.min_nodes)}: {self.told(bad)}"), first, True
         if first is None:
             return Cause(text=job_lines.UNKNOWN_FAILURE), None, True
-        return seats[first].report.cause, first, False
+        return report.cause, first, is_found

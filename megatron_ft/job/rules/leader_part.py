@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict
+from megatron_ft.job.rules.job_cycle import JobCycle
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.link.base.codec import PartMessage, PartState
 
@@ -54,8 +54,8 @@ class LeaderPart:
         """Take a message of a node of the cycle."""
         return ()
 
-    def verdict(self, now_s: float) -> float | PartVerdict | None:
-        """Return what this part knows of the end of the running cycle, or until when it may know more."""
+    def verdict(self, now_s: float) -> float | None:
+        """End the running cycle if this part knows of a reason; return until when it may know one, if it may."""
         return None
 
     def attachment(self, chosen: Sequence[Node], spares: Sequence[Node]) -> Sequence[PartState]:

@@ -128,15 +128,14 @@ class SnapshotsAtLeader(LeaderPart):
     def _end_of(self, cycle: JobCycle) -> CycleEnd:
         verdict, restored = cycle.verdict, cycle.decision.attachments.get(Restore)
         assert verdict is not None
-        reached = verdict.reached
         # a restore that fails says as much about a snapshot as one that is followed by a failure
         was_read = self._snapshots.is_read or any(seat.report.is_mixed for seat in cycle.seats)
         return CycleEnd(
             cycle.decision.cycle,
             restored,
             failed=was_read and ranks_failed(verdict, cycle.seats),
-            reached=None if reached is None else reached.last,
-            advanced=cycle.decision.advance.is_exceeded(reached),
+            reached=None if verdict.reached is None else verdict.reached.last,
+            advanced=cycle.decision.advance.is_exceeded(verdict.reached),
             resumes_from_file=verdict.cause.rerun is not None,
             had_snapshot=restored is not None or cycle.has_snapshot,
         )

@@ -244,8 +244,8 @@ def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others
         if link != 3:
             note = waiting(link) if others_wait and link == 2 else failed(link)
             machine.heard(link, RankSnapshots(0, (note,)), 0.1)
-    assert verdicts(machine, 2.2) == []
-    (judged,) = verdicts(machine, 2.4)
+    assert verdicts(machine, 2.2) == verdicts(machine, 2.4) == []  # another node's failure may yet be reported
+    (judged,) = verdicts(machine, 2.8)
     assert (judged.cause.rank, judged.cause.text) == (None, f"rank 0 raised {TIMED_OUT}, a consequence")
     assert judged.cause.detail == "root cause undetermined; no evidence from node 3 (h3)"
 

@@ -14,7 +14,7 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
-from megatron_ft.job.rules.job_cycle import JobCycle, PartVerdict, Seat
+from megatron_ft.job.rules.job_cycle import JobCycle, Seat
 from megatron_ft.job.rules.member import Member
 from megatron_ft.job.rules.next_cycle import NextCycle
 from megatron_ft.job.rules.nodes import Node
@@ -153,14 +153,16 @@ def judged(
     nodes_left: int = 9,
     restarts: int = 0,
     advance: JobProgress = JobProgress(),  # noqa: B008 - frozen
+    decided_by: int | None = None,
     **facts: Any,
 ) -> m.Verdict:
     cycle = JobCycle(rules, replace(decision(size=len(states)), restarts=restarts, advance=advance), [])
     cycle.seats, cycle.outcome = seats(*states, follows=follows), outcome
+    cycle.judged = None if decided_by is None else (outcome, decided_by)
     for name, fact in facts.items():
         setattr(cycle, name, fact)
     if found is not None:
-        cycle.found = PartVerdict(0, cause=found)
+        cycle.failed(0, None, found)
     return cycle.verdict_on(nodes_left=nodes_left)
 
 
