@@ -85,7 +85,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
             'may be silent before it counts as lost."""',
             'may be silent before it counts as lost."""\n        return 60.0',
         ),
-        ("if heard and all(seat.state is NodeState.SUCC", "if all(seat.state is NodeState.SUCC"),
+        ("if not heard and self.count(NodeState.SUCCEEDED):", "if not heard:"),
         ("Outcome.SUCCEEDED, now_s, True", "Outcome.FAILED, now_s, True"),
         ("if standing.report is not None:", "if False:"),
         ("if standing.ended is not None and self.outcome is None:", "if False:"),
@@ -93,7 +93,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("return place is not None and self.seats[place].state is not NodeState.LOST", "return place is not None"),
         ("if report.cycle != self.decision.cycle:", "if False:"),
         ("if goodbye.well and not goodbye.excluded and", "if False and"),
-        ("elif self._leaving and set(self.healthy) <= self._leaving.keys():", "elif False:"),
+        ("elif self.leaving and set(self.healthy) <= self.leaving.keys():", "elif False:"),
     ],
     "diagnosis/leader_parts.py": [
         ("if self._is_open(diagnosis, now_s):", "if False:"),

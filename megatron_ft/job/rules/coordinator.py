@@ -440,7 +440,7 @@ class Coordinator:
         if self._ended_s is not None:
             is_owed = any(not node.is_gone for node in self._nodes.values())
             cycle, is_new = self._cycle, self._stays_s == NEW_LEADER_S  # spares aren't in the record
-            may_come = is_new or (cycle is not None and any(not cycle.seats[at].leaving for at in cycle.gone))
+            may_come = is_new or (cycle is not None and bool(cycle.gone - cycle.leaving.keys()))
             stays_s = self._stays_s if is_owed else _LINGER_S if may_come else 0.0
             is_done = self._clock.now_s >= self._ended_s + stays_s
         if is_done:

@@ -87,7 +87,7 @@ class JobCycle:
         """A launcher has reported how the cycle ended, which others may not know."""
         self._counts = Counter(seat.state for seat in self.seats)
         self._ended_s = 0.0
-        self._leaving: dict[int, tuple[Goodbye, bool]] = {}
+        self.leaving: dict[int, tuple[Goodbye, bool]] = {}
         """Farewells of nodes whose ranks had all ended with 0, by place, and whether the job ends with the launcher."""
         self._farewell_s = 0.0
         """When these nodes count as lost, unless all others have left or finished by then."""
@@ -182,7 +182,7 @@ class JobCycle:
         if goodbye.well and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
             self.gone.add(place)
-            self._leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S
+            self.leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S
         elif ends_job:
             self.asked_to_end(place, goodbye.text)
         else:
@@ -252,14 +252,14 @@ class JobCycle:
         if self.outcome is not None:
             return False
         self.joining, self._ended_s = joining, now_s
-        if self._leaving and now_s >= self._farewell_s:
-            leaving, self._leaving = self._leaving, {}
+        if self.leaving and now_s >= self._farewell_s:
+            leaving, self.leaving = self.leaving, {}
             for place, (goodbye, ends_job) in leaving.items():
                 self.farewell(place, replace(goodbye, well=False), now_s, ends_job=ends_job)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
         elif until_s is not None:
-            self.alarm_s = min(until_s, self._farewell_s) if self._leaving else until_s
+            self.alarm_s = min(until_s, self._farewell_s) if self.leaving else until_s
         elif self.judged is not None:
             follows, own = self.seats[self.judged[1]].report.cause.follows, self.own_failures
             are_left_out = bool(own) and all(self.seats[place].state is NodeState.EXCLUDED for place in own)
@@ -268,9 +268,9 @@ class JobCycle:
             self.outcome = self.judged[0]
         elif joining:
             self.outcome = Outcome.MEMBERSHIP
-        elif self._leaving and set(self.healthy) <= self._leaving.keys():
+        elif self.leaving and set(self.healthy) <= self.leaving.keys():
             self.outcome = Outcome.SUCCEEDED
-        elif self._leaving:
+        elif self.leaving:
             self.alarm_s = self._farewell_s
         return self.outcome is not None
 
@@ -374,7 +374,7 @@ class JobCycle:
             nodes=len(seats),
             names_nodes=names_nodes,
             code=0 if decision.action is Action.FINISH else NO_PROGRESS_CODE if decision.no_progress else 1,
-            stopped=bool(self._leaving),
+            stopped=bool(self.leaving),
             rotation=rotation,
             reached=self._reached() if outcome is Outcome.FAILED else None,
             printer=printer,
