@@ -17,9 +17,9 @@ train in a cycle, at which places, and whether another cycle follows. Launchers 
 - *One node.* The leader is an object in the launcher, behind the same messages.
 
 **Decisions** are numbered: `start` of a cycle, or `end` of the job. A decision is durable before any launcher hears of
-it, with the lock's holder or in etcd. There it is a key of its own, in one transaction: this key is absent, and the
-leader's key is still of this epoch. All else a new leader learns from hellos, which carry place, last decision, last
-report, outcome and verdict; it waits for them before it decides.
+it, with the lock's holder or in etcd. There the last one is a key that one transaction swaps: the key is as this leader
+knows it, and the leader's key still of this epoch. All else a new leader learns from hellos, which carry place, last
+decision, last report, outcome and verdict; it waits for them before it decides.
 
 **A job, at its leader**::
 
@@ -37,8 +37,8 @@ launchers that have answered since the round was complete: one that died right a
 progress in each beat tells. While all others progress, nobody is lost, for the silent one takes part. A launcher that
 is cut off judges itself by the same rule. Where nothing tells progress, a plain timeout decides.
 
-**An earlier run of the same name** (--rdzv-id) leaves decisions in etcd. Each run has a life, whose name is part of the
-keys. Only the leader begins another life, once MIN new launchers have come and none of the earlier run has for a while.
+**An earlier run of the same name** (--rdzv-id) leaves its last decision in etcd. The first one of another run takes its
+place, once MIN new launchers have come and none of the earlier run has for a while.
 
 **Where things are.** `rules/` has the machines of the leader (`Coordinator`) and of a launcher (`Member`), without I/O;
 `service` puts the leader on sockets, `coordination` the member. `parts` lists the capabilities that attach to a leader:

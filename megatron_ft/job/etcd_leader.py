@@ -1,16 +1,14 @@
-"""A leader's lock and decisions in etcd: what follows from a decision waits until etcd has it."""
+"""What follows from a leader's decision waits until the decision is durable: at once, or once etcd has it."""
 
 from __future__ import annotations
 
-import functools
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
-from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Send
+from megatron_ft.job.rules.actions import CoordinatorEffect, Quit, Send
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.etcd_keys import RENEW_S, EtcdAway, Ledger
 from megatron_ft.job.rules.messages import Admitted, Beat, Dismiss
@@ -20,112 +18,80 @@ AGAIN_S = 0.3
 """Seconds until etcd is asked again after it hasn't answered."""
 
 
-class LeaderOver(Exception):
-    """Raised when this leader is to end at once: another launcher leads, or may; or no decision can be kept.
-
-    Args:
-        dismissal: what all launchers are told; None if another leader tells them.
-    """
-
-    def __init__(self, dismissal: Dismiss | None = None) -> None:
-        super().__init__()
-        self.dismissal = dismissal
-
-
-class Work(NamedTuple):
-    """A request to etcd. ``ask`` returns False if the lock is lost; a change is asked for until etcd answers."""
-
-    ask: Callable[[], bool]
-    is_change: bool
-
-
-def enter(ledger: Ledger, *, is_needed: Callable[[], bool]) -> bool:
-    """Read what earlier leaders have decided; return False if the lock is lost, or the leader not needed any more."""
-    while is_needed():
+def enter(ledger: Ledger) -> DecisionRecord | None:
+    """Return the last decision of an earlier leader, as soon as etcd tells."""
+    while True:
         try:
             return ledger.enter()
         except (EtcdAway, ConfigError):
             time.sleep(AGAIN_S)
-    return False
 
 
-class LeaderInEtcd:
-    """One leader's. Its loop asks for each renewal: a leader that hangs or is paused loses the lock.
+class Decisions:
+    """One leader's. Its loop asks for each request to etcd: a leader that hangs or is paused loses the lock.
+
+    Call `request` when ``due_s`` is over, have a thread do what it returns, and give the result to `answered`.
 
     Args:
-        submit: has work done in a thread, after some seconds, and then calls ``answered``.
+        ledger: None if the lock is the endpoint's port: the launcher that holds it has each decision at once.
+        links: numbers of all connections.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        rules: Rules,
-        *,
-        submit: Callable[[Work, float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ledger: Ledger | None, rules: Rules, links: Collection[int]) -> None:
         self.problem = ""
-        """Why etcd doesn't answer; empty if it does."""
-        self._refused_s: float | None = None
-        """Since when the change that waits can't be made; leases may be renewed meanwhile."""
-        self._ledger, self._rules, self._submit, self._clock = ledger, rules, submit, clock
-        self._waiting: deque[CoordinatorEffect] = deque()
-        """A change is being made, the first of these; what follows from it waits. Empty: none is."""
-        self.due_s = 0.0
-        """When to call ``renew`` next, by the clock; infinite while the lease is being renewed."""
+        """Why etcd doesn't do what it is asked for; empty if it does."""
+        self.due_s = math.inf if ledger is None else 0.0
+        """When to ask etcd next; infinite while it is being asked."""
+        self._ledger, self._rules, self._links = ledger, rules, links
+        self._made: DecisionRecord | None = None
+        """The decision that is being made, since when, and whether etcd is being asked for it; what follows waits."""
+        self._since_s, self._is_asked = 0.0, False
+        self._following: list[CoordinatorEffect] = []
 
-    def renew(self, now_s: float) -> None:
-        if now_s >= self.due_s:
-            self.due_s = float("inf")
-            self._submit(Work(self._ledger.renew, is_change=False), 0.0)
-
-    def admit(self, effects: Iterable[CoordinatorEffect]) -> list[CoordinatorEffect]:
+    def admit(self, effects: Iterable[CoordinatorEffect], now_s: float) -> list[CoordinatorEffect]:
         """Return what to do now; `answered` returns the rest. An admission and a beat tell nothing of a decision."""
         now: list[CoordinatorEffect] = []
         for effect in effects:
-            if self._waiting and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
-                self._waiting.append(effect)
-            elif isinstance(effect, DecisionRecord | BeginLife):
-                self._waiting.append(effect)
-                ask = self._ledger.begin_life
-                if isinstance(effect, DecisionRecord):
-                    ask = functools.partial(self._ledger.keep, effect)
-                self._submit(Work(ask, is_change=True), 0.0)
+            if self._made is not None and not (
+                isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)
+            ):
+                self._following.append(effect)
+            elif self._ledger is not None and isinstance(effect, DecisionRecord):
+                self._made, self._since_s = effect, now_s
+                self.due_s = self.due_s if math.isinf(self.due_s) else 0.0
             else:
                 now.append(effect)
         return now
 
-    def answered(self, work: Work, answer: Callable[[], bool]) -> list[CoordinatorEffect]:
-        """Take etcd's answer; return the change that was made, if one was, and what follows from it.
+    def request(self) -> Callable[[], bool]:
+        """Return what to do in a thread: renew the leases, and then make the decision, if one waits."""
+        self.due_s = math.inf
+        assert self._ledger is not None
+        ledger, record = self._ledger, self._made
+        self._is_asked = record is not None
+        return lambda: ledger.renew() and (record is None or ledger.keep(record))
 
-        A change that isn't made is asked for again, for the time in which a round must be met.
+    def answered(self, answer: Callable[[], bool], now_s: float) -> list[CoordinatorEffect]:
+        """Take etcd's answer; return the decision that was made, if one was, and what follows from it.
 
-        Raises:
-            LeaderOver: this leader is to end at once.
+        Without the lock this leader ends at once. A decision is asked for again, for the time in which a round must be
+        met; then all launchers are dismissed.
         """
-        now_s = self._clock()
+        record = self._made
         try:
             if not answer():
-                raise LeaderOver
-            self.problem = ""
+                return [Quit()]
         except (EtcdAway, ConfigError) as error:  # a password that was changed may be changed back
-            self.problem = str(error)
-            if work.is_change:
-                self._refused_s = now_s if self._refused_s is None else self._refused_s
-                if now_s >= self._refused_s + self._rules.join_timeout_s:
-                    raise LeaderOver(self._dismissal) from None
-                self._submit(work, AGAIN_S)
+            self.problem, self.due_s = str(error), now_s + AGAIN_S
+            timeout_s = self._rules.join_timeout_s
+            if record is None or now_s < self._since_s + timeout_s:
                 return []
-        if not work.is_change:
-            self.due_s = now_s + RENEW_S
-            return []
-        self._refused_s, made = None, self._waiting.popleft()
-        following, self._waiting = self._waiting, deque()
-        return [made, *self.admit(following)]
-
-    @property
-    def _dismissal(self) -> Dismiss:
-        change, code = self._waiting[0], TRY_AGAIN_CODE
-        if isinstance(change, DecisionRecord) and change.decision.kind is DecisionKind.END:
-            code = change.decision.code
-        return Dismiss(code, f"no decision could be kept for {self._rules.join_timeout_s:g} s: {self.problem}")
+            code = record.decision.code if record.decision.kind is DecisionKind.END else TRY_AGAIN_CODE
+            text = f"no decision could be kept for {timeout_s:g} s: {self.problem}"
+            return [Send(list(self._links), Dismiss(code, text)), Quit()]
+        self.problem, made = "", list[CoordinatorEffect]()
+        if record is not None and self._is_asked:
+            following, self._made, self._following = self._following, None, []
+            made = [record, *self.admit(following, now_s)]
+        self.due_s = now_s + RENEW_S if self._made is None else 0.0
+        return made

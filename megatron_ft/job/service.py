@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.job.connection import Connection
-from megatron_ft.job.etcd_leader import AGAIN_S, LeaderInEtcd, LeaderOver, Work
+from megatron_ft.job.etcd_leader import AGAIN_S, Decisions
 from megatron_ft.job.parts import HEARD_BY_PARTS
 from megatron_ft.job.rules.actions import CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.coordinator import Coordinator
@@ -82,7 +82,7 @@ class Service:
         self.links: dict[int, Link] = {}
         self._reactor, self._machine, self._listener, self._secret = reactor, machine, listener, secret
         self._keep, self._say = keep, say
-        self._etcd = None if ledger is None else LeaderInEtcd(ledger, machine.rules, submit=self._submit)
+        self._decisions = Decisions(ledger, machine.rules, self.links)
         self._strangers: Counter[str] = Counter()
         """Number of connections without a hello by address."""
         self._next = 1
@@ -214,8 +214,11 @@ class Service:
         if self.is_over:
             return
         machine, now_s = self._machine, time.monotonic()
-        if self._etcd is not None:
-            self._etcd.renew(now_s)
+        if now_s >= self._decisions.due_s:
+            try:
+                self._reactor.call_in_thread(self._decisions.request(), self._answered)
+            except RuntimeError:  # no thread can be started
+                self._decisions.due_s = now_s + AGAIN_S
         if now_s >= self._settle_s and (machine.needs_settling or now_s >= machine.alarm_s):
             effects = machine.settle(now_s)
             took_s = time.monotonic() - now_s
@@ -225,10 +228,10 @@ class Service:
         for connection in unsent:
             connection.flush()
         due_s = self._settle_s if machine.needs_settling else max(machine.alarm_s, self._settle_s)
-        self._turn_by(due_s if self._etcd is None else min(due_s, self._etcd.due_s))
+        self._turn_by(min(due_s, self._decisions.due_s))
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
-        for effect in effects if self._etcd is None else self._etcd.admit(effects):
+        for effect in self._decisions.admit(effects, time.monotonic()):
             self._carry_out(effect)
 
     def _carry_out(self, effect: CoordinatorEffect) -> None:
@@ -248,34 +251,14 @@ class Service:
             case Quit():
                 self.close()
 
-    # -- etcd -------------------------------------------------------------------------------------------------
-
-    def _submit(self, work: Work, delay_s: float = 0.0) -> None:
-        """Ask etcd in a thread, after a delay."""
-        if delay_s:
-            self._reactor.call_later(delay_s, functools.partial(self._submit, work))
-        elif not self.is_over:
-            try:
-                self._reactor.call_in_thread(work.ask, functools.partial(self._answered, work))
-            except RuntimeError:  # no thread can be started
-                self._submit(work, AGAIN_S)
-
-    def _answered(self, work: Work, answer: Callable[[], bool]) -> None:
-        """Say what was waiting for etcd, or end with the lock. A change that can't be made ends the job at last."""
-        if self.is_over or self._etcd is None:
-            return
-        try:
-            made = self._etcd.answered(work, answer)
-        except LeaderOver as over:
-            if over.dismissal is not None:
-                for link in self.links.values():
-                    link.connection.send(encode(over.dismissal))
-            self.close()
-            return
-        self._machine.lock_answers = not self._etcd.problem
-        for effect in made:
-            self._carry_out(effect)
-        self._turn_by(0.0)
+    def _answered(self, answer: Callable[[], bool]) -> None:
+        """Do what was waiting for etcd's answer."""
+        if not self.is_over:
+            made = self._decisions.answered(answer, time.monotonic())
+            self._machine.lock_answers = not self._decisions.problem
+            for effect in made:
+                self._carry_out(effect)
+            self._turn_by(0.0)
 
 
 _parse = functools.lru_cache(maxsize=64)(lambda body: _FROM_MEMBER.parse(decode(body)))

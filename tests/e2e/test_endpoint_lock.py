@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from megatron_ft.job import leader_process
 from megatron_ft.job.leader_process import LeaderProcess
-from megatron_ft.job.lock import EndpointLock
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment
+from megatron_ft.job.rules.etcd_keys import Seen
 from megatron_ft.link import tcp
 from megatron_ft.link.linux.processes import read_stat
 from megatron_ft.link.reactor import Reactor
@@ -38,15 +38,14 @@ class Hosted:
     """A launcher that holds the endpoint's port, and the lines that it says."""
 
     def __init__(
-        self, reactor: Reactor, listener: socket.socket | None, port: int, host: str = "127.0.0.1", **more: Any
+        self, reactor: Reactor, listener: Any, port: int, host: str = "127.0.0.1", secret: bytes | None = None
     ) -> None:
         self.said: list[str] = []
         self.member: Any = SimpleNamespace(owns=False)
         self.address = f"{host}:{port}"
-        values = {"defined": m.JobDefinition("job", RULES), "secret": None, "environ": os.environ, **more}
-        self.leader = LeaderProcess(reactor, say=self.said.append, **values)
-        self.lock = EndpointLock(reactor, self.leader, self.member, self.address, listener)
-        self.lock.start()
+        start = m.LeaderStart(m.JobDefinition("job", RULES), secret)
+        self.leader = LeaderProcess(reactor, self.member, start, self.said.append)
+        self.leader.begin(Seen(self.address, 0, 0), listener)
 
     def pid(self) -> int:
         (pid,) = self.leader.pids()
@@ -60,8 +59,8 @@ def hosted(reactor: Reactor, **more: Any) -> Iterator[Hosted]:
     try:
         yield made
     finally:
-        made.lock.close(is_in_a_hurry=lambda: True)
-        made.lock.close(is_in_a_hurry=lambda: True)  # twice is fine
+        made.leader.close(is_in_a_hurry=lambda: True)
+        made.leader.close(is_in_a_hurry=lambda: True)  # twice is fine
 
 
 def ask(reactor: Reactor, ear: Ear, transport: Any, address: str, message: m.Hello) -> m.ToMember:
@@ -108,14 +107,16 @@ def test_leader_that_keeps_exiting_or_cannot_be_started_is_started_again_after_a
     real = leader_process.isolated_command
     monkeypatch.setattr(leader_process, "PAUSE_S", 0.3)
     commands = [["/no/such/program"], *[[sys.executable, "-S", "-c", "import os; os._exit(3)"]] * 9]
+    began_s = time.monotonic()
     monkeypatch.setattr(leader_process, "isolated_command", lambda _: commands.pop(0))
     with hosted(reactor) as one, sockets(reactor) as (transport, ear):
         until(reactor, lambda: len(one.said) == 3)
         assert one.said == [
             f"the coordinator at {one.address} can't be started (No such file or directory); another one takes over",
             f"the coordinator at {one.address} exited (code 3); another one takes over",
-            f"the coordinator at {one.address} exited (code 3); starting another one in 0.3 s",
+            f"the coordinator at {one.address} exited (code 3); another one takes over",
         ]
+        assert time.monotonic() >= began_s + 0.6
         monkeypatch.setattr(leader_process, "isolated_command", real)
         assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
 
@@ -130,7 +131,7 @@ def test_first_launcher_of_a_machine_takes_the_endpoint_and_the_next_one_once_it
         until(reactor, lambda: second.member.owns)
         assert len(second.leader.pids()) == 1
     finally:
-        second.lock.close(is_in_a_hurry=lambda: True)
+        second.leader.close(is_in_a_hurry=lambda: True)
 
 
 def test_job_of_the_launcher_is_defined_before_another_comes_and_signals_do_not_end_its_coordinator(
@@ -157,8 +158,8 @@ def test_coordinator_has_the_secret_and_nothing_of_the_users_python(
     for name in ("random.py", "socket.py", "sitecustomize.py"):
         (tmp_path / name).write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "FT_SECRET_FILE": "/no/such/file"}
-    with hosted(reactor, secret=SECRET, environ=environ) as one, sockets(reactor, SECRET) as (transport, ear):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with hosted(reactor, secret=SECRET) as one, sockets(reactor, SECRET) as (transport, ear):
         assert isinstance(ask(reactor, ear, transport, one.address, hello()), m.Admitted)
         assert one.said == []
         maps = Path(f"/proc/{one.pid()}/maps").read_text()
@@ -182,4 +183,4 @@ def test_port_that_is_let_go_is_taken_on_the_addresses_of_both_families(reactor:
         for address in ("127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])):
             socket.create_connection((address, port), timeout=BOUND_S).close()
     finally:
-        taken.lock.close(is_in_a_hurry=lambda: True)
+        taken.leader.close(is_in_a_hurry=lambda: True)

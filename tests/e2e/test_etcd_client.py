@@ -65,8 +65,7 @@ def test_user_is_let_in_by_password_also_when_tokens_have_expired(start_etcd: Ca
     client = client_of(server, user="root", password=PASSWORD)
     held = take(client, "job", "a:1")
     assert held is not None
-    ledger = Ledger(client, "job", held, new_name=lambda: "life")
-    assert ledger.enter()
+    ledger = Ledger(client, "job", held.epoch, held.lease)
     for _ in range(3):
         time.sleep(2.5)  # a token of etcd lives for twice what it is told, or so
         assert look(client, "job").address == "a:1"

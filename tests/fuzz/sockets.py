@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from megatron_ft.config.kinds import DEFAULT_LOG_MAX_BYTES
 from megatron_ft.job.leader_process import LeaderProcess
 from megatron_ft.job.rules import messages as m
+from megatron_ft.job.rules.etcd_keys import Seen
 from megatron_ft.link import tcp
 from megatron_ft.link.messages import control_messages
 from megatron_ft.link.messages.rank_messages import FROM_RANK, Question
@@ -265,7 +267,8 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
     hostile = Hostile(rng, examples(_TO_COORDINATOR))
     listener, lines, reactor = tcp.listen("127.0.0.1", 0), list[str](), Reactor()
     address = "{}:{}".format(*listener.getsockname()[:2])
-    leader = LeaderProcess(reactor, _JOB, secret=_SECRET, environ=os.environ, say=lines.append)
+    member: Any = SimpleNamespace()
+    leader = LeaderProcess(reactor, member, m.LeaderStart(_JOB, _SECRET), lines.append)
 
     def reach() -> socket.socket:
         sock = socket.create_connection(tcp.parse_address(address), _ANSWER_S)
@@ -275,7 +278,7 @@ def attack_coordinator(seed: int, say: Say, *, messages: int) -> None:
         return sock
 
     with contextlib.closing(reactor), contextlib.closing(leader):
-        leader.begin(address, listener)
+        leader.begin(Seen(address, 0, 0), listener)
         pids = leader.pids()
         with _launcher(reactor, address, "i0") as ask:
             before = memory_kib(*pids)

@@ -43,7 +43,7 @@ from tests.support.agents import attached, found_hung, observed
 
 FOR_GOOD_S = 1e9
 _LOOKS_S = (0.3, 0.9)
-_LED_LOOKS_S = 3.0
+_LED_LOOKS_S = (2.0, 3.0)
 """Looks at the lock in etcd: from one to the next, and from one to the next while a leader leads."""
 _STEP_S = 0.5
 _SAME_ITERATION = 7
@@ -169,7 +169,6 @@ class Launcher(Process):
         self.link: Link | None = None
         self.lock: Lock | None = None
         """The lock, if this launcher holds it."""
-        self._looked_s = -FOR_GOOD_S
         self.saw_etcd_s = FOR_GOOD_S
         """When etcd has answered it first."""
         self._effects: Mailbox[Callable[[], None]] = Mailbox(lambda do: do(), self.counts_effect)
@@ -244,35 +243,32 @@ class Launcher(Process):
         """See who leads, by the key in etcd, and try to lead where nobody does."""
         if self.code is not None:
             return
-        if self.member.is_led and self.world.now_s < self._looked_s + _LED_LOOKS_S:
-            self.later(self.world.chance.uniform(*_LOOKS_S), self._look)
-            return
-        self._looked_s = self.world.now_s
+        if self.lock is not None and self.lock.has_told:
+            self.lock.give_up()
         may_lead = self.lock is None and self.member.standing.phase is not m.NodePhase.EXCLUDED
         address, call = f"h{self.host.number}:{self.world.next_number()}", self.job.etcd.call_from(self.host)
 
-        def ask() -> tuple[Seen, m.LeaseHeld | None]:
+        def ask() -> Seen:
             seen = etcd_keys.look(call, JOB)
             self.saw_etcd_s = min(self.saw_etcd_s, self.world.now_s)
-            held = etcd_keys.take(call, JOB, address) if may_lead and not seen.epoch else None
-            return (seen, None) if held is None else (Seen(address, held.epoch, seen.revision), held)
+            return (etcd_keys.take(call, JOB, address) if may_lead and not seen.epoch else None) or seen
 
         self.job.etcd.ask(self, ask, self._looked)
 
-    def _looked(self, result: Callable[[], tuple[Seen, m.LeaseHeld | None]]) -> None:
+    def _looked(self, result: Callable[[], Seen]) -> None:
         if self.code is not None:
             return
         try:
-            seen, held = result()
+            seen = result()
         except EtcdAway as error:
             self.member.problem = str(error)
         else:
             if self.lock is not None and self.lock.held is not None and self.lock.held.epoch != seen.epoch:
                 self.lock.give_up()
-            if held is not None:
-                self.lock = Lock(self, seen.address, held)
-            self.follow(self.member.leader_at(*seen, self.clock()))
-        self.later(self.world.chance.uniform(*_LOOKS_S), self._look)
+            if seen.lease:
+                self.lock = Lock(self, seen.address, seen)
+            self.follow(self.member.leader_at(seen.address, seen.epoch, seen.revision, self.clock()))
+        self.later(self.world.chance.uniform(*(_LED_LOOKS_S if self.member.is_led else _LOOKS_S)), self._look)
 
     # -- the machines -----------------------------------------------------------------------------------------
 

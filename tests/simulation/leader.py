@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from megatron_ft.diagnosis.exceptions import is_peer_loss
 from megatron_ft.diagnosis.hang_messages import RankSnapshots
-from megatron_ft.job.etcd_leader import LeaderInEtcd, LeaderOver
+from megatron_ft.job.etcd_leader import Decisions
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.decisions import Decision, DecisionKind, DecisionRecord
-from megatron_ft.job.rules.etcd_keys import Body, Call, EtcdAway, Ledger, release, take
+from megatron_ft.job.rules.etcd_keys import Body, Call, EtcdAway, Ledger, Seen, release, take
 from megatron_ft.job.rules.nodes import GRACE_S
 from megatron_ft.job.rules.restart_policy import NodeState
 from megatron_ft.link.base.codec import decode
@@ -46,18 +46,18 @@ class Etcd:
         self.model = EtcdModel()
         self._world = world
         self._decided = decided
-        self._known: set[str] = set()
+        self._known = 0
+        """Revision of the last decision."""
 
     def make_former(self) -> None:
         """Let an earlier run of the job have ended here."""
         held = take(self.model, JOB, "h0:0")
         assert held is not None
-        ledger = Ledger(self.model, JOB, held, new_name=lambda: "former life")
+        ledger = Ledger(self.model, JOB, held.epoch, held.lease)
         decision = Decision(FORMER, "former.7", self._world.chance.choice(list(DecisionKind)), 6, 2, code=3)
-        assert ledger.enter()
         assert ledger.keep(DecisionRecord(decision, "", ("former0", "former1"), ("h0", "h1")))
         release(self.model, held.lease)
-        self._known.update(self.model.keys)
+        self._known = self.model.revision
 
     def call_from(self, host: Host) -> Call:
         """Return what processes on that host call."""
@@ -69,10 +69,10 @@ class Etcd:
             try:
                 return self.model(path, body)
             finally:
-                for name in self.model.keys.keys() - self._known:
-                    self._known.add(name)
-                    if name.rpartition("/")[2].isdecimal():
-                        self._decided(decode(DecisionRecord, base64.b64decode(self.model.keys[name].value)))
+                for name, key in self.model.keys.items():
+                    if name.endswith("/decision") and key.mod > self._known:
+                        self._known = key.mod
+                        self._decided(decode(DecisionRecord, base64.b64decode(key.value)))
 
         return call
 
@@ -103,7 +103,7 @@ class Lock(Process):
     ``held``: the lease in etcd; None: the lock is the socket.
     """
 
-    def __init__(self, owner: Launcher, address: str, held: m.LeaseHeld | None = None) -> None:
+    def __init__(self, owner: Launcher, address: str, held: Seen | None = None) -> None:
         super().__init__(owner.host, f"lock of {owner.name}")
         self.job = owner.job
         self.owner = owner
@@ -112,7 +112,7 @@ class Lock(Process):
         """That of the last decision, in the launcher's memory."""
         self.coordinator: CoordinatorProcess | None = None
         self.has_told = False
-        """A leader has told everybody of the job's end."""
+        """A leader has told everybody of the job's end, or has lost the lock in etcd."""
         self.job.locks[address] = self
         self._begin_leader()
 
@@ -144,29 +144,25 @@ class Lock(Process):
         if not self.is_alive or self.coordinator is not None:
             return
         if self.held is None:
-            self._lead(None)
+            self._lead(None, self.record)
             return
-        life, call = f"life {self.world.next_number()}", self.job.etcd.call_from(self.host)
-        self._enter(Ledger(call, JOB, self.held, new_name=lambda: life))
+        self._enter(Ledger(self.job.etcd.call_from(self.host), JOB, self.held.epoch, self.held.lease))
 
     def _enter(self, ledger: Ledger) -> None:
         """Read what earlier leaders have decided, once etcd answers."""
 
-        def entered(result: Callable[[], bool]) -> None:
+        def entered(result: Callable[[], DecisionRecord | None]) -> None:
             if not self.is_alive:
                 return
             try:
-                if result():
-                    self._lead(ledger)
-                else:
-                    self.give_up()
+                self._lead(ledger, result())
             except EtcdAway:
                 self.owner.later(_AGAIN_S, lambda: self._enter(ledger) if self.is_alive else None)
 
         self.job.etcd.ask(self.owner, ledger.enter, entered)
 
-    def _lead(self, ledger: Ledger | None) -> None:
-        self.coordinator = CoordinatorProcess(self.job, self, ledger)
+    def _lead(self, ledger: Ledger | None, record: DecisionRecord | None) -> None:
+        self.coordinator = CoordinatorProcess(self.job, self, ledger, record)
         self.hand_over()
 
     def leader_died(self, *, has_quit: bool) -> None:
@@ -174,8 +170,6 @@ class Lock(Process):
         self.coordinator, self.has_told = None, self.has_told or has_quit
         if not has_quit:
             self._begin_leader()
-        elif self.held is not None:
-            self.give_up()
 
     def give_up(self, *, is_released: bool = True) -> None:
         """End the leader: its launcher ends, or another one has the lease."""
@@ -207,25 +201,20 @@ class Judged:
 class CoordinatorProcess(Process):
     """`python -m megatron_ft.coordinator`."""
 
-    def __init__(self, job: Job, lock: Lock, ledger: Ledger | None) -> None:
+    def __init__(self, job: Job, lock: Lock, ledger: Ledger | None, record: DecisionRecord | None) -> None:
         super().__init__(lock.host, f"coordinator{len(job.coordinators)}@h{lock.host.number}")
         self.job = job
         self.lock = lock
         self.machine = Coordinator(
             self.name,
             m.JobDefinition(JOB, job.plan.rules),
-            record=lock.record if ledger is None else None,
+            record=record,
             epoch=0 if lock.held is None else lock.held.epoch,
-            former=None if ledger is None else ledger.former,
             now_s=self.host.clock_s(),
             parts=LEADER_PARTS,
         )
-        self._etcd = (
-            None
-            if ledger is None
-            else LeaderInEtcd(ledger, self.machine.rules, clock=self.host.clock_s, submit=self._submit)
-        )
         self.numbers: dict[int, Link] = {}
+        self._decisions = Decisions(ledger, self.machine.rules, self.numbers)
         self.has_quit = False
         self.started_s = self.world.now_s
         self.ended_s: float | None = None
@@ -290,43 +279,29 @@ class CoordinatorProcess(Process):
 
     def _wake(self) -> None:
         if self.is_alive:
-            due_s = self.machine.alarm_s
-            self.wake_at(due_s if self._etcd is None else min(due_s, self._etcd.due_s), self._alarm)
+            self.wake_at(min(self.machine.alarm_s, self._decisions.due_s), self._alarm)
 
     def _alarm(self) -> None:
-        if self._etcd is not None:
-            self._etcd.renew(self.host.clock_s())
+        if self.host.clock_s() >= self._decisions.due_s:
+            self.job.etcd.ask(self, self._decisions.request(), self._answered)
         if self.host.clock_s() >= self.machine.alarm_s:
             self.settle()
         else:
             self._wake()
 
-    # -- etcd -------------------------------------------------------------------------------------------------
-
-    def _submit(self, work: Any, delay_s: float) -> None:
-        """Do work in the leader's thread."""
-        self.later(delay_s, lambda: self.job.etcd.ask(self, work.ask, partial(self._answered, work)))
-
-    def _answered(self, work: Any, answer: Callable[[], bool]) -> None:
-        assert self._etcd is not None
-        try:
-            made = self._etcd.answered(work, answer)
-        except LeaderOver as over:
-            for link in list(self.numbers.values()) if over.dismissal is not None else ():
-                link.send(self, over.dismissal)
-            self.has_quit = True
-            self.die()
-            return
-        self.machine.lock_answers = not self._etcd.problem
-        for effect in made:
-            if self.counts_effect():
-                self._carry_out(effect)
+    def _answered(self, answer: Callable[[], bool]) -> None:
+        made = self._decisions.answered(answer, self.host.clock_s())
+        self.machine.lock_answers = not self._decisions.problem
+        self._carry_all_out(made)
         self._wake()
 
     # -- effects ----------------------------------------------------------------------------------------------
 
     def _do(self, asked: list[actions.CoordinatorEffect]) -> None:
-        for effect in asked if self._etcd is None else self._etcd.admit(asked):
+        self._carry_all_out(self._decisions.admit(asked, self.host.clock_s()))
+
+    def _carry_all_out(self, effects: list[actions.CoordinatorEffect]) -> None:
+        for effect in effects:
             if isinstance(effect, actions.Send):
                 self._send(effect)
             elif self.counts_effect():
@@ -350,8 +325,6 @@ class CoordinatorProcess(Process):
 
     def _carry_out(self, effect: actions.CoordinatorEffect) -> None:
         match effect:
-            case actions.Send():
-                self._send(effect)
             case actions.Drop(number):
                 if (link := self.numbers.pop(number, None)) is not None:
                     link.close(self)
@@ -360,7 +333,7 @@ class CoordinatorProcess(Process):
                 self.world.tell(f"{self.name} decides {decision} {effect.instances}")
                 if self._is_asked_to_end and decision.kind is DecisionKind.START:
                     self.job.heedless.append(f"{self.name} decides cycle {decision.cycle}")
-                if self._etcd is None:
+                if self.lock.held is None:
                     self.job.decided(effect)
                 self.dies_at_effect = self.dies_at_effect if self.dies_deciding is None else self.dies_deciding
             case actions.Quit():

@@ -147,14 +147,19 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("HOLDER_STAYS_S = 60.0", "HOLDER_STAYS_S = 0.5"),
     ],
     "job/rules/etcd_keys.py": [
-        ("if last is not None:", "if False:"),
-        ('"sort_order": "DESCEND", ', ""),
+        ("self._kept, self._revision = found", "self._kept, _ = found"),
+        (
+            "return replace(decode(DecisionRecord, _plain(found",
+            "return None\n        return replace(decode(DecisionRecord, _plain(found",
+        ),
+        ("if found is None or _plain(found", "if True or _plain(found"),
     ],
     "job/etcd_leader.py": [
-        ("if now_s >= self._refused_s + self._rules.join_timeout_s:", "if True:"),
-        ("if self._waiting and not", "if False and not"),
-        ("self.due_s = now_s + RENEW_S", "pass"),
-        ("                self._submit(work, AGAIN_S)\n", "                pass\n"),
+        ("if record is None or now_s < self._since_s + timeout_s:", "if record is None:"),
+        ("if self._made is not None and not", "if False and not"),
+        ("self.due_s = now_s + RENEW_S if self._made is None else 0.0", "pass"),
+        ("self.problem, self.due_s = str(error), now_s + AGAIN_S", "self.problem = str(error)"),
+        ("if record is not None and self._is_asked:", "if record is not None:"),
     ],
 }
 MUTANTS = tuple(Mutant(f"megatron_ft/{file}", *each) for file, all_ in _BY_FILE.items() for each in all_)

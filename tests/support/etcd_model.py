@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any
 
-from megatron_ft.job.rules.etcd_keys import Body, EtcdAway, LeaseGone
+from megatron_ft.job.rules.etcd_keys import Body, EtcdAway
 
 __all__ = ["EtcdModel"]
 
@@ -16,7 +15,6 @@ class _Key:
     value: str
     create: int
     mod: int
-    version: int
     lease: str
 
     def shown(self, name: str) -> Body:
@@ -25,18 +23,21 @@ class _Key:
             "value": self.value,
             "create_revision": str(self.create),
             "mod_revision": str(self.mod),
-            "version": str(self.version),
             "lease": self.lease,
         }
 
 
 @dataclass
 class EtcdModel:
-    """A `Call`. ``is_away``: it doesn't answer. ``loses_answers``: it does what it is asked for, and doesn't say so."""
+    """A `Call`. ``is_away``: it doesn't answer. ``loses_answers``: it does what it is asked for, and doesn't say so.
+
+    ``refuses``: a path at which it can't do anything.
+    """
 
     now_s: float = 0.0
     is_away: bool = False
     loses_answers: int = 0
+    refuses: str = ""
     revision: int = 1
     keys: dict[str, _Key] = field(default_factory=dict)
     leases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -53,11 +54,13 @@ class EtcdModel:
         if self._was_away:
             self.restart()
         self._expire()
+        if path == self.refuses:
+            raise EtcdAway("etcd at http://etcd:2379: database space exceeded")
         answer = self._answer(path, body)
         if self.loses_answers:
             self.loses_answers -= 1
             raise EtcdAway("etcd at http://etcd:2379: timed out")
-        return {"header": {"revision": str(self.revision)}, **answer}
+        return {} if answer is None else {"header": {"revision": str(self.revision)}, **answer}
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -73,7 +76,7 @@ class EtcdModel:
         self._expire()
         return sorted(self.keys)
 
-    def _answer(self, path: str, body: Body) -> Body:
+    def _answer(self, path: str, body: Body) -> Body | None:
         if path == "kv/range":
             return self._range(body)
         if path == "kv/txn":
@@ -91,7 +94,7 @@ class EtcdModel:
             self.leases[lease] = (ttl_s, self.now_s + ttl_s)
             return {"result": {"ID": lease, "TTL": f"{ttl_s:.0f}"}}
         if lease not in self.leases:
-            raise LeaseGone("etcdserver: requested lease not found")
+            return None
         self._end([lease])
         return {}
 
@@ -107,20 +110,16 @@ class EtcdModel:
             del self.leases[lease]
 
     def _range(self, body: Body) -> Body:
-        first, end = _plain(body["key"]), _plain(body.get("range_end", ""))
-        found = sorted(name for name in self.keys if name == first or (end and first <= name < end))
-        if body.get("sort_order") == "DESCEND":
-            found.reverse()
-        found = found[: int(body.get("limit", 0)) or None]
-        return {"kvs": [self.keys[name].shown(name) for name in found], "count": str(len(found))} if found else {}
+        name = _plain(body["key"])
+        return {"kvs": [self.keys[name].shown(name)], "count": "1"} if name in self.keys else {}
 
-    def _transact(self, body: Body) -> Body:
+    def _transact(self, body: Body) -> Body | None:
         succeeded = all(self._holds(each) for each in body.get("compare", []))
         branch = body.get("success" if succeeded else "failure", [])
         for each in branch:
             put = each.get("request_put", {})
             if put.get("lease") and put["lease"] not in self.leases:
-                raise LeaseGone("etcdserver: requested lease not found")
+                return None
         if any("request_range" not in each for each in branch):
             self.revision += 1
         responses = [self._carry_out(each) for each in branch]
@@ -131,21 +130,17 @@ class EtcdModel:
         name = _plain(body["key"])
         if what == "request_range":
             return {"response_range": self._range(body)}
-        if what == "request_delete_range":
-            self.keys.pop(name, None)
-            return {"response_delete_range": {}}
         old = self.keys.get(name)
-        create, version = (self.revision, 1) if old is None else (old.create, old.version + 1)
-        self.keys[name] = _Key(body["value"], create, self.revision, version, body.get("lease", ""))
+        create = self.revision if old is None else old.create
+        self.keys[name] = _Key(body["value"], create, self.revision, body.get("lease", ""))
         return {"response_put": {}}
 
     def _holds(self, compare: Body) -> bool:
         assert compare["result"] == "EQUAL"
         key = self.keys.get(_plain(compare["key"]))
-        fields: dict[str, Any] = {"CREATE": "create", "MOD": "mod", "VERSION": "version"}
-        ours = 0 if key is None else getattr(key, fields[compare["target"]])
-        asked = {"CREATE": "create_revision", "MOD": "mod_revision", "VERSION": "version"}[compare["target"]]
-        return bool(ours == int(compare[asked]))
+        what = compare["target"].lower()
+        assert what in ("create", "mod")
+        return (0 if key is None else int(getattr(key, what))) == int(compare[f"{what}_revision"])
 
 
 def _plain(text: str) -> str:

@@ -27,16 +27,11 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginLife:
-    """The decisions in etcd are those of an earlier run: forget them before anything that follows is said."""
-
-
-@dataclass(frozen=True, slots=True)
 class Quit:
     """No launcher needs this leader any more."""
 
 
-CoordinatorEffect = Send | Drop | DecisionRecord | BeginLife | Quit
+CoordinatorEffect = Send | Drop | DecisionRecord | Quit
 """A record is that of a new decision: the launcher that holds the lock gets it before any other hears of it."""
 
 # -- a launcher's side ----------------------------------------------------------------------------------------

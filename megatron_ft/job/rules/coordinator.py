@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.actions import BeginLife, CoordinatorEffect, Drop, Quit, Send
+from megatron_ft.job.rules.actions import CoordinatorEffect, Drop, Quit, Send
 from megatron_ft.job.rules.admission import is_of_next, knows, refusal
 from megatron_ft.job.rules.announcements import Announcements, printer
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind, DecisionRecord
@@ -45,7 +45,7 @@ class Coordinator:
     """See above. No two have the same ``name``. ``defined``: the job of the launcher that has started it.
 
     ``record``: that of the last decision, from an earlier leader; None if there is none.
-    ``epoch``, ``former``: in etcd, instead; 0: the lock is the endpoint's port.
+    ``epoch``: of the lock in etcd, where the record may be of an earlier run; 0: the lock is the endpoint's port.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Coordinator:
         *,
         record: DecisionRecord | None = None,
         epoch: int = 0,
-        former: DecisionRecord | None = None,
         now_s: float = 0.0,
         parts: Sequence[type[LeaderPart]] = (),
     ) -> None:
@@ -63,12 +62,12 @@ class Coordinator:
         self.rules = defined.rules
         self._out: list[CoordinatorEffect] = []
         self._clock = OwnClock(now_s)
-        self._former = former
+        self._former = record if epoch else None
         """Last decision in etcd, until it is known whether it is one of this run."""
         self.lock_answers = True
         """While etcd doesn't answer, another leader may lead: no node is lost. This leader ends where one would be."""
         self._record: DecisionRecord | None = None
-        self._founds_s = FOUNDING_S if record is None else None
+        self._founds_s = FOUNDING_S if record is None or epoch else None
         """When a leader without a record may decide; until it has decided, it takes over what launchers know."""
         self._plan: Plan | None = None
         self._waiting: set[int] = set()
@@ -96,7 +95,7 @@ class Coordinator:
         """Seconds after that for which this leader stays for launchers that haven't heard of it."""
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
-        if record is not None:
+        if record is not None and not epoch:
             self._take_over(record)
 
     @property
@@ -457,7 +456,6 @@ class Coordinator:
         fresh = [node for node in self._links.values() if node.decided is None]
         if former is not None and now_s >= FORMER_S and len(fresh) >= rules.min_nodes:
             self._former = None
-            self._out.append(BeginLife())
         elif former is not None and now_s >= rules.join_timeout_s:
             if former.decision.kind is DecisionKind.END:
                 self._take_over(replace(former, revision=0))  # which all believe

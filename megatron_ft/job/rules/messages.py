@@ -138,23 +138,19 @@ class EtcdSettings(Message, frozen=True):
     password: str = ""
 
 
-class LeaseHeld(Message, frozen=True):
-    """The lock in etcd, in the hands of one launcher."""
-
-    epoch: Int
-    lease: str
-
-
 class LeaderStart(Message, frozen=True):
-    """Start of a leader, from the launcher that holds the lock. ``record``: that of the last decision; None: none.
+    """Start of a leader, from the launcher that holds the lock, with the job's secret.
 
-    ``etcd``, ``held``: if the lock, and all decisions, are in etcd.
+    ``record``: that of the last decision; None: none. ``etcd``: where the lock is, with its epoch and lease, and the
+    record; None: the lock is the endpoint's port.
     """
 
     defined: JobDefinition
+    secret: bytes | None = None
     record: DecisionRecord | None = None
     etcd: EtcdSettings | None = None
-    held: LeaseHeld | None = None
+    epoch: Int = 0
+    lease: str = ""
 
 
 # -- from a launcher ------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from megatron_ft.job.coordination import Coordination
 from megatron_ft.job.endpoint import listen_at
 from megatron_ft.job.etcd_client import EtcdClient
 from megatron_ft.job.leader_process import LeaderProcess
-from megatron_ft.job.lock import EndpointLock, EtcdLock
+from megatron_ft.job.lock import EtcdLock
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules.actions import OfMember
 from megatron_ft.job.rules.coordinator import Coordinator
-from megatron_ft.job.rules.etcd_keys import EtcdAway, look
+from megatron_ft.job.rules.etcd_keys import EtcdAway, Seen, look
 from megatron_ft.job.rules.member import Member
-from megatron_ft.job.rules.messages import JobDefinition
+from megatron_ft.job.rules.messages import JobDefinition, LeaderStart
 from megatron_ft.job.service import Service
 from megatron_ft.launcher.coordination.meeting_place import MeetingPlace
 from megatron_ft.launcher.coordination.rendezvous import CoordinatedRendezvous
@@ -83,18 +83,16 @@ def joined(
         progress=node.status.progress,
     )
     meeting.orders = coordination.orders
-    leader = LeaderProcess(reactor, defined, secret=secret, environ=os.environ, say=node.say)
+    leader = LeaderProcess(reactor, coordination.member, LeaderStart(defined, secret, etcd=place.etcd), node.say)
     node.children.append(leader.pids)
-    lock: EndpointLock | EtcdLock | None = None
+    lock: LeaderProcess | EtcdLock = leader
     if place.etcd is not None:
         call = EtcdClient(place.etcd)
         with contextlib.suppress(EtcdAway):  # it may come up later; what is wrong with it is a mistake of the user
             stop.blocking(lambda: look(call, me.job))
-        lock = EtcdLock(reactor, leader, place.etcd, call, defined, coordination, host=place.here)
+        lock = EtcdLock(reactor, leader, call, coordination, place.here)
     elif me.is_here:
-        lock = EndpointLock(reactor, leader, coordination.member, me.endpoint, listener)
-    if lock is not None:
-        lock.start()
+        leader.begin(Seen(me.endpoint, 0, 0), listener)
     coordination.start()
     try:
         yield coordination
@@ -103,8 +101,7 @@ def joined(
         coordination.close()
         if within is not None:
             within.close()
-        if lock is not None:
-            lock.close(is_in_a_hurry=lambda: stop.is_in_a_hurry)
+        lock.close(is_in_a_hurry=lambda: stop.is_in_a_hurry)
 
 
 def _listen(endpoint: str) -> socket.socket | None:

@@ -35,8 +35,7 @@ class Launcher:
         self.model = EtcdModel()
         held = etcd_keys.take(self.model, "job", "a:1")
         assert held is not None
-        ledger = etcd_keys.Ledger(self.model, "job", held, new_name=lambda: "life")
-        assert ledger.enter()
+        ledger = etcd_keys.Ledger(self.model, "job", held.epoch, held.lease)
         self.model.is_away = True
         self.model.calls.clear()
         listener, rules = tcp.listen("127.0.0.1", 0), m.Rules(1, 1, join_timeout_s=1.0)
@@ -96,7 +95,7 @@ def test_leader_that_can_start_no_thread_for_a_while_asks_etcd_again(
 def test_leader_that_has_lost_the_lock_or_gives_up_says_nothing_of_its_decision(
     launcher: Launcher, is_lost: bool
 ) -> None:
-    launcher.until(lambda: "kv/txn" in launcher.model.calls)
+    launcher.until(lambda: launcher.service._decisions._is_asked)
     if is_lost:
         launcher.model.pass_time(etcd_keys.LEASE_S)
         launcher.model.is_away = False

@@ -40,7 +40,7 @@ class Leader:
     def __init__(self, last: Decision | None = LAST) -> None:
         record = None if last is None else DecisionRecord(last, "s:1", ("i0", "i1", "i2"), ("h0", "h1", "h2"))
         former = None if record is None else replace(record, revision=MADE_AT)
-        self.machine = Coordinator("c", m.JobDefinition("job", RULES), epoch=9, former=former, parts=LEADER_PARTS)
+        self.machine = Coordinator("c", m.JobDefinition("job", RULES), epoch=9, record=former, parts=LEADER_PARTS)
         self.effects: list[actions.CoordinatorEffect] = []
         self.now_s = 0.0
         self._alive: list[int] = []
@@ -71,10 +71,6 @@ class Leader:
     def decisions(self) -> list[Decision]:
         return [each.decision for each in self.effects if isinstance(each, DecisionRecord)]
 
-    def lives(self) -> int:
-        """Number of lives that it has begun."""
-        return sum(isinstance(each, actions.BeginLife) for each in self.effects)
-
     def told(self, kind: type) -> list[int]:
         """Launchers that were sent such a message."""
         return links(self.effects, kind)
@@ -87,23 +83,19 @@ def test_new_launchers_begin_another_run_once_no_former_one_has_come_for_a_while
     leader = Leader()
     leader.meet(hello("a"), hello("b"), hello("c"))
     leader.wait(FORMER_S - 0.5)
-    assert (leader.lives(), leader.decisions(), leader.told(Assignment)) == (0, [], [])
+    assert (leader.decisions(), leader.told(Assignment)) == ([], [])
     leader.wait(FORMER_S + 1.0)
     (made,) = leader.decisions()
     assert (made.number, made.cycle, made.restarts) == (0, 0, 0)
-    kinds = [type(each) for each in leader.effects]
-    assert kinds.index(actions.BeginLife) < kinds.index(DecisionRecord)
-    assert leader.lives() == 1
 
 
 def test_launcher_of_a_run_before_the_last_one_is_none_of_it() -> None:
     leader = Leader()
     leader.meet(knowing("x", 0, replace(LAST, id="older.3", founding="older.0")), hello("a"))
     leader.wait(FORMER_S + 5)
-    assert (leader.lives(), leader.decisions()) == (0, [])
+    assert leader.decisions() == []
     leader.meet(hello("b"))
     leader.wait(FORMER_S + 40)
-    assert leader.lives() == 1
     assert leader.decisions()[0].number == 0
 
 
@@ -111,11 +103,11 @@ def test_too_few_new_launchers_begin_no_run_and_end_with_too_few_nodes() -> None
     leader = Leader()
     leader.meet(hello("a"), hello("b", standing=m.NodeStatus(m.NodePhase.EXCLUDED)))
     leader.wait(FORMER_S + 1.0)
-    assert leader.lives() == 0
+    assert leader.decisions() == []
     leader = Leader()
     leader.meet(hello("a"))
     leader.wait(RULES.join_timeout_s - 1.0)
-    assert (leader.lives(), leader.decisions()) == (0, [])
+    assert leader.decisions() == []
     leader.wait(RULES.join_timeout_s + 1.0)
     (made,) = leader.decisions()
     assert (made.number, made.kind, made.code) == (4, DecisionKind.END, TRY_AGAIN_CODE)
