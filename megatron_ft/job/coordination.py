@@ -63,13 +63,13 @@ class Coordination:
     ) -> None:
         self.member = member
         self.orders = CoordinatorView()
-        self.left: m.Dismiss | None = None
-        """This launcher's job is over."""
         self._on_decision, self._say, self._says_all, self._progress = on_decision, say, says_all, progress
         self._open_store, self._close_store, self._secret, self._dial = open_store, close_store, secret, dial
         self._reactor = reactor
         self._timer: Timer | None = None
-        self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: self.left is None)
+        self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(
+            self._carry_out, is_open=lambda: not self.orders.left
+        )
         self._limiter = RateLimiter()
         self._address = ""
         """Address of the connection, made or in progress; empty if none."""
@@ -104,7 +104,7 @@ class Coordination:
     @property
     def may_lead(self) -> bool:
         """True if this launcher may start the leader: not for a job that has excluded it."""
-        return self.left is None and self.member.standing.phase is not m.NodePhase.EXCLUDED
+        return self.orders.left is None and self.member.standing.phase is not m.NodePhase.EXCLUDED
 
     def leader_at(self, address: str, epoch: int, revision: int) -> None:
         self._do(self.member.leader_at(address, epoch, revision, time.monotonic()))
@@ -209,7 +209,7 @@ class Coordination:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if self.left is None:
+        if self.orders.left is None:
             self._timer = self._reactor.call_later(
                 self.member.alarm_s - time.monotonic(),
                 lambda: self._do(self.member.tick(time.monotonic(), self._progress())),
@@ -228,11 +228,11 @@ class Coordination:
                     self._say(text)
             case _:
                 if isinstance(effect, m.Dismiss):
-                    self.left = effect
+                    self.orders.hear(effect)  # there may be no agent yet
                 if isinstance(effect, Assignment) and effect.place:  # that of a spare is for a later cycle
                     self._close_store()
                 self._on_decision(effect)
 
     def _store_opened(self, address: Callable[[], str]) -> None:
-        if self.left is None:
+        if self.orders.left is None:
             self._do(self.member.store_opened(address(), time.monotonic()))

@@ -167,7 +167,7 @@ class Coordinator:
         seated = None if cycle is None else cycle.place_of(node)
         if node.is_excluded and cycle is not None and seated is not None:  # its goodbye went to an earlier leader
             text = "" if node.standing.report is None else node.standing.report.cause.text
-            cycle.farewell(seated, m.Goodbye(text, excluded=True), self._clock.now_s)
+            cycle.farewell(seated, m.Goodbye(text, excluded=True, code=0), self._clock.now_s)
             seated = None
         node.place = seated
         place = seated if cycle is not None and cycle.is_seated(node) else None

@@ -179,7 +179,7 @@ class JobCycle:
 
     def farewell(self, place: int, goodbye: Goodbye, now_s: float, *, ends_job: bool = False) -> None:
         """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""
-        if goodbye.well and not goodbye.excluded and self.outcome is None:
+        if goodbye.code == 0 and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
             self.gone.add(place)
             self.leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S

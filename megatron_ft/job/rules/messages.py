@@ -247,19 +247,14 @@ class Goodbye(Message, frozen=True):
     Args:
         excluded: it is left out, which costs no restart: a rank asked for that, or it can't end its ranks. Else it was
             stopped.
-        well: all its ranks have ended with 0.
+        code: its launcher's exit code, if the job goes on without it; 0 also if all its ranks have ended with 0.
         failed: its launcher can't go on.
     """
 
     text: str
     excluded: bool = False
-    well: bool = False
+    code: Int = 1
     failed: bool = False
-
-    @property
-    def code(self) -> int:
-        """The launcher's exit code, if the job goes on without it."""
-        return 0 if self.excluded or self.well else 1
 
 
 class Beat(Message, frozen=True):

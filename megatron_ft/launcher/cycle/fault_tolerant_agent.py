@@ -105,8 +105,6 @@ class FaultTolerantAgent(TorchAgent):
         """Time of the timer; None without one."""
         launcher.status.follow(self._machine)
         launcher.take, launcher.on_signals = self._hear, self._take_signals
-        if coordination.left is not None:
-            self._hear(coordination.left)
 
     # -- torch's loop -------------------------------------------------------------------------------------
 
@@ -129,11 +127,11 @@ class FaultTolerantAgent(TorchAgent):
         except BaseException as error:
             # whatever it is: tell the other nodes at once, and why
             self._launcher.take, self._launcher.on_signals = lambda _event: None, lambda: None
-            if self._coordination.left is None:
+            if self._coordination.orders.left is None:
                 goodbye = Goodbye(f"its launcher failed: {launcher_lines.in_one_line(error)}", failed=True)
                 self._coordination.tell(goodbye)
                 over_s = time.monotonic() + GOODBYE_S
-                self._launcher.reactor.run_until(lambda: self._coordination.left is not None, deadline_s=over_s)
+                self._launcher.reactor.run_until(lambda: self._coordination.orders.left is not None, deadline_s=over_s)
             raise
         finally:
             self._file_calls.finish(LAST_WRITE_S)

@@ -634,7 +634,7 @@ class Agent:
         """Stop. ``well``: no rank of this node takes part in what the others run."""
         leaving, well = self._leaving, well or self._ended_well
         text = f"its launcher received {leaving.signals[0].name}" if leaving.signals else leaving.abandoned
-        leaving.goodbye = Goodbye(text, well=well and bool(leaving.signals), failed=not leaving.signals)
+        leaving.goodbye = Goodbye(text, code=0 if well and leaving.signals else 1, failed=not leaving.signals)
         self._say_goodbye(leaving.goodbye)
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:

@@ -56,13 +56,13 @@ class LeaveReason:
         """Leave because a rank asked for it, or because processes (``stuck``, in words) can't be killed. Return the
         goodbye."""
         self.cause, self.stuck = cause, stuck
-        self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True)
+        self.goodbye = Goodbye(f"{stuck} can't be killed" if stuck else cause.text, excluded=True, code=0)
         return self.goodbye
 
     def end(self) -> LauncherExit:
         """Return the end of a launcher that leaves of its own accord."""
         if self.signals:
-            return stopped(self.signals[0], self.goodbye is not None and self.goodbye.well)
+            return stopped(self.signals[0], self.goodbye is not None and self.goodbye.code == 0)
         return LauncherExit(Exit.ABANDONED, TRY_AGAIN_CODE, self.abandoned)
 
 

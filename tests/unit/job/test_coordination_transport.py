@@ -334,9 +334,9 @@ def test_job_of_one_node_is_coordinated_in_the_process_of_its_launcher(reactor: 
     node.tell(m.Report(0, NodeState.SUCCEEDED))
     until(reactor, lambda: m.End in map(type, decisions))
     node.tell(m.Ready())
-    until(reactor, lambda: node.left is not None)
-    assert node.left is not None
-    assert node.left.code == 0
+    until(reactor, lambda: node.orders.left is not None)
+    assert node.orders.left is not None
+    assert node.orders.left.code == 0
     node.close()
 
 

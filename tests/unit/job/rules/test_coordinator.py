@@ -47,7 +47,7 @@ def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_
 def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard_it() -> None:
     machine = led(member())
     report = m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
-    for message in (report, m.Goodbye("rank 1 asked for it", excluded=True)):
+    for message in (report, m.Goodbye("rank 1 asked for it", excluded=True, code=0)):
         machine.tell(message, 0.0)
     machine.heard(m.Stay(), 0.1)
     assert (machine.standing.phase, machine.standing.report) == (m.NodePhase.EXCLUDED, report)

@@ -85,7 +85,7 @@ def test_launchers_that_are_all_asked_to_stop_end_well_if_their_ranks_do() -> No
     a, b, c = job.start("abc")
     for node in (b, a, c):
         assert node.verdicts == []  # nothing of the first ones' ends the others' ranks
-        node.leaves("stopped by SIGTERM", well=True)
+        node.leaves("stopped by SIGTERM", code=0)
         job.run(0.9)
     assert [node.left for node in (a, b, c)] == [(0, "")] * 3
     job.run(1.0)
@@ -95,7 +95,7 @@ def test_launchers_that_are_all_asked_to_stop_end_well_if_their_ranks_do() -> No
 def test_launcher_stopped_well_alone_counts_as_lost_a_moment_later() -> None:
     job = Job(min_nodes=2)
     a, _, c = job.start("abc")
-    c.leaves("stopped by SIGTERM", well=True)
+    c.leaves("stopped by SIGTERM", code=0)
     job.run(2.5)
     assert (c.left, a.cycle) == ((0, ""), 0)
     job.run(2.5)
@@ -117,7 +117,7 @@ def test_failure_just_before_an_exclusion_of_the_same_node_is_what_ended_the_cyc
 def test_job_ends_where_an_exclusion_leaves_too_few_nodes() -> None:
     job = Job(min_nodes=2, max_nodes=2)
     a, b = job.start("ab")
-    b.leaves("rank 1 asked for it", excluded=True)
+    b.leaves("rank 1 asked for it", excluded=True, code=0)
     job.run(1.0)
     assert b.left == (1, "1 node left, at least 2 required")
     assert follows(a) == (Outcome.MEMBERSHIP, Action.GIVE_UP, 3, "1 node left, at least 2 required, giving up")
@@ -127,7 +127,7 @@ def test_job_ends_where_an_exclusion_leaves_too_few_nodes() -> None:
 def test_a_spare_that_the_scheduler_has_started_and_that_has_not_come_yet_is_waited_for() -> None:
     job = Job(min_nodes=2, max_nodes=2, launchers=3)
     a, b = job.start("ab")
-    b.leaves("rank 1 asked for it", excluded=True)
+    b.leaves("rank 1 asked for it", excluded=True, code=0)
     job.run(1.0)
     assert follows(a) == (Outcome.MEMBERSHIP, Action.RESTART, 3, "")
     (c,) = job.start("c")
@@ -138,7 +138,7 @@ def test_a_spare_that_the_scheduler_has_started_and_that_has_not_come_yet_is_wai
 def test_the_launcher_of_an_excluded_node_stays_until_the_job_ends_and_has_its_code() -> None:
     job = Job(min_nodes=2, max_restarts=0)
     a, b, c = job.start("abc")
-    b.leaves("rank 1 asked for it", excluded=True)
+    b.leaves("rank 1 asked for it", excluded=True, code=0)
     job.run(2.0)
     assert (b.left, b.stays) == (None, True)
     assert a.verdicts[0].cause.text == "node 1 (b) leaves the job: rank 1 asked for it"
@@ -160,7 +160,7 @@ def test_node_that_is_reconnecting_counts_as_left_after_an_exclusion() -> None:
     job = Job(min_nodes=2)
     a, b, c = job.start("abc")
     job.break_off(a)
-    b.leaves("rank 1 asked for it", excluded=True)
+    b.leaves("rank 1 asked for it", excluded=True, code=0)
     job.run(0.1)
     assert (b.left, b.stays) == (None, True)
     a.do(a.member.broken(job.now_s))
@@ -174,7 +174,7 @@ def test_job_ends_at_once_where_a_stuck_node_leaves_too_few() -> None:
     b.is_quick = False
     a.fails()
     job.run(10.0)
-    b.leaves("process 7 (python, state D) can't be killed", excluded=True)
+    b.leaves("process 7 (python, state D) can't be killed", excluded=True, code=0)
     job.run(1.0)
     assert b.left == (1, "1 node left, at least 2 required")
     assert a.left == (1, "node 1 (b): process 7 (python, state D) can't be killed; 1 node left, at least 2 required")

@@ -185,7 +185,7 @@ def test_leader_stays_until_all_launchers_have_left_after_the_end_or_a_minute() 
 
 def test_leader_stays_for_five_seconds_for_the_launcher_of_an_excluded_node_which_is_on_its_way_back() -> None:
     machine = begun(replace(RULES_3, min_healthy=True), "abc")
-    machine.heard(2, m.Goodbye("rank 5 asked for it", excluded=True), 0.5)
+    machine.heard(2, m.Goodbye("rank 5 asked for it", excluded=True, code=0), 0.5)
     for message in (m.Report(0, NodeState.SUCCEEDED), m.Ready()):
         for link in (0, 1):
             machine.heard(link, message, 1.0)
@@ -230,7 +230,7 @@ def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() ->
     for link in range(3):
         machine.heard(link, m.Report(0, NodeState.SUCCEEDED), 0.5)
     machine.settle(0.5)
-    machine.heard(0, m.Goodbye("its launcher received SIGTERM", well=True), 1.0)
+    machine.heard(0, m.Goodbye("its launcher received SIGTERM", code=0), 1.0)
     machine.settle(1.0)
     for link in (1, 2):
         machine.heard(link, m.Ready(store="s"), 2.0)

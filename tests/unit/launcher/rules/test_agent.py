@@ -117,7 +117,7 @@ def test_stopped_launcher_between_cycles_leaves_well_only_from_standby(
         driven.ends()
         driven.hear(events.RanksEnded(), verdict(node=0))
     is_well = stands_by and not has_a_place
-    goodbye = m.Goodbye(f"its launcher received {number.name}", well=is_well)
+    goodbye = m.Goodbye(f"its launcher received {number.name}", code=0 if is_well else 1)
     assert driven.stop(number)[2:] == [goodbye]
     assert driven.said[-1] == f"received {number.name}"
     driven.hear(m.Dismiss(1))
@@ -199,7 +199,7 @@ def test_processes_that_can_t_be_ended_cost_the_node() -> None:
         events.RanksEnded("process 7 (python, state D)", [ProcessFacts(pid=7)]),
         verdict(node=0, text="rank 0 exited with code 1"),
     )
-    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True)
+    assert driven.told[-1] == m.Goodbye("process 7 (python, state D) can't be killed", excluded=True, code=0)
     driven.hear(m.Dismiss(0))
     assert driven.said == [
         "cycle 0 ended: rank 0 exited with code 1; process 7 (python, state D) can't be killed, "
@@ -261,7 +261,7 @@ def test_a_rank_asks_for_its_node_to_be_left_out() -> None:
     assert driven.all_of(events.TerminateRanks) == []  # the rank may have a last word
     driven.exits(0, 1)
     driven.hear(events.RanksEnded())
-    assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True)
+    assert driven.told[-1] == m.Goodbye("rank 0 asked for ExcludeThisNode: bad memory", excluded=True, code=0)
     driven.hear(m.Dismiss(94, "too few"))
     assert driven.said[-1].endswith("; this node leaves the job, which ends: too few")
     assert over(driven) == (Exit.EXCLUDED, 1)
@@ -273,7 +273,7 @@ def test_launcher_of_an_excluded_node_can_be_stopped(has_heard: bool) -> None:
     driven.hear(EXCLUDE)
     driven.exits(0, 1)
     driven.hear(events.RanksEnded(), *([m.Stay()] if has_heard else []))
-    assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", well=True)
+    assert driven.stop()[-1] == m.Goodbye("its launcher received SIGTERM", code=0)
     driven.hear(m.Dismiss(0))
     assert over(driven) == (Exit.STOPPED, 0)
 
@@ -336,7 +336,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_that_on_and_waits(ranks_are_pyt
         "received SIGTERM: forwarded to 1 rank, waiting up to 60 s (SIGINT or SIGTERM again after 5 s kills them)",
         "cycle 0 ended: stopped by SIGTERM, rank 10 killed by SIGTERM; not restarting",
     ]
-    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", well=False)
+    assert driven.told[-1] == m.Goodbye("its launcher received SIGTERM", code=1)
     driven.hear(m.Dismiss(1))
     assert over(driven) == (Exit.STOPPED, 1)
 

@@ -35,7 +35,7 @@ def test_launcher_that_leaves_with_ranks_that_ended_well_says_so_itself() -> Non
     driven.exits(1)
     driven.hear(events.RanksEnded())
     assert driven.said[1:] == ["cycle 0 ended: stopped by SIGTERM, all ranks exited with 0; not restarting"]
-    assert driven.told[-1] == Goodbye("its launcher received SIGTERM", well=True)
+    assert driven.told[-1] == Goodbye("its launcher received SIGTERM", code=0)
     driven.hear(m.Dismiss(0))
     assert [(each.how, each.code) for each in driven.all_of(events.LauncherExit)] == [(events.Exit.STOPPED, 0)]
 
