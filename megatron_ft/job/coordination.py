@@ -42,7 +42,6 @@ class Coordination:
         close_store: closes it, where another node has the store of the cycle.
         say: gets a line for the user.
         on_decision: gets what the coordinator has decided for this node.
-        says_all: lines that another launcher of the job prints are printed here, too.
         progress: returns a count that rises while ranks of this node make progress; None if they tell of none.
         dial: connects to a host and a port.
     """
@@ -57,19 +56,16 @@ class Coordination:
         close_store: Callable[[], None] = lambda: None,
         say: Callable[[str], None],
         on_decision: Callable[[actions.OfMember], None],
-        says_all: bool = False,
         progress: Callable[[], int | None] = lambda: None,
         dial: Callable[[str, int], socket.socket] = tcp.connect,
     ) -> None:
         self.member = member
         self.orders = CoordinatorView()
-        self._on_decision, self._say, self._says_all, self._progress = on_decision, say, says_all, progress
+        self._on_decision, self._say, self._progress = on_decision, say, progress
         self._open_store, self._close_store, self._secret, self._dial = open_store, close_store, secret, dial
         self._reactor = reactor
         self._timer: Timer | None = None
-        self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(
-            self._carry_out, is_open=lambda: not self.orders.left
-        )
+        self._mailbox: Mailbox[actions.MemberEffect] = Mailbox(self._carry_out, is_open=lambda: not self.orders.left)
         self._limiter = RateLimiter()
         self._address = ""
         """Address of the connection, made or in progress; empty if none."""
@@ -223,9 +219,6 @@ class Coordination:
                 self.transmit(message)
             case actions.OpenStore():
                 self._reactor.call_in_thread(self._open_store, self._store_opened)
-            case m.Tell(text, printer):
-                if self._says_all or printer in ("", self.member.identity.instance):
-                    self._say(text)
             case _:
                 if isinstance(effect, m.Dismiss):
                     self.orders.hear(effect)  # there may be no agent yet

@@ -189,6 +189,7 @@ class Launcher(Process):
         )
         self.member = Member(identity, now_s=host.clock_s(), chance=random.Random(job.world.chance.random()))
         options = Options(
+            instance=self.instance,
             max_nodes=plan.rules.max_nodes,
             given=ConfigValues(
                 restart_policy=MIN_HEALTHY if plan.rules.min_healthy else ANY_FAILED, watch_collectives="off"
@@ -319,9 +320,6 @@ class Launcher(Process):
                 store = f"{self.name}:{len(self.job.stores)}"
                 self.job.stores[store] = self.instance
                 self.later(0.002, lambda: self.follow(self.member.store_opened(store, self.clock())))
-            case m.Tell(text, printer):
-                if printer in ("", self.instance):
-                    self._says(text)
             case _:
                 if isinstance(effect, Assignment):
                     self._begun = self._begun if effect.place is None else effect

@@ -79,21 +79,20 @@ class Launcher:
                     self.ends.append(effect)
                     if self.is_quick:
                         self.ready()
-                case m.Verdict() | m.Tell() | actions.PrintsJobLines():
+                case m.Verdict() | m.Tell():
                     self._hears(effect)
-                case m.Dismiss(code, text):
-                    self.left = (code, text)
+                case m.Dismiss(code, text, printer=printer):
+                    self.left, self.prints = (code, text), printer == self.member.identity.instance
                     self.job.break_off(self)
 
-    def _hears(self, effect: m.Verdict | m.Tell | actions.PrintsJobLines) -> None:
+    def _hears(self, effect: m.Verdict | m.Tell) -> None:
+        self.prints = effect.printer == self.member.identity.instance if effect.printer else self.prints
         match effect:
             case m.Verdict():
                 self.verdicts.append(effect)
             case m.Tell(text, printer):
                 self.lines.append(text)
                 self.printed += [text] if printer in ("", self.member.identity.instance) else []
-            case actions.PrintsJobLines(is_printer):
-                self.prints = is_printer
 
     def tell(self, message: Any) -> None:
         """Its node has something to say."""

@@ -56,14 +56,7 @@ class OpenStore:
     """This node is ready: open a store for the ranks of the next cycle, and say where with ``Member.store_opened``."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrintsJobLines:
-    """This launcher prints the lines about the whole job from now on, or another one does."""
-
-    is_printer: bool
-
-
-OfMember = Assignment | Stay | OfCycle | PrintsJobLines | Dismiss
+OfMember = Assignment | Stay | OfCycle | Tell | Dismiss
 """For the agent: a cycle begins, with a place for this node or without; the job goes on without this node, which is
-excluded; news of the cycle; and this launcher's end."""
-MemberEffect = Connect | Transmit | OpenStore | Tell | OfMember
+excluded; news of the cycle; a line for the user; and this launcher's end."""
+MemberEffect = Connect | Transmit | OpenStore | OfMember

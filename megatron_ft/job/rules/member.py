@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from megatron_ft.exit_codes import MISTAKE_CODE, TRY_AGAIN_CODE
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
+from megatron_ft.job.rules.decisions import Assignment, DecisionKind
 from megatron_ft.job.rules.liveness import STALLED_S, OwnClock, beat_s, excused_s, lost_s
 from megatron_ft.job.rules.restart_policy import Action, NodeState, Outcome
 from megatron_ft.link.base.codec import PartMessage, Parts
@@ -247,11 +247,6 @@ class Member:
         self._clock.set(now_s)
         self._heard_s = self._clock.now_s
         match message:
-            case m.Verdict(printer=printer) | m.Tell(printer=printer) | Assignment(Decision(printer=printer)) if (
-                printer
-            ):
-                self._out.append(actions.PrintsJobLines(printer == self.identity.instance))
-        match message:
             case m.Admitted(epoch) if epoch < self._epoch:
                 self._reconnect("it leads no more")
             case m.Admitted(epoch):
@@ -288,12 +283,12 @@ class Member:
             return
         self.decided = held
         if decision.kind is DecisionKind.END:
-            end = m.Dismiss(decision.code, decision.text, is_of_all=True)
+            end = m.Dismiss(decision.code, decision.text, is_of_all=True, printer=decision.printer)
             has_part = self.standing.cycle >= 0 or self.standing.phase is m.NodePhase.EXCLUDED
             if decision.code == 0 and decision.world and not (has_part or self.identity.is_named):
                 text = f"{self.identity.job} has finished without this launcher, and may have been another job: nothing"
                 text = f"{text} was trained here. Give each job its own --rdzv-id (and endpoint), and the launchers of"
-                end = m.Dismiss(MISTAKE_CODE, f"{text} one job, spares included, the same")
+                end = m.Dismiss(MISTAKE_CODE, f"{text} one job, spares included, the same", printer=decision.printer)
             self._out.append(end)
         elif self._leaving is None:  # else the decision crossed the goodbye
             if held.place is not None:

@@ -302,7 +302,10 @@ class End(Message, frozen=True):
 
 
 class Tell(Message, frozen=True):
-    """A line for the user. ``printer``: the launcher (instance) that prints lines about the job; empty: this one."""
+    """A line for the user.
+
+    ``printer``: the launcher (instance) that prints lines about the job from now on; empty: it is about this node.
+    """
 
     text: str
     printer: str = ""
@@ -322,6 +325,7 @@ class Dismiss(Message, frozen=True):
     text: str = ""
     is_of_all: bool = False
     """True if every launcher gets this message, and says the same of the end by itself."""
+    printer: str = ""
 
 
 NodeMessage = Report | Ready | NodeUnfit | Shutdown | Goodbye | PartMessage

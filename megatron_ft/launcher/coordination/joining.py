@@ -79,7 +79,6 @@ def joined(
         reactor=reactor,
         say=node.say,
         on_decision=on_decision,
-        says_all=node.line.says_all,
         progress=node.status.progress,
     )
     meeting.orders = coordination.orders

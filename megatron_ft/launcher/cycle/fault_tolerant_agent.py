@@ -92,7 +92,8 @@ class FaultTolerantAgent(TorchAgent):
         self._error_files: Mapping[int, str] = {}
         self._stderrs: Mapping[int, str] = {}
         """Files of standard error, for ranks that don't use the launcher's."""
-        options = machine_options(launcher.line, checks_health=launcher.health is not None)
+        instance = coordination.member.identity.instance
+        options = machine_options(launcher.line, checks_health=launcher.health is not None, instance=instance)
         parts = launcher_parts(options, launcher.monitors.paused, launcher.files.found)
         self._machine = Agent(options, parts, coordination.orders)
         self._file_calls = FileQueue()
@@ -461,10 +462,11 @@ def _process_failure(rank_exit: RankExited, error_file: str) -> ProcessFailure:
     return failure
 
 
-def machine_options(line: CommandLine, *, checks_health: bool) -> Options:
+def machine_options(line: CommandLine, *, checks_health: bool, instance: str = "") -> Options:
     """Return what the launcher's machine decides by."""
     return Options(
         given=line.options,
+        instance=instance,
         max_nodes=line.max_nodes,
         max_restarts=line.namespace.max_restarts,
         ranks_are_python=not line.namespace.no_python,

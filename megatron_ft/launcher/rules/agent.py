@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import (
     Dismiss,
@@ -258,7 +257,7 @@ class Agent:
     def _hear(self, event: events.Event) -> None:
         turn, leaving = self._turn, self._leaving
         match event:
-            case events.Tick() | PrintsJobLines():
+            case events.Tick() | Tell():
                 pass
             case events.StopAsked():
                 self._asked_to_stop(event)

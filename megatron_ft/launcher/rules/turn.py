@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from megatron_ft.config.config import ConfigValues
 from megatron_ft.config.launcher_options import MIN_HEALTHY
-from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.decisions import Assignment
-from megatron_ft.job.rules.messages import Dismiss, Tell
+from megatron_ft.job.rules.messages import Dismiss, Tell, Verdict
 from megatron_ft.launcher.rules import cycle_lines
 from megatron_ft.launcher.rules.events import Effect, Event, Exit, LauncherExit, OrderMonitor, Readings, Write
 from megatron_ft.link.base.layout import BoardSnapshot
@@ -39,6 +38,7 @@ class Options:
     """
 
     given: ConfigValues
+    instance: str = ""
     max_nodes: int = 1
     max_restarts: int = 0
     ranks_are_python: bool = True
@@ -64,15 +64,17 @@ class JobLinePrinter:
 
     def hear(self, event: Event) -> list[Tell]:
         """Note which launcher prints from now on; return why the cycle ended, if the last one may not have."""
+        lines = []
         match event:
             case Assignment(place=place):
                 self.is_named, self.unsaid = place == 0, ""
-            case PrintsJobLines(is_printer):
-                self.is_named = is_printer
-                if is_printer and self.unsaid:
-                    unsaid, self.unsaid = self.unsaid, ""
-                    return [Tell(unsaid)]
-        return []
+            case Verdict(printer=printer) | Tell(printer=printer) | Dismiss(printer=printer) if printer:
+                self.is_named = printer == self.options.instance
+                if self.is_named and self.unsaid:
+                    lines, self.unsaid = [Tell(self.unsaid)], ""
+        if isinstance(event, Tell) and (self.speaks or not event.printer):
+            lines.append(Tell(event.text))
+        return lines
 
     @property
     def is_spokesman(self) -> bool:

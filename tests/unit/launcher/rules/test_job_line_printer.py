@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.actions import PrintsJobLines
 from megatron_ft.job.rules.messages import Goodbye
 from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.launcher.rules import events
@@ -15,7 +14,7 @@ STARTED = "cycle 0 started: 6 ranks on 3 nodes, ranks 0 to 10 here"
 
 
 def running(place: int, **options: object) -> Driven:
-    driven = Driven(max_nodes=3, max_restarts=3, **options)
+    driven = Driven(max_nodes=3, max_restarts=3, instance="me", **options)
     driven.run(nodes=3, place=place)
     return driven
 
@@ -46,9 +45,9 @@ def test_launcher_that_takes_over_says_why_the_cycle_ended_which_the_one_before_
     here = "cycle 0: rank 0 exited with code 3"  # failed ranks are told of by the launcher of their node, too
     ends(driven)
     assert driven.said == [here]
-    driven.hear(PrintsJobLines(True))
-    driven.hear(PrintsJobLines(True))
-    assert driven.said == [here, WHY]
+    driven.hear(m.Tell("a spare", "other"))
+    driven.hear(m.Tell("a spare", "me"))
+    assert driven.said == [here, WHY, "a spare"]
 
 
 def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
@@ -57,11 +56,11 @@ def test_shared_output_has_one_line_on_why_the_job_ends() -> None:
     for place, is_told, lines in ((0, True, [STARTED, WHY, why]), (1, False, []), (1, True, [WHY, why])):
         driven = running(place, shares_output=True)
         ends(driven)
-        driven.hear(PrintsJobLines(is_told), m.Dismiss(94, why, True))
+        driven.hear(m.Dismiss(94, why, True, "me" if is_told else "other"))
         assert driven.said == lines
     for is_told in (False, True):
-        fresh = Driven(max_nodes=3, shares_output=True)
-        fresh.hear(events.Tick(), PrintsJobLines(is_told), m.Dismiss(94, why, True))
+        fresh = Driven(max_nodes=3, instance="me", shares_output=True)
+        fresh.hear(events.Tick(), m.Dismiss(94, why, True, "me" if is_told else "other"))
         assert fresh.said == [why] * is_told
     everywhere = running(1, shares_output=True, says_all=True)
     ends(everywhere)
@@ -77,9 +76,7 @@ def test_launcher_with_shared_output_still_says_a_reason_of_its_own() -> None:
     lost = running(1, shares_output=True)
     lost.ends(Outcome.MEMBERSHIP, lost=True, text="no message")
     lost.wait(10.0)
-    lost.hear(
-        events.RanksEnded(), PrintsJobLines(is_printer=False), m.Dismiss(94, "too few", True)
-    )  # and the job's is for another one to say
+    lost.hear(events.RanksEnded(), m.Dismiss(94, "too few", True, "other"))  # and the job's is for another one to say
     assert [line.partition("; ")[0] for line in lost.said] == [
         "cycle 0 ended: the other nodes declared this one lost (no message) and continue without it"
     ]
