@@ -5,12 +5,27 @@ Those that were started after its end are to wait for the leader of the next one
 
 from __future__ import annotations
 
-from megatron_ft.config.launcher_options import ANY_FAILED, LAUNCHER_OPTIONS, MIN_HEALTHY
+from msgspec.structs import asdict
+
 from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.rules.decisions import DecisionKind, DecisionRecord
 from megatron_ft.job.rules.messages import Dismiss, Hello, JobDefinition
-from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.wording import printable
+
+_NAMES = {
+    "min_nodes": "MIN of --nnodes",
+    "max_nodes": "MAX of --nnodes",
+    "min_healthy": "--restart-policy min-healthy",
+    "max_restarts": "--max-restarts",
+    "max_stalled": "--ft-max-no-progress-cycles",
+    "at_once": "--ft-scale-up-at-once",
+    "last_call_s": "--rdzv-conf last_call_timeout",
+    "join_timeout_s": "--rdzv-conf join_timeout",
+    "launchers": "the number of launchers that srun has started",
+    "segment": "--ft-segment",
+    "node_lost_s": "--ft-node-lost-timeout",
+}
+"""Each of the rules, as users know it."""
 
 
 def is_of_next(hello: Hello, defined: JobDefinition, since_end_s: float, end_revision: int = 0) -> bool:
@@ -43,30 +58,8 @@ def refusal(hello: Hello, defined: JobDefinition) -> Dismiss | None:
             "--rdzv-id"
         )
         return Dismiss(MISTAKE_CODE, text)
-    if hello.rules != defined.rules:
-        others = _options(defined.rules)
-        told = "; ".join(
-            f"{option} is {own} on this node, {others[option]} on the others"
-            for option, own in _options(hello.rules).items()
-            if own != others[option]
-        )
-        return Dismiss(MISTAKE_CODE, f"this launcher's options differ from those of the others: {told}")
-    return None
-
-
-def _options(rules: Rules) -> dict[str, str]:
-    """All that the rules say, as users write it."""
-    ours = {field: each.spellings[0] for field, each in LAUNCHER_OPTIONS.items()}
-    last_call = "not set" if rules.last_call_s is None else f"{rules.last_call_s:g}"
-    return {
-        "--nnodes": f"{rules.min_nodes}:{rules.max_nodes}",
-        ours["restart_policy"]: MIN_HEALTHY if rules.min_healthy else ANY_FAILED,
-        "--max-restarts": str(rules.max_restarts),
-        ours["max_no_progress_cycles"]: str(rules.max_stalled),
-        ours["scale_up_at_once"]: "set" if rules.at_once else "not set",
-        "--rdzv-conf last_call_timeout": last_call,
-        "--rdzv-conf join_timeout": f"{rules.join_timeout_s:g}",
-        ours["segment"]: str(rules.segment),
-        ours["node_lost_timeout"]: f"{rules.node_lost_s:g}",
-        "the number of launchers that srun has started": str(rules.launchers),
-    }
+    if hello.rules == defined.rules:
+        return None
+    own, all_ = asdict(hello.rules), asdict(defined.rules)
+    told = [f"{_NAMES[of]} is {own[of]} on this node, {all_[of]} on the others" for of in own if own[of] != all_[of]]
+    return Dismiss(MISTAKE_CODE, f"this launcher's options differ from those of the others: {'; '.join(told)}")

@@ -11,7 +11,7 @@ and it is made once all have answered; if one of them goes, it is planned anew.
 
 from __future__ import annotations
 
-import typing
+import itertools
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from megatron_ft.job.rules.job_cycle import GONE, JobCycle
 from megatron_ft.job.rules.leader_part import Answers, LeaderPart
 from megatron_ft.job.rules.liveness import FINISHED_S, OwnClock, beat_s, lost_s
 from megatron_ft.job.rules.member import HOLDER_STAYS_S
-from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan, Round
+from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan
 from megatron_ft.job.rules.nodes import GRACE_S, NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Outcome, furthest
 
@@ -39,6 +39,7 @@ FORMER_S = 15.0
 _LINGER_S = 5.0
 """Seconds for which the leader stays after the job's end for launchers that it doesn't know, and those of nodes that
 are lost or excluded: they may come (back)."""
+_NO_RECORD = DecisionRecord(Decision(-1, "", DecisionKind.START, cycle=-1, world=0))
 
 
 class Coordinator:
@@ -66,8 +67,8 @@ class Coordinator:
         """Last decision in etcd, until it is known whether it is one of this run."""
         self.lock_answers = True
         """While etcd doesn't answer, another leader may lead: no node is lost. This leader ends where one would be."""
-        self._record: DecisionRecord | None = None
-        self._founds_s = FOUNDING_S if record is None or epoch else None
+        self._record = _NO_RECORD
+        self._founds_s = FOUNDING_S if record is None else None
         """When a leader without a record may decide; until it has decided, it takes over what launchers know."""
         self._plan: Plan | None = None
         self._waiting: set[int] = set()
@@ -76,23 +77,18 @@ class Coordinator:
         self._nodes: dict[str, Node] = {}
         """All launchers that were ever here or expected, by instance."""
         self._links: dict[int, Node] = {}
-        self._arrivals = 0
-        self._sweep_s = 0.0
-        self._alarms: list[float | None] = []
+        self._arrivals = itertools.count(1)
+        self._alarms: list[float | None] = [0.0]
         self._cycle: JobCycle | None = None
         self._end: m.End | None = None
         """End of the cycle: the same for all launchers that are sent it before the next ``settle``."""
         self._parts = [part() for part in parts]
-        self._by_message: dict[type, LeaderPart] = {
-            kind: part for part in self._parts for kind in typing.get_args(part.HEARS) or (part.HEARS,)
-        }
         self._settles_nothing: tuple[type, ...] = (m.Beat, *(kind for part in self._parts for kind in part.QUIET))
         self._next_cycle = NextCycle(self.rules, self._nodes, self._parts)
         self._announcements = Announcements(self.rules, self._nodes)
-        self._ended_s: float | None = None
-        """When the end of the job was decided, or taken over."""
-        self._stays_s = HOLDER_STAYS_S
-        """Seconds after that for which this leader stays for launchers that haven't heard of it."""
+        self._is_over = False
+        self._ended_s, self._stays_s = 0.0, HOLDER_STAYS_S
+        """When the end of the job was decided, or taken over; seconds for which this leader stays to tell it."""
         self.needs_settling = False
         """An event was handled that ``settle`` may have to act on."""
         if record is not None and not epoch:
@@ -101,7 +97,7 @@ class Coordinator:
     @property
     def alarm_s(self) -> float:
         """When ``settle`` is to be called at the latest, by the caller's clock."""
-        return self._clock.callers_s(min(each for each in (self._sweep_s, *self._alarms) if each is not None))
+        return self._clock.callers_s(min(each for each in self._alarms if each is not None))
 
     # -- messages of the launchers ----------------------------------------------------------------------------
 
@@ -141,11 +137,10 @@ class Coordinator:
         if (refused := refusal(hello, self._defined)) is not None:
             self._out += [Send([link], refused), Drop(link)]
             return
-        instance, held, last, former = hello.instance, hello.decided, self._decision, self._former
-        may_adopt = self._founds_s is not None and not self._epoch
-        if former is not None and knows(hello, former):
-            self._take_over(former)
-        elif may_adopt and held is not None and (last is None or last.number < held.decision.number):
+        instance, held, may_adopt = hello.instance, hello.decided, self._founds_s is not None and not self._epoch
+        if self._former is not None and knows(hello, self._former):
+            self._take_over(self._former)
+        elif may_adopt and held is not None and self._record.decision.number < held.decision.number:
             self._take_over(DecisionRecord(held.decision, held.store))
         node, cycle = self._nodes.get(instance) or Node(instance, hello.name), self._cycle
         if node.link is not None:
@@ -154,16 +149,17 @@ class Coordinator:
             seated = cycle.seats[held.place].node
             node = node if seated.arrived else self._nodes.pop(seated.instance)  # all that was known of it is its place
         self._nodes[instance] = self._links[link] = node
-        self._arrivals += not node.arrived
-        node.connected(link, hello, self._arrivals, self._clock.now_s)
+        node.instance, node.name, node.link, node.is_gone = instance, hello.name, link, False
+        node.decided, node.standing, node.phase = held, hello.standing, hello.standing.phase
+        node.hello = replace(hello, decided=None, standing=m.NodeStatus())  # both change, and may be large
+        node.heard_s, node.arrived = self._clock.now_s, node.arrived or next(self._arrivals)
         self._out.append(Send([link], m.Admitted(self._epoch)))
-        self._bring_up_to_date(node, link)
+        if self._record is not _NO_RECORD:
+            self._bring_up_to_date(node, link)
 
     def _bring_up_to_date(self, node: Node, link: int) -> None:
         """Give a launcher its place in the last cycle, take over what it reports, and send what it may have missed."""
-        decision, cycle = self._decision, self._cycle
-        if decision is None:
-            return
+        decision, cycle = self._record.decision, self._cycle
         seated = None if cycle is None else cycle.place_of(node)
         if node.is_excluded and cycle is not None and seated is not None:  # its goodbye went to an earlier leader
             text = "" if node.standing.report is None else node.standing.report.cause.text
@@ -196,7 +192,7 @@ class Coordinator:
             self._out.append(Send([link], cycle.verdict))
 
     def _heard(self, node: Node, link: int, message: m.FromMember) -> None:
-        cycle = self._cycle
+        cycle, now_s = self._cycle, self._clock.now_s
         match message:
             case m.Beat(number) if number and number == self._plans:
                 self._waiting.discard(link)
@@ -204,7 +200,7 @@ class Coordinator:
             case m.Beat(progress_s=age_s):
                 self._out.append(Send([link], m.ANSWER))
                 if age_s is not None and cycle is not None:
-                    cycle.progressed(node, self._clock.now_s - age_s)
+                    cycle.progressed(node, now_s - age_s)
             case m.Ready(parts, store) if node.phase is not m.NodePhase.RUNNING:  # else it has crossed a decision
                 parts, node.phase = node.standing.parts.updated(*parts), m.NodePhase.READY
                 node.standing = replace(node.standing, parts=parts, store=store)
@@ -217,8 +213,8 @@ class Coordinator:
             case _ if cycle is not None and (place := cycle.place_of(node)) is not None:
                 if isinstance(message, m.Report):
                     cycle.changed(place, message)
-                elif (part := self._by_message.get(type(message))) is not None:
-                    self._answer(part.hear(node, place, message, self._clock.now_s))
+                for part in self._parts:
+                    self._answer(part.hear(node, place, message, now_s) if isinstance(message, part.HEARS) else ())
 
     def _answer(self, answers: Answers) -> None:
         """Send what a part answers."""
@@ -251,11 +247,11 @@ class Coordinator:
             return
         self._gone(node)
         node.is_gone = True
-        left = self._next_cycle.nodes_left(cycle) if goodbye.excluded else 0
-        few = ""
+        few, left = "", self._next_cycle.nodes_left(cycle)
         if cycle is not None and goodbye.excluded and left < self.rules.min_nodes:
             few = job_lines.too_few_left(left=left, min_nodes=self.rules.min_nodes)
-        self._out.append(Send([link], m.Stay() if left and not few else m.Dismiss(1 if few else goodbye.code, few)))
+        stays = goodbye.excluded and not few
+        self._out.append(Send([link], m.Stay() if stays else m.Dismiss(1 if few else goodbye.code, few)))
         if few and cycle is not None and cycle.restarts:  # the others, which meet for the next cycle, are too few
             cycle.asked_to_end(place, f"{goodbye.text}; {few}")
 
@@ -270,17 +266,17 @@ class Coordinator:
     def _look_for_lost(self) -> bool:
         """Count launchers as lost that are away for too long; return True if it may be this leader that is lost."""
         now_s, cycle, limit_s, may_be_lost = self._clock.now_s, self._cycle, lost_s(len(self._nodes)), False
-        if now_s >= self._sweep_s:
-            self._sweep_s = now_s + beat_s(len(self._nodes))
-            for node in list(self._links.values()):
-                if now_s - node.heard_s >= limit_s:
-                    self._gone(node, silent=True, drops=True)
+        for node in list(self._links.values()):
+            if now_s - node.heard_s >= limit_s:
+                self._gone(node, silent=True, drops=True)
         absent = [node for node in self._nodes.values() if node.link is None and not node.is_gone]
         excused_s = cycle.excused_s(now_s) if absent and cycle is not None else limit_s
         for node in sorted(absent, key=lambda node: node.gone_s):
             place = None if cycle is None else cycle.place_of(node)
             within_s = limit_s if place is None else excused_s
-            until_s = node.awaited_until_s(within_s)
+            # a kernel may have given the connection up before: packets to the node were lost, while those from it came
+            until_s = max(node.gone_s, node.heard_s + within_s) if node.silent else node.gone_s + GRACE_S
+            until_s = until_s if node.arrived else node.gone_s + max(NEW_LEADER_S, within_s)
             if now_s < until_s:
                 self._alarms.append(until_s)
                 continue
@@ -303,19 +299,10 @@ class Coordinator:
 
     # -- decisions ----------------------------------------------------------------------------------------------
 
-    @property
-    def _decision(self) -> Decision | None:
-        return None if self._record is None else self._record.decision
-
-    @property
-    def _is_over(self) -> bool:
-        return self._ended_s is not None
-
     def _is_of_next(self, hello: m.Hello) -> bool:
         """Return True if the job has ended, and a launcher is to wait for the leader of the next one."""
-        if self._ended_s is None or self._record is None:
-            return False
-        return is_of_next(hello, self._defined, self._clock.now_s - self._ended_s, self._record.revision)
+        since_end_s = self._clock.now_s - self._ended_s
+        return self._is_over and is_of_next(hello, self._defined, since_end_s, self._record.revision)
 
     def _take_over(self, record: DecisionRecord) -> None:
         """Lead a job whose last decision another leader has made: its launchers have a while to come here."""
@@ -334,7 +321,7 @@ class Coordinator:
             node.place = place
             nodes.append(node)
         if decision.kind is DecisionKind.END:
-            self._ended_s, self._stays_s = now_s, NEW_LEADER_S
+            self._is_over, self._ended_s, self._stays_s = True, now_s, NEW_LEADER_S
         else:
             self._next_cycle.took_over(nodes, now_s)
             self._begin_cycle(decision, nodes)
@@ -348,9 +335,8 @@ class Coordinator:
     def _begin_plan(self, plan: Plan) -> None:
         """Number the next decision, and ask its members for a sign of life: once all have answered it is made."""
         self._plans += 1
-        name, last = f"{self._name}.{self._plans}", self._decision
-        number, founding = (0, name) if last is None else (last.number + 1, last.founding)
-        decision = replace(plan.decision, number=number, id=name, founding=founding)
+        name, last = f"{self._name}.{self._plans}", self._record.decision
+        decision = replace(plan.decision, number=last.number + 1, id=name, founding=last.founding or name)
         self._plan = Plan(decision, plan.members)
         self._waiting = {node.link for node in plan.members if node.link is not None}
         if self._waiting:
@@ -358,8 +344,7 @@ class Coordinator:
         self._decide()
 
     def _end_job(self, code: int, text: str) -> None:
-        cycle, first = self._cycle, printer(self._cycle, self._nodes.values())
-        last = self._decision or Decision(-1, "", DecisionKind.START, cycle=-1, world=0)
+        last, cycle, first = self._record.decision, self._cycle, printer(self._cycle, self._nodes.values())
         decision = Decision(
             -1,
             "",
@@ -388,16 +373,16 @@ class Coordinator:
             instances, names = tuple(node.instance for node in members), tuple(node.name for node in members)
             self._record = DecisionRecord(decision, members[0].standing.store, instances, names)
         else:  # the launchers of the last cycle are to hear of it
-            self._record = replace(self._record or DecisionRecord(decision), decision=decision, revision=0)
+            self._record = replace(self._record, decision=decision, revision=0)
         self._out.append(self._record)
         for place, node in enumerate(members):
             self._tell([node], place)
         takes_part = set(members)
         self._tell([node for node in self._links.values() if node not in takes_part])
         if decision.kind is DecisionKind.END:
-            self._ended_s, cycle = self._clock.now_s, self._cycle
+            self._is_over, self._ended_s, cycle = True, self._clock.now_s, self._cycle
             for place, seat in enumerate(() if cycle is None else cycle.seats):
-                seat.node.is_gone = cycle is not None and place in cycle.gone  # silent ones are to hear of it, too
+                seat.node.is_gone &= cycle is not None and place in cycle.gone  # a silent one is to hear of it, too
             return
         for node in members:
             node.begin(decision.cycle)
@@ -406,7 +391,6 @@ class Coordinator:
 
     def _tell(self, nodes: Sequence[Node], place: int | None = None) -> None:
         """Send the last decision to launchers, which have this place by it."""
-        assert self._record is not None
         held = Assignment(self._record.decision, place, "" if place is None else self._record.store)
         for node in nodes:
             node.decided, node.place = held, place
@@ -422,26 +406,36 @@ class Coordinator:
 
     def settle(self, now_s: float) -> list[CoordinatorEffect]:
         """Do what follows from all events so far."""
-        self.needs_settling, self._end, self._alarms = False, None, []
         self._clock.set(now_s)
-        is_done = self._look_for_lost()
+        self.needs_settling, self._end = False, None
+        self._alarms = [self._clock.now_s + beat_s(len(self._nodes))]
+        is_done, meeting = self._look_for_lost(), None
         if self._may_decide():
             self._decide()
             self._conclude()
-            self._go_on()
+            if self._plan is None:
+                due = self._next_cycle.due(self._cycle, self._clock.now_s)
+                self._alarms.append(self._next_cycle.alarm_s)
+                if isinstance(due, JobEnd):
+                    self._end_job(due.code, due.text)
+                elif isinstance(due, Plan):
+                    self._begin_plan(due)
+                else:
+                    meeting = due
             for part in self._parts if self._cycle is not None else ():  # after all decisions, which they mustn't delay
                 self._answer(part.tick(self._clock.now_s))
                 self._alarms.append(part.due_s)
-        elif self._record is None:
-            meeting = self._next_cycle.meet(None, self._clock.now_s)
-            if meeting.enough < self.rules.min_nodes:
-                self._out += self._announcements.due(None, meeting, self._clock.now_s)
-        if self._ended_s is not None:
+        elif self._record is _NO_RECORD:
+            met = self._next_cycle.meet(None, self._clock.now_s)
+            meeting = met if met.enough < self.rules.min_nodes else None
+        if self._is_over:
             is_owed = any(not node.is_gone for node in self._nodes.values())
             cycle, is_new = self._cycle, self._stays_s == NEW_LEADER_S  # spares aren't in the record
             may_come = is_new or (cycle is not None and bool(cycle.gone - cycle.leaving.keys()))
             stays_s = self._stays_s if is_owed else _LINGER_S if may_come else 0.0
             is_done = self._clock.now_s >= self._ended_s + stays_s
+        else:
+            self._out += self._announcements.due(self._cycle, meeting, self._clock.now_s)
         if is_done:
             self._out.append(Quit())
         return self._take()
@@ -465,17 +459,16 @@ class Coordinator:
                 self._end_job(TRY_AGAIN_CODE, job_lines.did_not_come(missing, seconds=seconds, aside=0))
         if self._former is not None or self._is_over:
             return False
-        is_new = self._record is None and sum(not node.is_excluded for node in fresh) >= rules.max_nodes
+        is_new = self._record is _NO_RECORD and sum(not node.is_excluded for node in fresh) >= rules.max_nodes
         return self._founds_s is None or is_new or now_s >= self._founds_s
 
     def _conclude(self) -> None:
         """Find out whether the cycle is over, and why, and send it."""
-        cycle, rules, now_s = self._cycle, self.rules, self._clock.now_s
+        cycle, rules, now_s, nodes = self._cycle, self.rules, self._clock.now_s, self._nodes.values()
         if cycle is None:
             return
-        away = [node for node in self._nodes.values() if node.link is None and not node.is_gone]
-        awaits = any(cycle.place_of(node) is not None for node in away)
-        ready = sum(node.is_ready for node in self._nodes.values()) if rules.at_once else 0
+        awaits = any(node.link is None and not node.is_gone and cycle.place_of(node) is not None for node in nodes)
+        ready = sum(node.is_ready for node in nodes) if rules.at_once else 0
         room = rules.max_nodes - cycle.decision.world + cycle.count(*GONE)
         told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []
         until_s = next((each for each in told if each is not None), None)
@@ -483,27 +476,14 @@ class Coordinator:
         verdict = cycle.verdict if is_news else None
         has_ended = cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, until_s=until_s)
         if cycle.outcome is not None and (has_ended or is_news):
-            self._end_for(self._nodes.values(), cycle)
+            self._end_for(nodes, cycle)
         if cycle.outcome is not None and cycle.verdict is None:
-            left, first = self._next_cycle.nodes_left(cycle), printer(cycle, self._nodes.values())
+            left, first = self._next_cycle.nodes_left(cycle), printer(cycle, nodes)
             prints = "" if first is None else first.instance
             verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=prints)
         if verdict is not None:
             self._out.append(Send(list(self._links), verdict))
         self._alarms.append(cycle.alarm_s)
-
-    def _go_on(self) -> None:
-        """Plan the next decision, if one is due."""
-        now_s, due = self._clock.now_s, None
-        if self._plan is None:
-            due = self._next_cycle.due(self._cycle, now_s)
-            self._alarms.append(self._next_cycle.alarm_s)
-        if isinstance(due, JobEnd):
-            self._end_job(due.code, due.text)
-            return
-        self._out += self._announcements.due(self._cycle, due if isinstance(due, Round) else None, now_s)
-        if isinstance(due, Plan):
-            self._begin_plan(due)
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:
         running = {node.link: node for node in nodes if node.phase is m.NodePhase.RUNNING and node.link is not None}

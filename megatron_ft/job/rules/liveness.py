@@ -29,7 +29,6 @@ _PROGRESSING_S = 600.0
 """Silence of a node that is excused while all others make progress."""
 FINISHED_S = 300.0
 """Silence of a node that is excused once all nodes that are heard of have finished."""
-_SHORTEST_STALL_S = 5.0
 
 
 def stall_s(nodes: int, longest_gap_s: float) -> float:
@@ -39,7 +38,7 @@ def stall_s(nodes: int, longest_gap_s: float) -> float:
         nodes: of the cycle; with thousands a node is heard of less often.
         longest_gap_s: from one progress of a node to its next, so far in the cycle.
     """
-    return min(STALLED_S, max(_SHORTEST_STALL_S, 1.5 * longest_gap_s)) + beat_s(nodes)
+    return min(STALLED_S, max(5.0, 1.5 * longest_gap_s)) + beat_s(nodes)
 
 
 def excused_s(nodes: int, going: Collection[bool], *, untold_s: float) -> float:
@@ -71,10 +70,8 @@ class OwnClock:
     def set(self, now_s: float) -> None:
         """Set the time by the caller's clock, which doesn't go back."""
         passed_s, self._callers_s = max(0.0, now_s - self._callers_s), now_s
-        if passed_s <= _LONGEST_GAP_S:
-            self.now_s += passed_s
-        else:
-            self.now_s += _LONGEST_GAP_S
+        self.now_s += min(passed_s, _LONGEST_GAP_S)
+        if passed_s > _LONGEST_GAP_S:
             self.slept_s = self.now_s
 
     def callers_s(self, at_s: float) -> float:

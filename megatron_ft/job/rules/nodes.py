@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from megatron_ft.job.rules.decisions import Assignment
 from megatron_ft.job.rules.messages import Hello, NodePhase, NodeStatus
 from megatron_ft.job.rules.restart_policy import Rules
@@ -48,14 +46,6 @@ class Node:
     progress_age_s: float | None = None
     """Seconds since then, as its launcher's last beat told them: what it hasn't told since may only be on its way."""
 
-    def connected(self, link: int, hello: Hello, arrived: int, now_s: float) -> None:
-        """Take over a hello: the connection, and everything the launcher remembers."""
-        self.instance, self.name, self.link, self.is_gone = hello.instance, hello.name, link, False
-        self.arrived = self.arrived or arrived
-        self.decided, self.standing, self.phase = hello.decided, hello.standing, hello.standing.phase
-        self.hello = replace(hello, decided=None, standing=NodeStatus())  # both change, and may be large
-        self.heard_s = now_s
-
     def address_of(self, port: int) -> str:
         """Return the address of a port of this launcher's host; empty if it isn't known."""
         return f"{self.hello.host}:{port}" if self.hello.host else ""
@@ -78,13 +68,3 @@ class Node:
         is_busy = self.phase in (NodePhase.BUSY, NodePhase.RUNNING)
         is_away = self.link is None and self.phase is NodePhase.READY
         return self.place is not None and not self.is_gone and (is_busy or is_away)
-
-    def awaited_until_s(self, limit_s: float) -> float:
-        """When it counts as lost, if its connection has ended and it isn't back by then.
-
-        ``limit_s``: seconds without a message after which a node is silent. A kernel may give a connection up before:
-        packets to the node were lost, while those from it came.
-        """
-        if not self.arrived:
-            return self.gone_s + max(NEW_LEADER_S, limit_s)
-        return max(self.gone_s, self.heard_s + limit_s) if self.silent else self.gone_s + GRACE_S

@@ -31,7 +31,7 @@ def test_launcher_of_another_job_is_told_that_it_needs_an_endpoint_of_its_own() 
 def test_launcher_with_other_options_is_told_which() -> None:
     told = (
         "this launcher's options differ from those of the others: "
-        "--nnodes is 2:4 on this node, 2:3 on the others; --max-restarts is 5 on this node, 3 on the others"
+        "MAX of --nnodes is 4 on this node, 3 on the others; --max-restarts is 5 on this node, 3 on the others"
     )
     assert refusal(hello(max_nodes=4, max_restarts=5), JOB) == Dismiss(2, told)
     assert refusal(hello(), JOB) is None

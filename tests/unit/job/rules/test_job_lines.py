@@ -14,10 +14,10 @@ def test_a_round_that_takes_long_says_for_whom_it_waits_and_again_after_ten_time
     job.run(2.9)
     assert a.lines == []
     (b,) = job.start("b")
-    job.run(0.2)
+    job.run(1.2)
     told = "waiting for 1 more node (2 of 3 are here: a, b)"
     assert (a.lines, b.lines) == ([told], [told])
-    job.run(26.0)
+    job.run(25.0)
     assert a.lines == [told]
     job.run(4.5)
     assert (a.lines, b.lines) == ([told] * 2, [told] * 2)
