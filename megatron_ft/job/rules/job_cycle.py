@@ -313,19 +313,12 @@ class JobCycle:
 
     @property
     def advance(self) -> JobProgress:
-        """How far the job has got, this cycle included."""
-        before = self.decision.advance
-        if self.outcome is not Outcome.FAILED:
-            return before
-        return before.after(self._reached(), restored=self.has_restored, has_snapshot=self.has_snapshot)
+        """How far the job has got, this cycle included once there is a verdict on it."""
+        has_failed = self.verdict is not None and self.verdict.outcome is Outcome.FAILED
+        return self._after(self.verdict.reached) if self.verdict is not None and has_failed else self.decision.advance
 
-    def _reached(self) -> Reached | None:
-        """Return how far the cycle got, if that is known."""
-        if self.verdict is not None:
-            return self.verdict.reached
-        places = [self._first_failure(), None if self.judged is None else self.judged[1]]
-        told = [self.seats[place].report.reached for place in places if place is not None]
-        return next(filter(None, told), None)
+    def _after(self, reached: Reached | None) -> JobProgress:
+        return self.decision.advance.after(reached, restored=self.has_restored, has_snapshot=self.has_snapshot)
 
     def _first_failure(self) -> int | None:
         """Return the node that ended the cycle, or one whose end its own followed from, as far as the reports say."""
@@ -345,11 +338,14 @@ class JobCycle:
         # all ranks of the job end by Megatron's rerun state machine with the same code
         report = None if first is None else seats[first].report
         rerun = None if report is None else report.cause.rerun
+        reached = None if report is None else report.reached
+        if reached is None and first is not None and self.judged is not None:
+            reached = seats[self.judged[1]].report.reached  # of the node that has only followed
         decision = self.rules.decide(
             outcome,
             restarts_before=self.decision.restarts,
             nodes_left=nodes_left if any(seat.state is NodeState.EXCLUDED for seat in seats) else None,
-            advance=self.advance,
+            advance=self._after(reached),
             rerun=rerun,
             restored=self.has_restored,
         )
@@ -376,7 +372,7 @@ class JobCycle:
             code=0 if decision.action is Action.FINISH else NO_PROGRESS_CODE if decision.no_progress else 1,
             stopped=bool(self.leaving),
             rotation=rotation,
-            reached=self._reached() if outcome is Outcome.FAILED else None,
+            reached=reached,
             printer=printer,
         )
 

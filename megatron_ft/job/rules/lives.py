@@ -50,26 +50,12 @@ class NodeEnd(Fact, frozen=True, kw_only=True):
 
 
 class Life(Fact, frozen=True, kw_only=True):
-    """From a start of the job's launchers to their end.
-
-    ``life`` counts from 1 in a log directory. ``iteration`` is the last that was begun, -1 where none was reported.
+    """From a start of the job's launchers to their end; docs/results.md describes the fields.
 
     Args:
         job: what tells the job from others: ``--rdzv-id`` and what the scheduler says.
         command: what the ranks run; what was reached is carried on only from lives that ran the same.
-        restarts: used in this life.
-        exit_code: of the launchers; None while it runs, and where no launcher could write it.
-        attribution: class of the failure that ended the job, "storage: disk full"; empty if unknown.
-        resumed: the furthest iteration that a cycle went on from.
-        stalled: so many failed cycles in a row, those of earlier lives included, have got no further.
-        goodput: share of productive steps; null if no iteration has begun.
-        hangs: reported hangs, at most 20.
-        restores: cycles whose ranks have restored their state from memory, on the node that wrote this.
-        redone: iterations that were done, lost, and done again.
-        decided: all nodes have agreed on this end. It is final.
-        left: launchers that never learned the end.
-        trained: some cycle, of this life or of an earlier one with the same command, was through its start (an
-            iteration, a section, an exit with 0), or may have been. Known when the cycle has ended.
+        restores: on the node that wrote this.
     """
 
     life: Int = 0

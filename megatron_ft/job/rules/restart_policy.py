@@ -103,11 +103,7 @@ class Rules(Message, frozen=True):
     node_lost_s: Finite = 15.0
 
     def judge(self, nodes: Mapping[NodeState, int]) -> Outcome | None:
-        """Return how the running cycle has ended, from the number of nodes in each state; None if it goes on.
-
-        Asked after each change of a node's state. Without ``min_healthy``, the others' ranks would fail, too, but only
-        when their collectives do.
-        """
+        """Return how the running cycle has ended, from the number of nodes in each state; None if it goes on."""
         healthy, succeeded = nodes.get(NodeState.HEALTHY, 0), nodes.get(NodeState.SUCCEEDED, 0)
         if self.min_healthy:
             has_failed = healthy + succeeded < self.min_nodes
@@ -132,13 +128,11 @@ class Rules(Message, frozen=True):
         """Return the decision after a cycle that has just ended.
 
         Args:
-            restarts_before: how many restarts the whole job had used before.
-            nodes_left: how many nodes could take part in another cycle, those that wait to join included; None if
-                no node was left out.
+            restarts_before: used by the whole job before.
+            nodes_left: number of nodes that could take part in another cycle; None if no node was left out.
             advance: how far the job has got, this cycle included.
             rerun: what Megatron's rerun state machine ended the ranks for; None if something else did.
-            restored: the cycle went on from a snapshot in memory. The job is only given up for lack of progress after
-                one that went on from the file: the snapshot may be to blame.
+            restored: the cycle went on from a snapshot in memory, which may be to blame for the lack of progress.
         """
         used = restarts_before + (outcome is Outcome.FAILED)
         left = max(0, self.max_restarts - used)
@@ -208,9 +202,7 @@ class JobProgress(Message, frozen=True):
     def after(self, reached: Reached | None, *, restored: bool = False, has_snapshot: bool = False) -> JobProgress:
         """After one more cycle that failed; None is one of which nothing is known.
 
-        ``has_snapshot``: all its ranks have saved one in memory. A cycle that has restored or saved one was through its
-        start, whatever its ranks have told.
-
+        ``has_snapshot``: all its ranks have saved one in memory: it was through its start, whatever they have told.
         A job that has never reported an iteration isn't checked; a cycle without one is, in a job that had some before.
         """
         trained = self.trained or restored or has_snapshot or self.last >= 0 or reached is None or reached.trained
