@@ -255,7 +255,7 @@ class JobCycle:
         if self.leaving and now_s >= self._farewell_s:
             leaving, self.leaving = self.leaving, {}
             for place, (goodbye, ends_job) in leaving.items():
-                self.farewell(place, replace(goodbye, well=False), now_s, ends_job=ends_job)
+                self.farewell(place, replace(goodbye, code=1), now_s, ends_job=ends_job)
         if self.shutdown is not None:
             self.outcome = Outcome.STOPPED
         elif until_s is not None:
