@@ -61,9 +61,9 @@ class LeaderProcess:
 
         ``listener`` None: the endpoint's port, as soon as no other launcher of this host holds it.
         """
-        self.lock, self._listener, self.has_quit = lock, listener, False
+        self.lock, self._address, self._listener, self.has_quit = lock, lock.address, listener, False
         self._told = replace(self._told, record=None, epoch=lock.epoch, lease=lock.lease)
-        self._start(lock.address)
+        self._start()
 
     def pids(self) -> set[int]:
         """The process id of the leader, as long as it runs."""
@@ -83,11 +83,11 @@ class LeaderProcess:
             self._listener.close()
         self.lock = None
 
-    def _start(self, address: str) -> None:
+    def _start(self) -> None:
         try:
-            self._listener = self._listener or listen_at(*parse_address(address))
+            self._listener = self._listener or listen_at(*parse_address(self._address))
         except OSError:
-            self._timer = self._reactor.call_later(TAKE_AGAIN_S, functools.partial(self._start, address))
+            self._timer = self._reactor.call_later(TAKE_AGAIN_S, self._start)
             return
         self._member.owns = self._told.etcd is None
         self._started_s, fd = time.monotonic(), self._listener.fileno()
@@ -100,17 +100,17 @@ class LeaderProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            self._replace(address, f"can't be started ({error.strerror})")
+            self._replace(f"can't be started ({error.strerror})")
             return
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may have died
             pipe.write(encode(self._told))
         os.set_blocking(process.stdout.fileno(), False)
-        self._reactor.watch(process.stdout.fileno(), functools.partial(self._read, process, address))
+        self._reactor.watch(process.stdout.fileno(), functools.partial(self._read, process))
         self._process = process
 
-    def _read(self, process: subprocess.Popen[bytes], address: str) -> None:
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
         """Take what the process has decided. The end of the pipe is that of the process."""
         assert process.stdout is not None
         is_over = False
@@ -125,7 +125,7 @@ class LeaderProcess:
             code = self._reap(process)
             self.has_quit = not code
             if code:
-                self._replace(address, f"exited ({exit_words(code)})")
+                self._replace(f"exited ({exit_words(code)})")
 
     def _reap(self, process: subprocess.Popen[bytes]) -> int:
         assert process.stdout is not None
@@ -134,7 +134,6 @@ class LeaderProcess:
         with process:  # closes its pipes
             return process.wait()
 
-    def _replace(self, address: str, how: str) -> None:
-        self._say(f"the coordinator at {address} {how}; another one takes over")
-        pause_s = self._started_s + PAUSE_S - time.monotonic()
-        self._timer = self._reactor.call_later(pause_s, functools.partial(self._start, address))
+    def _replace(self, how: str) -> None:
+        self._say(f"the coordinator at {self._address} {how}; another one takes over")
+        self._timer = self._reactor.call_later(self._started_s + PAUSE_S - time.monotonic(), self._start)

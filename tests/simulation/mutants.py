@@ -147,16 +147,15 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
     "job/rules/etcd_keys.py": [
         ("self._kept, self._revision = found", "self._kept, _ = found"),
         (
-            "return replace(decode(DecisionRecord, _plain(found",
-            "return None\n        return replace(decode(DecisionRecord, _plain(found",
+            "return replace(decode(DecisionRecord, base64.b64decode(found",
+            "return None\n        return replace(decode(DecisionRecord, base64.b64decode(found",
         ),
-        ("if found is None or _plain(found", "if True or _plain(found"),
+        ("if found is None or base64.b64decode(found", "if True or base64.b64decode(found"),
     ],
     "job/etcd_leader.py": [
         ("if record is None or now_s < self._since_s + timeout_s:", "if record is None:"),
         ("if self._made is not None and not", "if False and not"),
         ("self.due_s = now_s + RENEW_S if self._made is None else 0.0", "pass"),
-        ("self.problem, self.due_s = str(error), now_s + AGAIN_S", "self.problem = str(error)"),
         ("if record is not None and self._is_asked:", "if record is not None:"),
     ],
 }

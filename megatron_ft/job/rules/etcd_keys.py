@@ -49,7 +49,7 @@ def look(call: Call, job: str) -> Seen:
     revision = int(answer["header"]["revision"])
     if (leader := _first(answer)) is None:
         return Seen("", 0, revision)
-    return Seen(_plain(leader["value"]).decode(errors="replace"), int(leader["create_revision"]), revision)
+    return Seen(base64.b64decode(leader["value"]).decode(errors="replace"), int(leader["create_revision"]), revision)
 
 
 def take(call: Call, job: str, address: str) -> Seen | None:
@@ -90,7 +90,7 @@ class Ledger:
         if found is None:
             return None
         self._kept, self._revision = found["lease"], int(found["mod_revision"])
-        return replace(decode(DecisionRecord, _plain(found["value"])), revision=self._revision)
+        return replace(decode(DecisionRecord, base64.b64decode(found["value"])), revision=self._revision)
 
     def renew(self) -> bool:
         """Renew the leader's lease, and that of the decision."""
@@ -110,7 +110,7 @@ class Ledger:
         put = _put(self._decision, value, self._kept)
         answer = self._call("kv/txn", {"compare": compare, "success": [put, read], "failure": [read]})
         found = _first(answer["responses"][-1]["response_range"]) if answer else None
-        if found is None or _plain(found["value"]) != value:
+        if found is None or base64.b64decode(found["value"]) != value:
             return False
         self._revision = int(found["mod_revision"])
         return True
@@ -136,7 +136,3 @@ def _first(answer: Body) -> Body | None:
 
 def _text(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
-
-def _plain(value: str) -> bytes:
-    return base64.b64decode(value)
