@@ -24,10 +24,6 @@ from tests.support.nodes import coordinator_of
 
 HOSTS, ETCD = (1, 2, 3), 4
 RUN_S = 150.0
-_SHORT_S = 4.0
-"""A network that is away for so long ends no cycle: a silent node is lost after 6.5 s."""
-_LAST_FAULT = 28
-"""Of 40 iterations: later ones might find a job that has ended."""
 _GONE = r".*(its launcher exited|no (message|packet) from its)"
 
 
@@ -57,7 +53,8 @@ def draw(seed: int) -> Plan:
     """One to three faults, in the order of iterations. ``layout`` is --nnodes, and how often."""
     chance = random.Random(f"hosts {seed}")
     layout, events = chance.choice(("2:3", "2:3", "2:3, 2", "2", "2", "3", "3", "3")), list[Event]()
-    for iteration in sorted(chance.randint(1, _LAST_FAULT) for _ in range(chance.choice((1, 2, 2, 3)))):
+    # of 40 iterations: later faults might find a job that has ended
+    for iteration in sorted(chance.randint(1, 28) for _ in range(chance.choice((1, 2, 2, 3)))):
         is_away = any("etcd" in event.fault for event in events)  # then what calls for a decision is worth more
         fault = chance.choice([name for name, each in FAULTS.items() if not is_away or each.cause or "leader" in name])
         host = "the leader's" if fault == "leader_killed" or chance.random() < 0.5 else f"node{chance.choice(HOSTS)}"
@@ -191,7 +188,8 @@ class HostsRun(Run):
 
 
 def _ends(event: Event) -> int:
-    return 0 if "down" in event.fault and event.seconds <= _SHORT_S else FAULTS[event.fault].ends
+    """Cycles that it may end. A network that is away for 4 s ends none: a silent node is lost after 6.5 s."""
+    return 0 if "down" in event.fault and event.seconds <= 4.0 else FAULTS[event.fault].ends
 
 
 def problems(seen: check.Seen) -> list[str]:
