@@ -4,8 +4,8 @@
     python tests/simulation/mutants.py lease owner     # those whose file or text contains one of these
 
 A mutant is one textual change to a file of the package. Run by hand after a change of the control plane or of the
-simulator: a mutant that no seed finds is a rule that nothing checks. The exit code is 1 if one wasn't found. What only
-unit tests can find (`make mutate`) isn't here.
+simulator: a mutant that neither a seed nor a unit test of the control plane finds is a rule that nothing checks. The
+exit code is 1 if one wasn't found. `make mutate` plants many more, in what is pure, and tries unit tests first.
 """
 
 # ruff: noqa: E402
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import multiprocessing
 import os
 import sys
@@ -23,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
@@ -90,7 +93,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("if self.verdict is None and standing.verdict is not None:", "if False:"),
         ("return place is not None and self.seats[place].state is not NodeState.LOST", "return place is not None"),
         ("if report.cycle != self.decision.cycle:", "if False:"),
-        ("if goodbye.well and not goodbye.excluded and", "if False and"),
+        ("if goodbye.code == 0 and not goodbye.excluded and", "if False and"),
         ("elif self.leaving and set(self.healthy) <= self.leaving.keys():", "elif False:"),
     ],
     "diagnosis/leader_parts.py": [
@@ -200,10 +203,17 @@ def _functions(space: Mapping[str, Any]) -> dict[str, types.FunctionType]:
 
 
 def first_broken(mutant: Mutant, seeds: int) -> str:
-    """Return the first seed that shows the mutant, and what it breaks; empty if none does."""
+    """Return the first seed that shows the mutant, and what it breaks, or a unit test; empty if none does."""
     with planted(mutant):
         runs = ((seed, simulate(plan_of(seed)).broken) for seed in range(seeds))
-        return next((f"seed {seed}: {broken[0]}" for seed, broken in runs if broken), "")
+        return next((f"seed {seed}: {broken[0]}" for seed, broken in runs if broken), "") or failing_unit_test()
+
+
+def failing_unit_test() -> str:
+    """Return a unit test of the control plane that fails in this process; empty if none does."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        pytest.main(["-qx", "--tb=no", "-pno:xdist", "-pno:cacheprovider", str(ROOT / "tests/unit/job")])
+    return next((line.split()[1] for line in told.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))), "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
