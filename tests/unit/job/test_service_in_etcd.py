@@ -28,7 +28,7 @@ TO_MEMBER: Vocabulary[m.ToMember] = Vocabulary(m.TO_MEMBER | SAID_BY_PARTS)
 
 
 class Launcher:
-    """A launcher's end of a connection to a leader, which can't reach etcd yet."""
+    """A launcher's end of a connection to a leader, whose etcd makes no change yet."""
 
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
@@ -36,7 +36,7 @@ class Launcher:
         held = etcd_keys.take(self.model, "job", "a:1")
         assert held is not None
         ledger = etcd_keys.Ledger(self.model, "job", held.epoch, held.lease)
-        self.model.is_away = True
+        self.model.refuses = "kv/txn"
         self.model.calls.clear()
         listener, rules = tcp.listen("127.0.0.1", 0), m.Rules(1, 1, join_timeout_s=1.0)
         machine = Coordinator("c", m.JobDefinition("job", rules), epoch=5, now_s=time.monotonic(), parts=LEADER_PARTS)
@@ -85,7 +85,7 @@ def test_leader_that_can_start_no_thread_for_a_while_asks_etcd_again(
         call_in_thread(function, done)
 
     monkeypatch.setattr(launcher.reactor, "call_in_thread", call)
-    launcher.model.is_away = False
+    launcher.model.refuses = ""
     launcher.until(lambda: launcher.has(Assignment))
     assert len(tries) > 5
     launcher.service.close()
@@ -95,10 +95,10 @@ def test_leader_that_can_start_no_thread_for_a_while_asks_etcd_again(
 def test_leader_that_has_lost_the_lock_or_gives_up_says_nothing_of_its_decision(
     launcher: Launcher, is_lost: bool
 ) -> None:
-    launcher.until(lambda: launcher.service._decisions._is_asked)
+    launcher.until(lambda: "kv/txn" in launcher.model.calls)
     if is_lost:
         launcher.model.pass_time(etcd_keys.LEASE_S)
-        launcher.model.is_away = False
+        launcher.model.refuses = ""
     launcher.until(lambda: launcher.service.is_over)
     heard = [*launcher.heard, *map(TO_MEMBER.parse, launcher.peer.read())]
     assert not any(isinstance(each, Assignment) for each in heard)
