@@ -231,33 +231,32 @@ class Service:
         self._turn_by(min(due_s, self._decisions.due_s))
 
     def _do(self, effects: list[CoordinatorEffect]) -> None:
-        for effect in self._decisions.admit(effects, time.monotonic()):
-            self._carry_out(effect)
+        self._carry_out(self._decisions.admit(effects, time.monotonic()))
 
-    def _carry_out(self, effect: CoordinatorEffect) -> None:
-        COORDINATOR.debug("effect", effect)
-        match effect:
-            case Send(numbers, message):
-                data = _BEAT if message is ANSWER else encode(message)
-                for number in numbers:
-                    if (link := self.links.get(number)) is not None:
-                        link.connection.queue(data)
-                        self._unsent.append(link.connection)
-            case Drop(number):
-                if (link := self.links.pop(number, None)) is not None:
-                    link.connection.close()
-            case DecisionRecord():
-                self._keep(effect)
-            case Quit():
-                self.close()
+    def _carry_out(self, effects: list[CoordinatorEffect]) -> None:
+        for effect in effects:
+            COORDINATOR.debug("effect", effect)
+            match effect:
+                case Send(numbers, message):
+                    data = _BEAT if message is ANSWER else encode(message)
+                    for number in numbers:
+                        if (link := self.links.get(number)) is not None:
+                            link.connection.queue(data)
+                            self._unsent.append(link.connection)
+                case Drop(number):
+                    if (link := self.links.pop(number, None)) is not None:
+                        link.connection.close()
+                case DecisionRecord():
+                    self._keep(effect)
+                case Quit():
+                    self.close()
 
     def _answered(self, answer: Callable[[], bool]) -> None:
         """Do what was waiting for etcd's answer."""
         if not self.is_over:
             made = self._decisions.answered(answer, time.monotonic())
             self._machine.lock_answers = not self._decisions.problem
-            for effect in made:
-                self._carry_out(effect)
+            self._carry_out(made)
             self._turn_by(0.0)
 
 

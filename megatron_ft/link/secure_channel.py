@@ -25,7 +25,7 @@ from megatron_ft.link.base.codec import Message, Raw, Vocabulary
 HANDSHAKE_BYTES = 2048
 """Most bytes of a message before the proofs."""
 _MAC_BYTES = 16
-_HEAD = struct.Struct(">IQ")
+_LENGTH = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
 SEAL_BYTES = _COUNTER.size + _MAC_BYTES
 """Bytes that a seal adds to a frame."""
@@ -118,9 +118,9 @@ class SecureChannel:
 
     def seal(self, message: bytes | memoryview) -> bytes:
         """Return the bytes that precede ``message`` on the wire, which is sent unchanged: one serves many links."""
-        head = _HEAD.pack(SEAL_BYTES + len(message), self._sealed)
+        seal = _seal(self._seals, self._sealed, message)
         self._sealed += 1
-        return head + _mac(self._seals, head[-_COUNTER.size :], message)
+        return _LENGTH.pack(SEAL_BYTES + len(message)) + seal
 
     def open(self, body: bytes) -> bytes:
         """Return the message in the body of a frame.
@@ -128,20 +128,20 @@ class SecureChannel:
         Raises:
             ProtocolError: the other end didn't send that in this place; the connection must be closed.
         """
-        counter, message = body[: _COUNTER.size], body[SEAL_BYTES:]
-        if not hmac.compare_digest(body[_COUNTER.size : SEAL_BYTES], _mac(self._opens, counter, message)):
+        seal, message = body[:SEAL_BYTES], body[SEAL_BYTES:]
+        if hmac.compare_digest(seal, _seal(self._opens, self._opened, message)):
+            self._opened += 1
+            return message
+        number = int.from_bytes(seal[: _COUNTER.size], "big")
+        if not hmac.compare_digest(seal, _seal(self._opens, number, message)):
             why = "it was changed on its way, or its sender doesn't know the secret"
             raise ProtocolError(f"frame {self._opened} isn't authentic: {why}")
-        (number,) = _COUNTER.unpack(counter)
-        if number != self._opened:
-            what = "was sent twice or late" if number < self._opened else "came too early, others are missing"
-            raise ProtocolError(f"frame {number} {what}: frame {self._opened} was expected")
-        self._opened += 1
-        return message
+        what = "was sent twice or late" if number < self._opened else "came too early, others are missing"
+        raise ProtocolError(f"frame {number} {what}: frame {self._opened} was expected")
 
 
-def _mac(keyed: hashlib.blake2b, counter: bytes, message: bytes | memoryview) -> bytes:
-    state = keyed.copy()
+def _seal(keyed: hashlib.blake2b, number: int, message: bytes | memoryview) -> bytes:
+    counter, state = _COUNTER.pack(number), keyed.copy()
     state.update(counter)
     state.update(message)
-    return state.digest()
+    return counter + state.digest()
