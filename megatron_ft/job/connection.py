@@ -66,14 +66,13 @@ class Connection(Generic[_T]):
 
     def send(self, frame: bytes) -> None:
         """Send a frame of `link.wire.encode`, or as much of it as there is room for now."""
-        self.queue(frame)
+        self.queue(frame[LENGTH_BYTES:])
         self.flush()
 
-    def queue(self, frame: bytes) -> None:
-        """Have a frame sent by the next ``flush``; nothing is sent before the proof."""
+    def queue(self, body: bytes) -> None:
+        """Have the body of a frame sent by the next ``flush``; nothing is sent before the proof."""
         if (channel := self.channel) is None:
             return
-        body = memoryview(frame)[LENGTH_BYTES:]
         self._unsent += channel.seal(body)
         self._unsent += body
         if len(self._unsent) > _MOST_UNSENT:

@@ -24,7 +24,7 @@ from megatron_ft.link.base.rate_limiter import RateLimiter
 from megatron_ft.link.log import COORDINATOR
 from megatron_ft.link.reactor import Reactor, Timer
 from megatron_ft.link.tcp import format_address
-from megatron_ft.link.wire import decode, encode
+from megatron_ft.link.wire import LENGTH_BYTES, decode, encode
 
 _FROM_MEMBER: Vocabulary[FromMember] = Vocabulary(TO_LEADER | HEARD_BY_PARTS)
 GREETING_S = 10.0
@@ -35,11 +35,9 @@ MOST_STRANGERS = 256
 FULL_PAUSE_S = 1.0
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """Errors of a host that answers no packet; the last two if the network has reported it as unreachable meanwhile."""
-_SETTLE_SHARE = 0.2
-_LONGEST_PAUSE_S = 0.08
-"""Share of the time to spend on conclusions, which grow with the number of nodes, unless a pause gets longer than this:
-more messages are heard in between then."""
-_BEAT = encode(ANSWER)
+_SETTLE_SHARE = 0.15
+"""Share of the time to spend on conclusions, which take longer with more nodes: messages are heard in between."""
+_BEAT = encode(ANSWER)[LENGTH_BYTES:]
 
 
 @dataclass(slots=True)
@@ -96,13 +94,7 @@ class Service:
         self._turn_by(0.0)
 
     def dial(self, _host: str, _port: int) -> socket.socket:
-        """Return a connection to this leader, for a launcher in its process; called in any thread.
-
-        Raises:
-            OSError: the leader has ended.
-        """
-        if self.is_over:
-            raise ConnectionRefusedError("the coordinator has ended")
+        """Return a connection to this leader, for a launcher in its process; called in any thread."""
         ours, theirs = socket.socketpair()
         self._reactor.post(lambda: theirs.close() if self.is_over else self._adopt(theirs, None))
         return ours
@@ -113,8 +105,6 @@ class Service:
         for link in self.links.values():
             link.connection.close()
         self.links.clear()
-        if self._turn_timer is not None:
-            self._turn_timer.cancel()
         if self._listener is not None:
             self._reactor.unwatch(self._listener.fileno())
             self._listener.close()
@@ -221,9 +211,8 @@ class Service:
                 self._decisions.due_s = now_s + AGAIN_S
         if now_s >= self._settle_s and (machine.needs_settling or now_s >= machine.alarm_s):
             effects = machine.settle(now_s)
-            took_s = time.monotonic() - now_s
+            self._settle_s = now_s + (time.monotonic() - now_s) / _SETTLE_SHARE
             self._do(effects)
-            self._settle_s = time.monotonic() + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             connection.flush()
@@ -238,10 +227,10 @@ class Service:
             COORDINATOR.debug("effect", effect)
             match effect:
                 case Send(numbers, message):
-                    data = _BEAT if message is ANSWER else encode(message)
+                    body = _BEAT if message is ANSWER else encode(message)[LENGTH_BYTES:]
                     for number in numbers:
                         if (link := self.links.get(number)) is not None:
-                            link.connection.queue(data)
+                            link.connection.queue(body)
                             self._unsent.append(link.connection)
                 case Drop(number):
                     if (link := self.links.pop(number, None)) is not None:

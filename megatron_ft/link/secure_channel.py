@@ -116,7 +116,7 @@ class SecureChannel:
         self._opens = hashlib.blake2b(key=receives, digest_size=_MAC_BYTES)
         self._sealed = self._opened = 0
 
-    def seal(self, message: bytes | memoryview) -> bytes:
+    def seal(self, message: bytes) -> bytes:
         """Return the bytes that precede ``message`` on the wire, which is sent unchanged: one serves many links."""
         seal = _seal(self._seals, self._sealed, message)
         self._sealed += 1
@@ -140,7 +140,7 @@ class SecureChannel:
         raise ProtocolError(f"frame {number} {what}: frame {self._opened} was expected")
 
 
-def _seal(keyed: hashlib.blake2b, number: int, message: bytes | memoryview) -> bytes:
+def _seal(keyed: hashlib.blake2b, number: int, message: bytes) -> bytes:
     counter, state = _COUNTER.pack(number), keyed.copy()
     state.update(counter)
     state.update(message)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from megatron_ft.job.rules.decisions import Assignment, DecisionRecord
 from megatron_ft.job.rules.messages import Dismiss, FromMember, OfCycle, Stay, Tell, ToMember
 
 # -- the leader -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send one message to each of these."""
+class Send(Struct, frozen=True):
+    """Send one message to each of these. (A `Struct` is made faster: there is one for each beat.)"""
 
     links: Sequence[int]
     message: ToMember

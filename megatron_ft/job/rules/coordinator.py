@@ -196,7 +196,7 @@ class Coordinator:
         match message:
             case m.Beat(number) if number and number == self._plans:
                 self._waiting.discard(link)
-                self.needs_settling = True
+                self.needs_settling |= not self._waiting
             case m.Beat(progress_s=age_s):
                 self._out.append(Send([link], m.ANSWER))
                 if age_s is not None and cycle is not None:

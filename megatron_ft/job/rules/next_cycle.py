@@ -20,7 +20,7 @@ from megatron_ft.job.rules.messages import NodePhase
 from megatron_ft.job.rules.nodes import Node
 from megatron_ft.job.rules.places import choose, usable
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome, Rotation, Rules, furthest, rotated
-from megatron_ft.link.base.codec import Parts
+from megatron_ft.link.base.codec import NO_PARTS
 from megatron_ft.link.base.wording import listed
 
 _FIRST_CALL_S = 30.0
@@ -197,7 +197,7 @@ class NextCycle:
             advance=advance,
             back=tuple(sorted({node.name for node in ready if node.hello.bad or node.name in lost})),
             shift=shift,
-            attachments=Parts(*(each for part in self._parts for each in part.attachment(chosen, spares))),
+            attachments=NO_PARTS.updated(*(each for part in self._parts for each in part.attachment(chosen, spares))),
         )
         return Plan(decision, chosen)
 

@@ -60,7 +60,7 @@ class Parts:
         return self._states.get(kind)  # type: ignore[return-value]
 
     def updated(self, *states: PartState) -> Parts:
-        return Parts(*self, *states)
+        return Parts(*self, *states) if states else self
 
     def __iter__(self) -> Iterator[PartState]:
         return iter(self._states.values())
