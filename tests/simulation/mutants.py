@@ -62,6 +62,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("FOUNDING_S = 8.0", "FOUNDING_S = 0.0"),
         ("self._nodes[instance] = self._links[link] = node", "self._links[link] = node"),
         ("self._clock.slept_s = now_s", "pass"),
+        ("node.is_gone = self.lock_answers", "node.is_gone = True"),
         ("if not self.lock_answers:", "if False:"),
         ("FORMER_S = 15.0", "FORMER_S = 0.0"),
         ("_LINGER_S = 5.0", "_LINGER_S = 0.0"),

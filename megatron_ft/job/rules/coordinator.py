@@ -5,13 +5,11 @@ of those, if ``needs_settling``, and when ``alarm_s`` is over. Times are seconds
 
 State: the last decision, the one that is planned, if any, the nodes, and the cycle, which `JobCycle` judges.
 `NextCycle` says what follows it. A node whose connection ends is *absent* until it is back, or counts as lost; a new
-leader expects the nodes of the cycle in the same way. A decision is planned, its members are asked for a sign of life,
-and it is made once all have answered; if one of them goes, it is planned anew.
+leader expects the nodes of the cycle in the same way.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -30,6 +28,7 @@ from megatron_ft.job.rules.member import HOLDER_STAYS_S
 from megatron_ft.job.rules.next_cycle import JobEnd, NextCycle, Plan
 from megatron_ft.job.rules.nodes import GRACE_S, NEW_LEADER_S, Node
 from megatron_ft.job.rules.restart_policy import Outcome, furthest
+from megatron_ft.link.base.codec import NO_PARTS
 
 FOUNDING_S = 8.0
 """Seconds for which a leader without a record decides nothing unless MAX launchers that know of no decision have come:
@@ -77,7 +76,6 @@ class Coordinator:
         self._nodes: dict[str, Node] = {}
         """All launchers that were ever here or expected, by instance."""
         self._links: dict[int, Node] = {}
-        self._arrivals = itertools.count(1)
         self._alarms: list[float | None] = [0.0]
         self._cycle: JobCycle | None = None
         self._end: m.End | None = None
@@ -152,7 +150,7 @@ class Coordinator:
         node.instance, node.name, node.link, node.is_gone = instance, hello.name, link, False
         node.decided, node.standing, node.phase = held, hello.standing, hello.standing.phase
         node.hello = replace(hello, decided=None, standing=m.NodeStatus())  # both change, and may be large
-        node.heard_s, node.arrived = self._clock.now_s, node.arrived or next(self._arrivals)
+        node.heard_s, node.arrived = self._clock.now_s, node.arrived or len(self._nodes)
         self._out.append(Send([link], m.Admitted(self._epoch)))
         if self._record is not _NO_RECORD:
             self._bring_up_to_date(node, link)
@@ -282,13 +280,11 @@ class Coordinator:
                 continue
             if self._is_over and node.silent:
                 continue  # it is yet to hear of the end
-            if not self.lock_answers:
-                # another launcher may lead, and it is this leader that the others are missing
-                goes_on = cycle is not None and cycle.outcome is None and within_s != FINISHED_S
-                may_be_lost |= place is not None and node.silent and goes_on
-                continue
-            node.is_gone = True
+            node.is_gone = self.lock_answers
             if cycle is None or place is None:
+                continue
+            if not self.lock_answers:  # another launcher may lead, and it is this leader that the others are missing
+                may_be_lost |= node.silent and cycle.outcome is None and within_s != FINISHED_S
                 continue
             away = f"no message from its launcher for {now_s - node.heard_s:.1f} s"
             if node.silent and within_s == FINISHED_S:
@@ -344,19 +340,11 @@ class Coordinator:
         self._decide()
 
     def _end_job(self, code: int, text: str) -> None:
-        last, cycle, first = self._record.decision, self._cycle, printer(self._cycle, self._nodes.values())
-        decision = Decision(
-            -1,
-            "",
-            DecisionKind.END,
-            cycle=last.cycle,
-            world=last.world,
-            restarts=last.restarts,
-            advance=furthest(node.hello.before for node in self._nodes.values()) if cycle is None else cycle.advance,
-            code=code,
-            text=text,
-            printer="" if first is None else first.instance,
-        )
+        cycle, first = self._cycle, printer(self._cycle, self._nodes.values())
+        prints = "" if first is None else first.instance
+        advance = furthest(node.hello.before for node in self._nodes.values()) if cycle is None else cycle.advance
+        last = replace(self._record.decision, back=(), shift=0, attachments=NO_PARTS)
+        decision = replace(last, kind=DecisionKind.END, advance=advance, code=code, text=text, printer=prints)
         self._begin_plan(Plan(decision, ()))
 
     def _decide(self) -> None:

@@ -1,8 +1,4 @@
-"""Decisions of the leader of a job, one after the other: a cycle starts, or the job ends. Pure.
-
-Decisions are numbered. Only the leader decides, and each decision is durable before any launcher hears of it: the
-launcher that holds the lock has its record, and hands it to the next leader.
-"""
+"""Decisions of the leader of a job, one after the other: a cycle starts, or the job ends. Pure."""
 
 from __future__ import annotations
 

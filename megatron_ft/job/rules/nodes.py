@@ -27,7 +27,7 @@ class Node:
     hello: Hello = _NONE
     """The newest one, if it has come."""
     arrived: int = 0
-    """Number of launchers that had come to this leader when this one did; 0: it hasn't come."""
+    """Number of launchers that were known when this one came first; 0: it hasn't come to this leader."""
     link: int | None = None
     heard_s: float = 0.0
     gone_s: float = 0.0
