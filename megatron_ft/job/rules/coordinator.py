@@ -341,7 +341,7 @@ class Coordinator:
 
     def _end_job(self, code: int, text: str) -> None:
         cycle, first = self._cycle, printer(self._cycle, self._nodes.values())
-        prints = "" if first is None else first.instance
+        prints = first.instance if first else ""
         advance = furthest(node.hello.before for node in self._nodes.values()) if cycle is None else cycle.advance
         last = replace(self._record.decision, back=(), shift=0, attachments=NO_PARTS)
         decision = replace(last, kind=DecisionKind.END, advance=advance, code=code, text=text, printer=prints)
@@ -467,8 +467,7 @@ class Coordinator:
             self._end_for(nodes, cycle)
         if cycle.outcome is not None and cycle.verdict is None:
             left, first = self._next_cycle.nodes_left(cycle), printer(cycle, nodes)
-            prints = "" if first is None else first.instance
-            verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=prints)
+            verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=first.instance if first else "")
         if verdict is not None:
             self._out.append(Send(list(self._links), verdict))
         self._alarms.append(cycle.alarm_s)
