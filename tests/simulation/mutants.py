@@ -141,7 +141,7 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("case m.Admitted(epoch) if epoch < self._epoch:", "case m.Admitted(epoch) if False:"),
         ("if epoch > self._epoch:", "if False:"),
         ("if last is not None and last.decision.id == decision.id:", "if False:"),
-        ("if now >= self._leave_s:", "if False:"),
+        ("not None and now >= self._leave_s:", "not None and False:"),
         ("*([] if self._leaving is None else [self._leaving])", ""),
         ("self.standing = replace(self.standing, shutdown=text)", "pass"),
         ("elif self.standing.phase is m.NodePhase.EXCLUDED:", "elif False:"),

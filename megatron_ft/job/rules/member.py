@@ -109,20 +109,17 @@ class Member:
         if progress is not None and self.standing.phase is m.NodePhase.RUNNING:
             self._progress_s = now if progress > self._progress else self._progress_s
             self._progress = progress  # less than before if a rank has ended
-        if now >= self._leave_s:  # no leader has answered the goodbye: whether the job goes on isn't known
-            assert self._leaving is not None
-            code, self._leave_s = self._leaving.code, math.inf
+        if self._leaving is not None and now >= self._leave_s:  # no leader has answered: the job may go on, or not
+            self._leave_s = math.inf
             if self._leaving.excluded:
                 self._stay()
             else:
-                self._out.append(m.Dismiss(code))
+                self._out.append(m.Dismiss(self._leaving.code))
         if now >= self._due_s:
             match self._link:
                 case Link.NONE:
-                    self._link, self._due_s = (
-                        Link.CONNECTING,
-                        now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes)),
-                    )
+                    self._link = Link.CONNECTING
+                    self._due_s = now + max(_CONNECT_S, beat_s(self.identity.rules.max_nodes))
                     self._out.append(actions.Connect(self._address))
                 case Link.LED if now < self._heard_s + lost_s(self._nodes):
                     self._due_s = now + beat_s(self._nodes)
