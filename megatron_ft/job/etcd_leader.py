@@ -52,8 +52,8 @@ class Decisions:
         """Return what to do now; `answered` returns the rest. An admission and a beat tell nothing of a decision."""
         now: list[CoordinatorEffect] = []
         for effect in effects:
-            tells_nothing = isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)
-            if self._made is not None and not tells_nothing:
+            waits = self._made is not None
+            if waits and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
                 self._following.append(effect)
             elif self._ledger is not None and isinstance(effect, DecisionRecord):
                 self._made, self._since_s = effect, now_s
