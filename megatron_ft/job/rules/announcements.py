@@ -7,8 +7,8 @@ leader's own clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.actions import Send
@@ -16,6 +16,7 @@ from megatron_ft.job.rules.job_cycle import GONE, GOOD, JobCycle
 from megatron_ft.job.rules.messages import NodePhase, Tell
 from megatron_ft.job.rules.next_cycle import Round
 from megatron_ft.job.rules.nodes import Node
+from megatron_ft.job.rules.places import in_order
 from megatron_ft.job.rules.restart_policy import Rules
 from megatron_ft.link.base.hosts import natural
 from megatron_ft.link.base.wording import counted, listed
@@ -99,13 +100,12 @@ class Announcements:
             return []
         if self._since_s is None:
             self._since_s, self._again_s = now_s, now_s + _LONG_S
-        lines = []
-        if now_s >= self._again_s:
-            self._again_s = self._since_s + (self._again_s - self._since_s) * _AGAIN_FACTOR
-            lines = self.say(cycle, self._for_what(cycle, meeting))
-        return lines
+        if now_s < self._again_s:
+            return []
+        self._again_s = self._since_s + (self._again_s - self._since_s) * _AGAIN_FACTOR
+        return self.say(cycle, self._for_what(cycle, meeting, now_s))
 
-    def _for_what(self, cycle: JobCycle | None, meeting: Round) -> str:
+    def _for_what(self, cycle: JobCycle | None, meeting: Round, now_s: float) -> str:
         """Return which nodes are here, which are missing (of the last cycle), and how many more are needed."""
         rules, nodes, ready = self._rules, self._nodes.values(), meeting.ready
         missing = [node for node in nodes if node.is_awaited]
@@ -124,7 +124,7 @@ class Announcements:
             parts.append(f"failing their health check: {_names(aside)}")
         if more:
             return f"waiting for {counted(more, 'more node')} ({'; '.join(parts)})"
-        within = f"for at most {meeting.for_s:g} s (--rdzv-conf last_call_timeout)"
+        within = f"for at most {meeting.until_s - now_s:.0f} s (--rdzv-conf last_call_timeout)"
         room = f"up to {rules.max_nodes - meeting.enough} more may join, {within}"
         return f"enough nodes to start; {room} ({'; '.join(parts)})"
 
@@ -132,13 +132,10 @@ class Announcements:
 def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
     """Return the launcher that prints the lines of the job; None if none is connected."""
 
-    def order(node: Node) -> tuple[bool, float, float, int]:
-        place, rank = node.place, node.hello.rank
-        is_outside = cycle is None or not cycle.is_seated(node)
-        return is_outside, math.inf if place is None else place, math.inf if rank is None else rank, node.arrived
+    def order(node: Node) -> tuple[Any, ...]:
+        return cycle is None or not cycle.is_seated(node), node.place or 0, in_order(node)
 
-    here = (node for node in nodes if node.link is not None and not node.is_excluded)
-    return min(here, key=order, default=None)
+    return min((node for node in nodes if node.link is not None and not node.is_excluded), key=order, default=None)
 
 
 def _names(nodes: Iterable[Node]) -> str:

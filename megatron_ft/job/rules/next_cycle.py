@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -49,14 +49,12 @@ class Round(NamedTuple):
         enough: number of them that can: with ``--ft-segment`` those in whole segments.
         awaits: nodes of the last cycle are alive and not ready yet.
         until_s: when they wait no longer: for MIN nodes, for those of the last cycle, or for more.
-        for_s: seconds for which they have waited then.
     """
 
     ready: list[Node]
     enough: int
     awaits: bool
     until_s: float
-    for_s: float
 
 
 class NextCycle:
@@ -129,48 +127,41 @@ class NextCycle:
         enough, awaits = usable(ready, rules.segment), any(node.is_awaited for node in nodes)
         if enough < rules.min_nodes:
             self._few_s = now_s if self._few_s is None else self._few_s
-            return Round(ready, enough, awaits, self._few_s + rules.join_timeout_s, rules.join_timeout_s)
+            return Round(ready, enough, awaits, self._few_s + rules.join_timeout_s)
         self._few_s = None
         if awaits:
-            return Round(ready, enough, awaits, math.inf, math.inf)
+            return Round(ready, enough, awaits, math.inf)
         self._enough_s = now_s if self._enough_s is None else self._enough_s
         # after nodes left or joined more may come
         is_as_large = cycle is not None and cycle.decision.world <= enough and cycle.outcome is not Outcome.MEMBERSHIP
-        if enough >= rules.max_nodes or (is_as_large and rules.last_call_s is None):
-            for_s = 0.0
-        elif rules.last_call_s is not None:
-            for_s = rules.last_call_s
-        else:
-            for_s = _FIRST_CALL_S if cycle is None else _LAST_CALL_S
-        return Round(ready, enough, awaits, self._enough_s + for_s, for_s)
+        last_call_s = _FIRST_CALL_S if cycle is None else 0.0 if is_as_large else _LAST_CALL_S
+        if rules.last_call_s is not None:
+            last_call_s = rules.last_call_s
+        return Round(ready, enough, awaits, now_s if enough >= rules.max_nodes else self._enough_s + last_call_s)
 
-    def _may_come_until_s(self) -> list[float]:
-        """Return until when each launcher that was started may take part, where lost ones aren't started again.
+    def _may_come_until_s(self, without: Collection[Node] = ()) -> list[float]:
+        """Return until when each launcher may take part, as far as is known: those here, lost, and yet to come.
 
         One that is cut off gives up after a while. Until then it may be back.
         """
         back_s = max(lost_s(len(self._nodes)), CUT_OFF_S) + 5.0
-        fit = [node for node in self._nodes.values() if not node.is_excluded]
+        fit = [node for node in self._nodes.values() if not node.is_excluded and node not in without]
         here_s = [math.inf for node in fit if not node.is_gone]
         gone_s = [node.gone_s + back_s for node in fit if node.is_gone and node.silent]
-        return [*here_s, *gone_s, *[self._took_over_s + back_s] * self._unmet]
+        return [*here_s, *gone_s, *[self._took_over_s + back_s] * (self._rules.launchers - len(self._nodes))]
 
-    @property
-    def _unmet(self) -> int:
-        """Number of launchers that were started and haven't come."""
-        return max(0, self._rules.launchers - len(self._nodes))
+    def nodes_left(self, cycle: JobCycle | None) -> int:
+        """Return how many nodes could take part in another cycle, as far as is known, if no lost one is back."""
+        seats = () if cycle is None else cycle.seats
+        return self._may_come_until_s([seat.node for seat in seats if seat.state is NodeState.EXCLUDED]).count(math.inf)
 
     def _start_cycle(self, cycle: JobCycle | None, ready: list[Node]) -> Plan:
         rules, rotation, named = self._rules, Rotation.NONE, ""
         number, used, shift, advance = 0, 0, 0, furthest(node.hello.before for node in ready)
         if cycle is not None and cycle.verdict is not None:
             last, verdict, advance = cycle.decision, cycle.verdict, cycle.advance
-            rotation, number, shift = (
-                verdict.rotation,
-                last.cycle + 1,
-                last.shift + (verdict.rotation is Rotation.RANKS),
-            )
-            used = last.restarts + (cycle.outcome is Outcome.FAILED)
+            number, rotation = last.cycle + 1, verdict.rotation
+            used, shift = last.restarts + (cycle.outcome is Outcome.FAILED), last.shift + (rotation is Rotation.RANKS)
             if (fault := fault_of(verdict)) is not None:
                 self._faults[last.cycle] = replace(fault, advanced=advance.last > last.advance.last)
                 # the node that reports a hang is often only waiting
@@ -200,10 +191,3 @@ class NextCycle:
             attachments=NO_PARTS.updated(*(each for part in self._parts for each in part.attachment(chosen, spares))),
         )
         return Plan(decision, chosen)
-
-    def nodes_left(self, cycle: JobCycle | None) -> int:
-        """Return how many nodes could take part in another cycle, as far as is known."""
-        excluded = [] if cycle is None else [seat.node for seat in cycle.seats if seat.state is NodeState.EXCLUDED]
-        here = sum(not (node.is_excluded or node.is_gone or node in excluded) for node in self._nodes.values())
-        # of those that the scheduler has started, one that is slow to start may not have come before cycle 0
-        return here + (self._unmet if cycle is None or not cycle.decision.cycle else 0)

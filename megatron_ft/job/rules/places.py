@@ -40,7 +40,7 @@ def choose(
     Of ``bad`` nodes (instances) without a place no more take part than are needed, nor of the one that was ``named``
     for a failure again, which is the last to be left out.
     """
-    nodes, size = sorted(ready, key=_order), size or 1
+    nodes, size = sorted(ready, key=in_order), size or 1
     most = min(max_nodes, usable(nodes, size)) // size
     seated, had_places = {slot.instance for slot in slots} - {named}, {slot.hello.domain for slot in slots}
     doubtful = [node for node in nodes if node.instance in bad and node.instance not in seated]
@@ -80,7 +80,7 @@ def choose(
     return chosen, after
 
 
-def _order(node: Node) -> tuple[Any, ...]:
+def in_order(node: Node) -> tuple[Any, ...]:
     """By rank, if one was given, else by name: the leader's host is the first, because scripts take it for node 0."""
     return node.hello.rank is None, node.hello.rank or 0, not node.hello.owns, natural(node.name), node.arrived
 

@@ -115,7 +115,7 @@ def test_round_with_enough_nodes_says_how_many_more_may_join_and_until_when() ->
     (a,) = job.start("a")
     job.run(12.0)
     assert a.lines == [
-        "enough nodes to start; up to 2 more may join, for at most 30 s (--rdzv-conf last_call_timeout) (1 is here: a)"
+        "enough nodes to start; up to 2 more may join, for at most 19 s (--rdzv-conf last_call_timeout) (1 is here: a)"
     ]
 
 
