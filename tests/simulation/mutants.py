@@ -111,8 +111,6 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("        if awaits:\n            return Round(ready, enough, awaits, math.inf)\n", ""),
         ("0.0 if is_as_large else _LAST_CALL_S", "math.inf"),
         ("        if is_over:\n", "        if False:\n"),
-        ("*[self._took_over_s + back_s] *", "*[math.inf] *"),
-        (" and node not in without", ""),
         ("node.hello.bad or node.name in names}", "False}"),
     ],
     "job/rules/restart_policy.py": [
