@@ -155,7 +155,7 @@ class HangsAtLeader(LeaderPart):
                 detected = hang_cause(first) if is_known else undetermined_hang(first, detail="root cause undetermined")
                 cycle.changed(place, Report(cycle.decision.cycle, NodeState.UNHEALTHY, detected))
         if found is not None and rank is None and diagnosis.unheard:
-            unheard = listed([job_lines.node(at, cycle.seats[at].name) for at in sorted(diagnosis.unheard)])
+            unheard = listed([job_lines.node(at, cycle.seats[at].node.name) for at in sorted(diagnosis.unheard)])
             detail = listed([found.detail, f"no evidence from {unheard}"], joint="; ")
             found = replace(found, detail=detail, follows=is_of_lost_peer)  # a node's own failure explains more
         cycle.failed(place, diagnosis.hang.reached, found)

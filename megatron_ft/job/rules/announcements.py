@@ -117,7 +117,7 @@ class Announcements:
             parts.append(f"{odd} of them not in a complete NVLink-domain segment (--ft-segment)")
         if cycle is not None:
             back = {node.name for node in ready if not cycle.is_seated(node)}  # on the same hosts
-            gone = [cycle.seats[place].node for place in cycle.gone if cycle.seats[place].name not in back]
+            gone = [cycle.seats[place].node for place in cycle.gone if cycle.seats[place].node.name not in back]
             parts += [f"missing since cycle {cycle.decision.cycle}: {_names(missing)}"] if missing else []
             parts += [f"lost in cycle {cycle.decision.cycle}: {_names(gone)}"] if gone else []
         if aside := [node for node in nodes if node.phase is NodePhase.ASIDE and not node.is_gone]:

@@ -460,16 +460,15 @@ class Coordinator:
         room = rules.max_nodes - cycle.decision.world + cycle.count(*GONE)
         told = [part.verdict(now_s) for part in self._parts] if cycle.outcome is None else []
         until_s = next((each for each in told if each is not None), None)
-        is_news, cycle.is_news = cycle.is_news, False
-        verdict = cycle.verdict if is_news else None
-        has_ended = cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, until_s=until_s)
-        if cycle.outcome is not None and (has_ended or is_news):
+        cycle.conclude(now_s, joining=max(0, min(ready, room)), awaits=awaits, until_s=until_s)
+        if cycle.outcome is not None:
             self._end_for(nodes, cycle)
         if cycle.outcome is not None and cycle.verdict is None:
             left, first = self._next_cycle.nodes_left(cycle), printer(cycle, nodes)
-            verdict = cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=first.instance if first else "")
-        if verdict is not None:
-            self._out.append(Send(list(self._links), verdict))
+            cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=first.instance if first else "")
+        if cycle.verdict is not None and not cycle.is_told:
+            self._out.append(Send(list(self._links), cycle.verdict))
+            cycle.is_told = True
         self._alarms.append(cycle.alarm_s)
 
     def _end_for(self, nodes: Iterable[Node], cycle: JobCycle) -> None:

@@ -49,10 +49,6 @@ class Seat:
     def state(self) -> NodeState:
         return self.report.state
 
-    @property
-    def name(self) -> str:
-        return self.node.name
-
 
 class JobCycle:
     """``nodes`` by place. Times are seconds of the leader's own clock."""
@@ -63,6 +59,8 @@ class JobCycle:
         self.seats = [Seat(healthy, node) for node in nodes]
         self.outcome: Outcome | None = None
         self.verdict: Verdict | None = None
+        self.is_told = False
+        """All launchers that are here were sent the verdict."""
         self.shutdown: tuple[int | None, str] | None = None
         """The first request for the end of the job: from which node, and its words."""
         self.judged: tuple[Outcome, int] | None = None
@@ -83,8 +81,6 @@ class JobCycle:
         """Reports of nodes that users don't know yet, with their places: of the running cycle, or since the verdict."""
         self.departures: list[NodeLost] = []
         """Nodes that have left without being asked to, which users don't know yet."""
-        self.is_news = False
-        """A launcher has reported how the cycle ended, which others may not know."""
         self._counts = Counter(seat.state for seat in self.seats)
         self._ended_s = 0.0
         self.leaving: dict[int, tuple[Goodbye, bool]] = {}
@@ -103,9 +99,8 @@ class JobCycle:
         if standing.report is not None:
             self.changed(place, standing.report)
         if standing.ended is not None and self.outcome is None:
-            self.outcome, self.judged, self._ended_s, self.is_news = standing.ended, None, now_s, True
-        if self.verdict is None and standing.verdict is not None:
-            self.verdict, self.is_news = standing.verdict, True
+            self.outcome, self.judged, self._ended_s = standing.ended, None, now_s
+        self.verdict = self.verdict or standing.verdict
 
     def changed(self, place: int, report: Report) -> None:
         """A node reports its state. Of a cycle that is over, only what may explain its end counts."""
@@ -115,24 +110,20 @@ class JobCycle:
         if report.state in GONE and place not in self.gone:
             self.gone.add(place)
             if report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP:
-                self.departures.append(NodeLost(cycle=report.cycle, node=seat.name, text=report.cause.text))
-        has_ended_it = self.judged == (Outcome.FAILED, place) and not before.cause.follows
-        if report.state is NodeState.EXCLUDED and has_ended_it:
+                self.departures.append(NodeLost(cycle=report.cycle, node=seat.node.name, text=report.cause.text))
+        if report.state is NodeState.EXCLUDED and self.judged == (Outcome.FAILED, place) and not before.cause.follows:
             report = replace(before, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         is_telling = (before.cause.follows and not report.cause.follows) or report.is_mixed > before.is_mixed
-        explains = not report.cause.follows and report.state is not NodeState.SUCCEEDED
-        if (
-            before.state not in _FINAL
-            and (report.state is not before.state or is_telling)
-            and (self.outcome is None or explains)
-        ):
-            seat.report = report
-            self.news.append((place, report))
-            self._counts[before.state] -= 1
-            self._counts[report.state] += 1
-            judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
-            if self.judged is None and self.outcome is None and judged is not None:
-                self.judged = judged, place
+        is_late = self.outcome is not None and (report.cause.follows or report.state is NodeState.SUCCEEDED)
+        if before.state in _FINAL or is_late or (report.state is before.state and not is_telling):
+            return
+        seat.report = report
+        self.news.append((place, report))
+        self._counts[before.state] -= 1
+        self._counts[report.state] += 1
+        judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
+        if self.judged is None and self.outcome is None and judged is not None:
+            self.judged = judged, place
 
     def failed(self, place: int, reached: Reached | None, found: Cause | None = None) -> None:
         """A part ends the cycle, under every policy, for what the node at that place has reported, or for ``found``."""
@@ -148,9 +139,9 @@ class JobCycle:
 
     def finish_without(self, place: int, text: str, now_s: float) -> None:
         """End the cycle as one that has finished: all other nodes have, and this one has been silent for long."""
-        if self.outcome is None:
+        if self.seats[place].state is not NodeState.SUCCEEDED:
             self.seats[place].report = Report(self.decision.cycle, NodeState.LOST, Cause(text=text))
-            self.outcome, self._ended_s, self.is_news = Outcome.SUCCEEDED, now_s, True
+        self.outcome, self._ended_s = Outcome.SUCCEEDED, now_s
 
     def progressed(self, node: Node, at_s: float) -> None:
         """Note the time of the last progress of a node's ranks, as a beat of its launcher tells it."""
@@ -227,22 +218,20 @@ class JobCycle:
     @property
     def own_failures(self) -> list[int]:
         """Places of nodes that have failed, and not only because of another one."""
-        return [
-            place for place, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows
-        ]
+        return [at for at, seat in enumerate(self.seats) if seat.state not in GOOD and not seat.report.cause.follows]
 
     def told(self, reports: Mapping[int, Report]) -> str:
         """Return in words how nodes stand, by place."""
         parts = []
         for place, report in reports.items():
             stands = "leaves the job" if report.state is NodeState.EXCLUDED else f"is {report.state.value}"
-            parts.append(f"{job_lines.node(place, self.seats[place].name)} {stands}: {report.cause.text}")
+            parts.append(f"{job_lines.node(place, self.seats[place].node.name)} {stands}: {report.cause.text}")
         return listed(parts, joint="; ")
 
     # -- how it ends ------------------------------------------------------------------------------------------
 
-    def conclude(self, now_s: float, *, joining: int, awaits: bool = False, until_s: float | None = None) -> bool:
-        """End the cycle if it is over, or if ``joining`` nodes wait; return True if it has just ended.
+    def conclude(self, now_s: float, *, joining: int, awaits: bool = False, until_s: float | None = None) -> None:
+        """End the cycle if it is over, or if ``joining`` nodes wait.
 
         Args:
             awaits: one of its launchers is away, and may know more.
@@ -250,7 +239,7 @@ class JobCycle:
         """
         self.alarm_s = None
         if self.outcome is not None:
-            return False
+            return
         self.joining, self._ended_s = joining, now_s
         if self.leaving and now_s >= self._farewell_s:
             leaving, self.leaving = self.leaving, {}
@@ -272,7 +261,6 @@ class JobCycle:
             self.outcome = Outcome.SUCCEEDED
         elif self.leaving:
             self.alarm_s = self._farewell_s
-        return self.outcome is not None
 
     @property
     def restarts(self) -> bool:
@@ -288,28 +276,27 @@ class JobCycle:
         text = expected.cause.text if self.outcome is Outcome.SUCCEEDED else ""
         return End(self.decision.cycle, self.outcome, restarts, text=text, by_themselves=by_themselves)
 
-    def judge(self, now_s: float, *, nodes_left: int, awaits: bool = False, printer: str = "") -> Verdict | None:
-        """Return the verdict, once it is known; None before, and when it was returned already.
+    def judge(self, now_s: float, *, nodes_left: int, awaits: bool = False, printer: str = "") -> None:
+        """Reach the verdict, once it can be known.
 
         Args:
             awaits: one of its launchers is away, and may yet turn out to be the cause.
             printer: the launcher (instance) that prints it.
         """
         if self.outcome is None or self.verdict is not None:
-            return None
+            return
         first = self._first_failure()
         if self.outcome is Outcome.FAILED and self.judged is None and awaits:
-            return None  # it ended before this leader came
+            return  # it ended before this leader came
         by = first if self.judged is None else self.judged[1]
         if by is not None and first is not None and self.seats[by].report.cause.follows:
             is_known = first != by and self.seats[first].state is not NodeState.EXCLUDED
             until_s = self._ended_s + (_CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S)
             if not is_known and (awaits or now_s < until_s):
                 self.alarm_s = until_s if now_s < until_s else None
-                return None
+                return
         self.verdict = self.verdict_on(nodes_left=nodes_left, printer=printer)
         self.news.clear()
-        return self.verdict
 
     @property
     def advance(self) -> JobProgress:
@@ -358,7 +345,7 @@ class JobCycle:
                 rotation = Rotation.RANKS
             decision = replace(decision, change=_CHANGES[rotation])
         cause, node, names_nodes = self._cause(first)
-        host = "" if node is None else seats[node].name
+        host = "" if node is None else seats[node].node.name
         if cause is self.found and (cause.rank is None or cause.host):
             host = cause.host  # the node that reports a hang is often only waiting
         return Verdict(
@@ -381,11 +368,9 @@ class JobCycle:
         seats, size = self.seats, len(self.seats)
         bad = {place: seat.report for place, seat in enumerate(seats) if seat.state not in GOOD}
         if self.outcome is Outcome.STOPPED and self.shutdown is not None:
-            node, text = self.shutdown
-            return Cause(kind=CauseKind.REQUEST, text=text), node, False
+            return Cause(kind=CauseKind.REQUEST, text=self.shutdown[1]), self.shutdown[0], False
         if self.outcome is Outcome.SUCCEEDED:
-            finished = f"{size - len(bad)} of {counted(size, 'node')}"
-            text = f"the job finished on {finished}: {self.told(bad)}" if bad else ""
+            text = f"the job finished on {size - len(bad)} of {counted(size, 'node')}: {self.told(bad)}" if bad else ""
             return Cause(kind=CauseKind.REQUEST, text=text), None, True
         if self.outcome is Outcome.MEMBERSHIP:
             left = {place: report for place, report in bad.items() if report.state is NodeState.EXCLUDED}

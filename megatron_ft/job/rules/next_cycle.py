@@ -100,7 +100,7 @@ class NextCycle:
             if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:  # a request after that comes too late
                 place, text = cycle.shutdown
                 if place is not None and len(cycle.seats) > 1:
-                    text = job_lines.at(place, cycle.seats[place].name, text)
+                    text = job_lines.at(place, cycle.seats[place].node.name, text)
                 return JobEnd(1, text)
             return JobEnd(cycle.verdict.code, cycle.verdict.cause_for(None).text)
         more, self.alarm_s = rules.min_nodes - now.enough, now.until_s
@@ -166,7 +166,7 @@ class NextCycle:
                 self._faults[last.cycle] = replace(fault, advanced=advance.last > last.advance.last)
                 # the node that reports a hang is often only waiting
                 seats = cycle.seats if verdict.node is None else [cycle.seats[verdict.node], *cycle.seats]
-                named = next((seat.node.instance for seat in seats if seat.name == fault.node), "")
+                named = next((seat.node.instance for seat in seats if seat.node.name == fault.node), "")
         faults = back_again(self._faults.values(), {node.name for node in ready})
         names, lost = bad_nodes(faults), {fault.node for fault in faults if fault.kind is FaultKind.LOST}
         bad = {node.instance for node in ready if node.hello.bad or node.name in names}
