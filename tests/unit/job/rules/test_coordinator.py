@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
@@ -44,10 +46,14 @@ def test_exclusion_of_a_node_costs_no_restart_where_its_goodbye_went_to_another_
     assert (verdict.outcome, verdict.decision.restarts_left) == (Outcome.MEMBERSHIP, 3)
 
 
-def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard_it() -> None:
+@pytest.mark.parametrize("answered", [True, False])
+def test_excluded_launcher_keeps_the_reason_for_a_coordinator_that_has_not_heard_it(answered: bool) -> None:
     machine = led(member())
     report = m.Report(0, NodeState.EXCLUDED, Cause(text="rank 1 asked for it"))
     for message in (report, m.Goodbye("rank 1 asked for it", excluded=True, code=0)):
         machine.tell(message, 0.0)
-    machine.heard(m.Stay(), 0.1)
+    effects = machine.heard(m.Stay(), 0.1) if answered else []
+    for at_s in range(0 if answered else 40):
+        effects += machine.tick(at_s)
+    assert m.Stay() in effects
     assert (machine.standing.phase, machine.standing.report) == (m.NodePhase.EXCLUDED, report)

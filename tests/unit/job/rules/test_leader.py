@@ -60,6 +60,28 @@ def ready(machine: Coordinator, *names: str, now_s: float = 0.0) -> None:
 # -- decisions ----------------------------------------------------------------------------------------------------
 
 
+def test_decision_waits_until_all_of_its_members_have_answered() -> None:
+    machine = leader()
+    ready(machine, "a", "b", "c")
+    effects = machine.settle(0.0)
+    assert links(effects, m.Beat) == [0, 1, 2]
+    for link in range(3):
+        assert DecisionRecord not in map(type, effects)
+        effects = [*machine.heard(link, m.Beat(1), 0.1), *machine.settle(0.1)]
+    assert DecisionRecord in map(type, effects)
+
+
+def test_next_cycle_waits_for_a_ready_node_that_is_away_for_a_moment() -> None:
+    machine = begun(RULES_3, "abc")
+    machine.heard(0, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited")), 0.5)
+    machine.settle(0.5)
+    for link in range(3):
+        machine.heard(link, m.Ready(store="s"), 1.0)
+    machine.broken(2, 1.0, reset=True)
+    assert DecisionRecord not in map(type, until(machine, 4.0, alive=(0, 1), from_s=1.0))
+    assert DecisionRecord in map(type, until(machine, 9.0, alive=(0, 1), from_s=4.0))
+
+
 # -- who founds a job ---------------------------------------------------------------------------------------------
 
 
@@ -76,6 +98,13 @@ def test_leader_without_a_record_takes_over_the_newest_decision_that_any_launche
     effects = until(machine, NEW_LEADER_S + 2.0, alive=(0, 1, 2), from_s=FOUNDING_S - 1)
     (verdict,) = sent(effects, m.Verdict)
     assert (verdict.cycle, verdict.node) == (2, 0)
+
+
+def test_leader_without_a_record_takes_over_no_older_decision() -> None:
+    machine = leader()
+    machine.heard(0, hello(0), 0.0)
+    (held,) = sent(machine.heard(1, hello(1, last=replace(LAST, number=2, id="old.2", cycle=1)), 0.0), Assignment)
+    assert held.decision == LAST
 
 
 def test_launcher_of_an_excluded_node_founds_no_job() -> None:
@@ -103,6 +132,16 @@ def test_new_leader_waits_twelve_seconds_for_launchers_and_names_a_lost_one() ->
         "h2",
         "no message from its launcher for 12.0 s",
     )
+
+
+def test_new_leader_waits_for_the_node_that_may_know_why_the_cycle_has_ended() -> None:
+    machine, ended = leader(RECORD), m.NodeStatus(m.NodePhase.BUSY, LAST.cycle, ended=Outcome.FAILED)
+    for place in (0, 1):
+        machine.heard(place, replace(hello(place), standing=ended), 0.0)
+    assert not sent(until(machine, 5.0, alive=(0, 1)), m.Verdict)
+    report = m.Report(LAST.cycle, NodeState.UNHEALTHY, Cause(text="exited"))
+    machine.heard(2, replace(hello(2), standing=replace(ended, report=report)), 5.0)
+    assert [verdict.node for verdict in sent(machine.settle(5.0), m.Verdict)] == [2]
 
 
 @pytest.mark.parametrize(("ended_s", "reset", "lost_s"), [(1.1, False, 0.3), (1.1, True, 5.5), (60.0, False, 5.5)])
@@ -215,6 +254,7 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
         machine.heard(1, m.Report(0, NodeState.UNHEALTHY, Cause(text="exited")), 0.5)
         machine.settle(0.5)
     effects = machine.heard(0, m.Goodbye("its launcher received SIGTERM"), 1.0) + machine.settle(1.0)
+    machine.heard(1, m.Shutdown("a later request"), 1.0)
     assert links(effects, m.Dismiss) == []  # it stays until the others know
     assert links(effects, m.End) == ([1, 2] if is_running else [])
     for link in (1, 2):
@@ -223,6 +263,8 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
     ((code, text),) = {(held.decision.code, held.decision.text) for held in sent(effects, Assignment)}
     assert (code, text) == (1, "node 0 (a): its launcher received SIGTERM")
     assert links(effects, Assignment) == [0, 1, 2]
+    (record,) = (each for each in effects if isinstance(each, DecisionRecord))
+    assert record.instances == ("a", "b", "c"), "the next leader tells them, too"
 
 
 def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() -> None:

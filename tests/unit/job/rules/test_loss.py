@@ -60,6 +60,17 @@ def test_silent_node_is_lost_in_seconds_once_no_other_node_makes_progress() -> N
     assert 5.5 <= after_s < 8.0
 
 
+@pytest.mark.parametrize("had_progress", [True, False])
+def test_silent_node_is_lost_after_15_s_where_only_some_of_the_others_make_progress(had_progress: bool) -> None:
+    job = Job(min_nodes=2, node_lost_s=15.0)
+    a, b, c = job.start("abc")
+    a.progress, c.progress, b.progress = steps, steps, stops_at(5.0) if had_progress else nothing
+    job.run(5.0)
+    c.is_silent = True
+    after_s = lost_after_s(job, a, 40.0)
+    assert 14.0 < after_s < 17.0
+
+
 def test_leader_that_hears_of_no_node_any_more_goes_by_what_they_have_told_last() -> None:
     job, launchers = training(min_nodes=1)
     (spare,) = job.start("d")
@@ -97,12 +108,16 @@ def test_job_finishes_without_a_node_that_is_silent_for_300_s_after_all_others_h
     assert (a.left, b.left) == ((0, told), (0, told))
 
 
-def cut_off_at_s(progress: Callable[[float], int | None], *, answered_s: float, min_healthy: bool = False) -> float:
-    """Return when a launcher ends its ranks that no leader answers any more from then on."""
+def cut_off_at_s(
+    progress: Callable[[float], int | None], *, answered_s: float, min_healthy: bool = False, again_s: float = -1.0
+) -> float:
+    """Return when a launcher ends its ranks that no leader answers any more from then on; ``again_s``: a next cycle."""
     machine = led(member(replace(RULES, min_healthy=min_healthy)))
     machine.heard(Assignment(decision(), 1), 0.0)
     now_s = 0.0
     while True:
+        if now_s == again_s:
+            machine.heard(Assignment(decision(1, cycle=1), 1), now_s)
         effects = machine.tick(now_s, progress(now_s))
         if any(isinstance(effect, m.End) for effect in effects):
             return now_s
@@ -136,6 +151,22 @@ def test_node_that_is_cut_off_ends_its_ranks_by_their_progress(
 def test_node_that_is_cut_off_ends_its_ranks_whatever_their_progress_where_nodes_go_on_without_each_other() -> None:
     at_s = cut_off_at_s(steps, answered_s=10.0, min_healthy=True)
     assert at_s == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
+
+
+def test_progress_of_an_earlier_cycle_says_nothing_of_the_next_one() -> None:
+    at_s = cut_off_at_s(lambda now_s: 5 if now_s < 39.0 else 0, answered_s=40.0, again_s=39.0)
+    assert at_s == pytest.approx(39.75 + CUT_OFF_S, abs=0.5)
+
+
+def test_leader_that_was_told_that_ranks_run_is_told_anew_once_they_are_ended() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 1), 0.0)
+    machine.broken(0.0)
+    for now_s in range(int(CUT_OFF_S)):
+        machine.tick(now_s, None)
+    machine.opened(CUT_OFF_S)
+    effects = machine.tick(CUT_OFF_S, None)
+    assert {m.End, actions.Connect} <= set(map(type, effects))
 
 
 def test_node_whose_ranks_ended_after_ten_minutes_stands_by_until_the_join_timeout_from_then_on() -> None:

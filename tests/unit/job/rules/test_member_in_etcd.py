@@ -21,6 +21,7 @@ def following(address: str = "a:1", epoch: int = 5) -> Member:
     machine = member(is_in_etcd=True)
     machine.leader_at(address, epoch, 40, 0.0)
     assert connects(machine.tick(0.0)) == [address]
+    assert not machine.leader_at(address, epoch, 41, 0.0), "it is being connected to"
     machine.opened(0.0)
     machine.heard(m.Admitted(epoch), 0.0)
     assert machine.is_led
