@@ -33,6 +33,9 @@ if __name__ == "__main__":
 from tests.simulation.plan import plan_of
 from tests.simulation.simulate import simulate
 
+_UNIT_TESTS = [str(ROOT / "tests/unit/job" / each) for each in ("rules", "test_etcd_leader.py")]
+"""Those that wait for no real time."""
+
 
 class Mutant(NamedTuple):
     """One change: in ``file``, ``old`` becomes ``new``."""
@@ -48,6 +51,13 @@ class Mutant(NamedTuple):
 _BY_FILE: dict[str, list[tuple[str, str]]] = {
     "job/rules/liveness.py": [
         ("3 * beat_s(nodes) + 2.5", "0.2"),
+        ("if all(going) else", "if going else"),
+        ("if going else max(lost_s(nodes), untold_s)", ""),
+        ("return lost_s(nodes) if going else max", "return max"),
+        ("FINISHED_S = 300.0", "FINISHED_S = 6.0"),
+        ("max(5.0, 1.5 * longest_gap_s)", "0.1 * longest_gap_s"),
+        ("min(passed_s, _LONGEST_GAP_S)", "passed_s"),
+        ("if passed_s > _LONGEST_GAP_S:", "if False:"),
     ],
     "job/rules/coordinator.py": [
         ("if number and number == self._plans:", "if number:"),
@@ -81,6 +91,31 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("joining=max(0, min(ready, room))", "joining=ready"),
         ("cycle.outcome is not None:\n            self._end_for([node]", "False:\n            self._end_for([node]"),
         ("if cycle.verdict is not None and node.standing.verdict", "if False and node.standing.verdict"),
+        ("if node.silent and within_s == FINISHED_S:", "if False:"),
+        ("self._gone(node, silent=True, drops=True)", "self._gone(node, drops=True)"),
+        ("has_left = not (silent or reset) and", "has_left = not silent and"),
+        ("elif may_adopt and held is not None and", "elif False and"),
+        (" and self._record.decision.number < held.decision.number:", ":"),
+        ("self._next_cycle.took_over(nodes, now_s)", "pass"),
+        (
+            "self._is_over, self._ended_s, self._stays_s = True, now_s, NEW_LEADER_S",
+            "self._is_over, self._ended_s, self._stays_s = True, now_s, 0.0",
+        ),
+        ("if self._is_of_next(node.hello):", "if False:"),
+        ("if self._is_of_next(hello):", "if False:"),
+        ("if former.decision.kind is DecisionKind.END:", "if False:"),
+        ("if self._former is not None and knows(hello, self._former):", "if False:"),
+        ("if self._plan is None or self._waiting:", "if self._plan is None:"),
+        ("replace(self._record, decision=decision, revision=0)", "DecisionRecord(decision)"),
+        ("RUNNING or (waits and node.phase is m.NodePhase.BUSY):", "RUNNING:"),
+        ("if node.is_excluded and cycle is not None and seated is not None:", "if False:"),
+        ("ends_job = node.hello.owns and not goodbye.excluded", "ends_job = False"),
+        ("if few and cycle is not None and cycle.restarts:", "if False:"),
+        ("self._stays_s if is_owed else _LINGER_S", "_LINGER_S"),
+        ("            node.place = place\n            nodes.append", "            nodes.append"),
+        ("awaits = any(node.link is None and", "awaits = any(False and"),
+        ("may_be_lost |= node.silent and cycle.outcome is None and within_s != FINISHED_S", "pass"),
+        ("may_be_lost |= node.silent and cycle.outcome is None and within_s != FINISHED_S", "may_be_lost = True"),
     ],
     "job/rules/job_cycle.py": [
         (
@@ -96,6 +131,18 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("if report.cycle != self.decision.cycle:", "if False:"),
         ("if goodbye.code == 0 and not goodbye.excluded and", "if False and"),
         ("elif self.leaving and set(self.healthy) <= self.leaving.keys():", "elif False:"),
+        ("if self.outcome is not None:\n            return lost_s", "if False:\n            return lost_s"),
+        ("for seat in heard or unfinished]", "for seat in heard]"),
+        ("self.shutdown = self.shutdown or (place, text)", "self.shutdown = (place, text)"),
+        ("elif ends_job:", "elif False:"),
+        ("report = replace(before, state=NodeState.EXCLUDED)", "pass"),
+        ("are_left_out and not (awaits or self.rules.min_healthy):", "are_left_out:"),
+        ("self.judged is None and awaits:", "False:"),
+        ("if not heard and self.count(NodeState.SUCCEEDED):", "if False:"),
+        ("self._longest_gap_s is not None and not self.rules.min_healthy:", "self._longest_gap_s is not None:"),
+        ("age_s is not None and age_s < limit_s for", "age_s is None or age_s < limit_s for"),
+        ("if self.leaving and now_s >= self._farewell_s:", "if False:"),
+        ("now_s + _FAREWELL_S", "now_s"),
     ],
     "diagnosis/leader_parts.py": [
         ("if self._is_open(diagnosis, now_s):", "if False:"),
@@ -112,6 +159,10 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("0.0 if is_as_large else _LAST_CALL_S", "math.inf"),
         ("        if is_over:\n", "        if False:\n"),
         ("node.hello.bad or node.name in names}", "False}"),
+        ("if cycle.verdict is None or now.awaits:", "if cycle.verdict is None:"),
+        ("if cycle.shutdown and cycle.outcome is not Outcome.SUCCEEDED:", "if cycle.shutdown:"),
+        ("self._took_over_s, self._slots = now_s, slots", "self._took_over_s = now_s"),
+        ("self._few_s = now_s if self._few_s is None else self._few_s", "self._few_s = now_s"),
     ],
     "job/rules/restart_policy.py": [
         ("if used > self.max_restarts:", "if used > self.max_restarts + 1:"),
@@ -144,6 +195,20 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
         ("elif self.standing.phase is m.NodePhase.EXCLUDED:", "elif False:"),
         ("verdict.decision.action is not Action.RESTART:", "False:"),
         ("HOLDER_STAYS_S = 60.0", "HOLDER_STAYS_S = 0.5"),
+        ("age_s = None if self._progress_s is None else now - self._progress_s", "age_s = 0.0"),
+        ("self._progress, self._progress_s = 0, None\n            self._out", "pass\n            self._out"),
+        ("max(self._unled_s, self._stopped_s) + rules", "self._unled_s + rules"),
+        ("rules.launchers > 0 and not self._is_new and", "False and"),
+        ("not self._is_new and not self.identity.is_in_etcd:", "not self._is_new:"),
+        ("HOLDER_STAYS_S if self.owns else m.GOODBYE_S", "m.GOODBYE_S"),
+        ("if self._leaving.excluded:", "if False:"),
+        ("if decision.code == 0 and decision.world and not", "if False and not"),
+        ("if self._link is Link.OPEN:  #", "if False:  #"),
+        ("else (now < progress_s + STALLED_S,)", "else (True,)"),
+        ("else (now < progress_s + STALLED_S,)", "else ()"),
+        ("code == MISTAKE_CODE and self.decided is not None:", "False:"),
+        ("self._address, self._epoch = address, epoch", "self._address = address"),
+        ("        if end.lost:  #", "        if False:  #"),
     ],
     "job/rules/etcd_keys.py": [
         ("self._kept, self._revision = found", "self._kept, _ = found"),
@@ -152,12 +217,28 @@ _BY_FILE: dict[str, list[tuple[str, str]]] = {
             "return None\n        return replace(decode(DecisionRecord, base64.b64decode(found",
         ),
         ("if found is None or base64.b64decode(found", "if True or base64.b64decode(found"),
+        ("<= 0:\n                return False", "<= 0:\n                pass"),
+        ('_is(self._leader, "create", self._epoch), ', ""),
+        (', _is(self._decision, "mod", self._revision)]', "]"),
+        ("revision=self._revision)", "revision=0)"),
     ],
     "job/etcd_leader.py": [
         ("if record is None or now_s < self._since_s + timeout_s:", "if record is None:"),
-        ("if self._made is not None and not", "if False and not"),
+        ("waits = self._made is not None", "waits = False"),
         ("self.due_s = now_s + RENEW_S if self._made is None else 0.0", "pass"),
         ("if record is not None and self._is_asked:", "if record is not None:"),
+        ("            if not answer():\n                return [Quit()]", "            answer()"),
+        ("code = record.decision.code if record.decision.kind is DecisionKind.END else", "code ="),
+    ],
+    "job/rules/nodes.py": [
+        (" and (is_busy or is_away)", " and is_busy"),
+        ("not self.is_gone and (is_busy", "(is_busy"),
+        ("NEW_LEADER_S = 12.0", "NEW_LEADER_S = 0.5"),
+        ("self.phase is NodePhase.READY and self.link is not None", "self.phase is NodePhase.READY"),
+    ],
+    "job/rules/admission.py": [
+        ("was_here = last.kind is DecisionKind.END and hello.since < former.revision", "was_here = False"),
+        ("hello.decided.decision.founding == last.founding", "True"),
     ],
 }
 MUTANTS = tuple(Mutant(f"megatron_ft/{file}", *each) for file, all_ in _BY_FILE.items() for each in all_)
@@ -210,7 +291,7 @@ def first_broken(mutant: Mutant, seeds: int) -> str:
 def failing_unit_test() -> str:
     """Return a unit test of the control plane that fails in this process; empty if none does."""
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        pytest.main(["-qx", "--tb=no", "-pno:xdist", "-pno:cacheprovider", str(ROOT / "tests/unit/job")])
+        pytest.main(["-qx", "--tb=no", "-pno:xdist", "-pno:cacheprovider", *_UNIT_TESTS])
     return next((line.split()[1] for line in told.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))), "")
 
 
