@@ -172,9 +172,9 @@ class Service:
         """Forget a connection that has ended, or says nothing."""
         if (link := self.links.pop(number, None)) is None:
             return
-        link.connection.close()
         if link.address is not None and link.connection.channel is not None and isinstance(problem, ProtocolError):
             self._say_seldom(f"closed the connection from {format_address(*link.address)}: {problem}")
+        link.connection.close()
         if link.greeting is not None:
             self._greeted(link)
             return

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from megatron_ft.errors import ProtocolError
 from megatron_ft.link.base.codec import Message, Raw, Vocabulary
+from megatron_ft.link.wire import LENGTH_BYTES, encode
 
 HANDSHAKE_BYTES = 2048
 """Most bytes of a message before the proofs."""
@@ -72,7 +73,10 @@ class Handshake:
             SecretError: the other end has another secret.
             ProtocolError: the message is none of a handshake, or comes in a wrong place.
         """
-        match HANDSHAKE.parse(raw):
+        message = HANDSHAKE.parse(raw)
+        if encode(message)[LENGTH_BYTES:] != raw.body:
+            raise ProtocolError("sends a message that was changed on its way")
+        match message:
             case Challenge(nonce) if not self._key:
                 theirs = bytes.fromhex(nonce)
                 nonces = self._nonce + theirs if self._connects else theirs + self._nonce
@@ -84,7 +88,7 @@ class Handshake:
                 keys = [self._derive("frames", connects) for connects in (self._connects, not self._connects)]
                 self.channel = SecureChannel(*keys)
                 return None
-            case message:
+            case _:
                 raise ProtocolError(f"sends {type(message).__name__} in a wrong place")
 
     def _derive(self, use: str, connects: bool) -> bytes:

@@ -91,8 +91,8 @@ def violations(job: Job) -> list[str]:
         or _founded_by_others(job)
     )
     # whoever takes the lock after its holder was lost knows only what the others tell
-    asked = always if job.lock_lost_s else (*always, *checks)
-    excused = {one_decision, codes, no_two_cycles} if may_be_next else set()
+    asked = always if job.lock_lost_s or may_be_next else (*always, *checks)
+    excused = {no_two_cycles} if may_be_next else set()
     return [f"{check.__name__}: {line}" for check in asked if check not in excused for line in check(job)]
 
 
@@ -129,6 +129,7 @@ def founds_rightly(job: Job) -> Iterator[str]:
         for launcher in job.launchers:
             knows = any(each.launcher is launcher and each.from_s < since_s for each in job.trained)
             is_there = launcher.was_there(since_s, again.at_s) and launcher.member.decided is not None
+            is_there = is_there and launcher.stays_since_s is None  # an excluded one founds nothing
             if is_there and knows and is_innocent(launcher, since_s, again.at_s):
                 yield f"{again.by} founds the job again, and {launcher.name} knows of it"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from megatron_ft.job.rules.decisions import DecisionKind
 from megatron_ft.link.base.control import WorkloadAction
 from megatron_ft.link.base.rerun import RerunState
 from tests.simulation.check import violations
@@ -149,7 +150,8 @@ class _Trouble:
         def start() -> None:
             host.is_on = True
             is_busy = any(launcher.is_alive and launcher.host is host for launcher in self.job.launchers)
-            is_of_next = host.number == 0 and bool(ends(self.job))  # it would begin another run of the job
+            has_ended = any(made.decision.kind is DecisionKind.END for made in self.job.made)
+            is_of_next = host.number == 0 and has_ended  # it would begin another run of the job
             if not is_busy and not is_of_next and not self._has_ended():
                 self.job.launch(host).hurt(fault)
 

@@ -161,6 +161,10 @@ class Member:
     def _reconnect(self, problem: str = "") -> None:
         self.problem = problem or self.problem
         self._unled_s = self._heard_s if self.is_led else self._unled_s
+        if self.standing.store and self._link in (Link.OPEN, Link.LED):
+            # a decision that is on its way may have given it to other nodes' ranks
+            self.standing, self._is_opening = replace(self.standing, phase=m.NodePhase.BUSY, store=""), True
+            self._out.append(actions.OpenStore())
         pause_s = beat_s(self.identity.rules.max_nodes) * self._chance.uniform(*_RETRY_S)
         self._link, self._due_s = Link.NONE, self._clock.now_s + pause_s
         self._out.append(actions.Connect())

@@ -316,6 +316,10 @@ def test_launcher_tells_the_next_coordinator_what_it_has_saved_kept_and_restored
     machine.tell(m.Ready(Parts(stock)), 1.0)
     assert machine.store_opened("here:1", 1.0) == [actions.Transmit(m.Ready(machine.standing.parts, "here:1"))]
     assert (machine.standing.parts.get(Kept), machine.standing.store) == (stock, "here:1")
+    assert actions.OpenStore() in machine.broken(1.0), "a decision on its way may have given it to others' ranks"
+    assert machine.standing.phase is m.NodePhase.BUSY
+    machine.store_opened("here:2", 1.0)
+    assert (machine.standing.phase, machine.standing.store) == (m.NodePhase.READY, "here:2")
     machine.heard(Assignment(replace(decided, number=1, id="c9", cycle=1), 0), 1.0)
     assert machine.standing == m.NodeStatus(phase=m.NodePhase.RUNNING, cycle=1)
 
