@@ -80,6 +80,16 @@ def test_leader_that_hears_of_no_node_any_more_goes_by_what_they_have_told_last(
     assert spare.begun is None
 
 
+def test_nodes_that_are_all_silent_are_lost_where_none_has_told_of_progress() -> None:
+    job = Job(min_nodes=1, node_lost_s=15.0)
+    launchers = job.start("abc")
+    (spare,) = job.start("d")
+    for launcher in launchers:
+        launcher.is_silent = True
+    job.run(30.0)
+    assert spare.begun is not None
+
+
 @pytest.mark.parametrize("min_healthy", [False, True])
 def test_silent_node_is_lost_after_the_configured_time_where_progress_says_nothing(min_healthy: bool) -> None:
     job = Job(min_nodes=3, node_lost_s=15.0, min_healthy=min_healthy)

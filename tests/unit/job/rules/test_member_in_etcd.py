@@ -45,6 +45,7 @@ def test_epoch_that_a_leader_tells_counts_before_etcd_does() -> None:
     machine.opened(2.0)
     machine.heard(m.Admitted(8), 2.0)
     assert not is_disconnected(machine.leader_at("b:1", 7, 50, 3.0))
+    assert is_disconnected(machine.heard(m.Admitted(7), 3.0))
 
 
 def test_user_is_told_why_no_leader_was_found() -> None:

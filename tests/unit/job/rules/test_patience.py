@@ -8,9 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
+from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.decisions import Assignment, Decision, DecisionKind
 from megatron_ft.job.rules.member import CUT_OFF_S, TAKEN_S, Member
+from megatron_ft.job.rules.restart_policy import Action, Outcome, RestartDecision
+from megatron_ft.link.facts.launcher import Cause
 from tests.support.job_machines import RULES, decision, led, member, unled
 
 
@@ -40,6 +43,36 @@ def test_launcher_whose_leader_is_lost_gives_up_as_its_ranks_end_only_where_none
     assert waits_s + 1.0 <= at_s < waits_s + 2.5
     assert left.code == TRY_AGAIN_CODE
     assert "first:1: the connection was closed there" in left.text
+
+
+def test_launcher_whose_ranks_train_gives_up_no_sooner_than_these_are_ended() -> None:
+    machine = led(member(replace(RULES, launchers=4)))
+    machine.heard(Assignment(decision(), 1), 0.0)
+    machine.broken(0.0)
+    assert next(at_s for at_s, each in unled(machine, 0.0, int) if isinstance(each, m.Dismiss)) >= 600.0
+
+
+def test_launcher_that_gives_up_has_the_code_of_what_it_knows_of_the_end() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 1), 0.0)
+    machine.heard(m.End(5, Outcome.FAILED, False), 0.0)
+    assert machine.standing.phase is m.NodePhase.RUNNING, "that was another cycle"
+    machine.heard(m.End(0, Outcome.FAILED, False), 0.0)
+    stops = RestartDecision(action=Action.GIVE_UP, restarts_left=0, reason="")
+    machine.heard(m.Verdict(0, Outcome.FAILED, Cause(text="exited"), stops, node=0, nodes=4, code=93), 0.0)
+    assert machine.heard(Assignment(decision(), 1), 0.0) == []  # again
+    machine.broken(0.0)
+    assert _given_up(machine, 0.0)[1].code == 93
+
+
+def test_launcher_of_an_excluded_node_says_so_to_each_leader_and_ends_well() -> None:
+    machine = led(member())
+    goodbye = m.Goodbye("rank 1 asked for it", excluded=True)
+    machine.tell(goodbye, 0.0)
+    machine.broken(0.1)
+    assert actions.Transmit(goodbye) in machine.opened(0.2)
+    machine.heard(m.Stay(), 0.2)
+    assert _given_up(machine, 0.2)[1].code == 0
 
 
 def _unowned(*, has_known_host: bool = False) -> Member:
