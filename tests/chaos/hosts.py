@@ -212,13 +212,13 @@ def problems(seen: check.Seen) -> list[str]:
 
 
 def launchers_agree(seen: check.Seen) -> Iterator[str]:
-    """That all is well at the end, but for those that were killed, which have no number; and how each cycle ended."""
+    """That all is well at the end, but for those that were killed, which have no number; and why each cycle failed."""
     for launch in seen.launches:
         if launch.code not in ((0,) if launch.number else (0, -signal.SIGKILL)):
             yield f"the launcher of node{launch.number or ' that was lost'} ended with {launch.code}"
     told = defaultdict(set)
     for _, record in seen.ended():
-        if record["outcome"] != "succeeded":
+        if record["outcome"] == "failed":  # a node that comes back hears that it was lost
             cause = record["cause"] or {}
             told[record["cycle"]].add((cause.get("rank"), cause.get("host"), record["action"], record["restarts_left"]))
     yield from (f"of the end of cycle {cycle} is told: {ends}" for cycle, ends in told.items() if len(ends) > 1)
