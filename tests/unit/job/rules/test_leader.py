@@ -173,6 +173,26 @@ def test_launcher_that_missed_the_last_decision_hears_it_from_the_next_leader() 
     waits = replace(hello(2, last=before), standing=m.NodeStatus(m.NodePhase.READY, 1))
     effects = machine.heard(2, waits, 0.0)
     assert sent(effects, Assignment) == [Assignment(LAST, 2, "i0:1")]
+    machine.heard(0, hello(0), 0.0)
+    machine.heard(0, m.Report(LAST.cycle, NodeState.UNHEALTHY, Cause(text="exited")), 0.1)
+    assert links(machine.settle(0.1), m.End) == [0, 2]
+
+
+def test_launcher_with_another_decision_of_that_number_is_told_the_last_one_and_the_end_of_its_cycle() -> None:
+    machine = leader(RECORD)
+    machine.heard(1, hello(1), 0.0)
+    assert links(machine.heard(0, hello(0, last=replace(LAST, id="other.3")), 0.0), Assignment) == [0]
+    (held,) = sent(machine.heard(2, hello(2, last=replace(LAST, number=2, id="old.2", cycle=1)), 0.0), Assignment)
+    assert held.decision == LAST
+
+
+def test_launcher_that_is_silent_may_come_back_where_lost_ones_are_not_restarted() -> None:
+    machine = begun(m.Rules(3, 3, max_restarts=3, node_lost_s=5.0, launchers=3, last_call_s=0.1), "abc")
+    assert sent(until(machine, 10.0, alive=(0, 1)), m.Verdict)
+    for link in (0, 1):
+        machine.heard(link, m.Ready(store="s"), 10.0)
+    assert DecisionRecord not in map(type, until(machine, 30.0, alive=(0, 1), from_s=10.0))
+    assert DecisionRecord in map(type, until(machine, 60.0, alive=(0, 1), from_s=30.0))
 
 
 def test_cycle_without_progress_counts_though_its_node_is_lost_with_the_leader_that_judged_it() -> None:
@@ -275,6 +295,13 @@ def test_job_ends_when_the_launcher_that_holds_the_lock_is_asked_to_stop(is_runn
     assert links(effects, Assignment) == [0, 1, 2]
     (record,) = (each for each in effects if isinstance(each, DecisionRecord))
     assert record.instances == ("a", "b", "c"), "the next leader tells them, too"
+
+
+def test_job_ends_when_the_launcher_that_holds_the_lock_has_finished_and_the_others_have_not() -> None:
+    machine = begun(RULES_3, "abc")
+    machine.heard(0, m.Goodbye("its launcher received SIGTERM", code=0), 1.0)
+    effects = until(machine, 6.0, alive=(0, 1, 2), from_s=1.0)
+    assert [verdict.outcome for verdict in sent(effects, m.Verdict)] == [Outcome.STOPPED]
 
 
 def test_request_to_stop_after_all_ranks_have_finished_changes_no_exit_code() -> None:

@@ -71,6 +71,20 @@ def test_silent_node_is_lost_after_15_s_where_only_some_of_the_others_make_progr
     assert 14.0 < after_s < 17.0
 
 
+def test_progress_before_a_restart_is_none_after_it() -> None:
+    job, launchers = training(min_nodes=3)
+    a, b, c = launchers
+    a.fails()
+    job.run(2.0)
+    b.progress = nothing
+    for launcher in launchers:
+        launcher.ready()
+    job.run(5.0)
+    a.ends.clear()
+    c.is_silent = True
+    assert 14.0 < lost_after_s(job, a, 40.0) < 17.0
+
+
 def test_leader_that_hears_of_no_node_any_more_goes_by_what_they_have_told_last() -> None:
     job, launchers = training(min_nodes=1)
     (spare,) = job.start("d")
@@ -161,6 +175,12 @@ def test_node_that_is_cut_off_ends_its_ranks_by_their_progress(
 def test_node_that_is_cut_off_ends_its_ranks_whatever_their_progress_where_nodes_go_on_without_each_other() -> None:
     at_s = cut_off_at_s(steps, answered_s=10.0, min_healthy=True)
     assert at_s == pytest.approx(9.75 + CUT_OFF_S, abs=0.5)
+
+
+def test_node_is_cut_off_since_the_leaders_last_message_however_late_that_is_noticed() -> None:
+    machine = led(member())
+    machine.heard(Assignment(decision(), 1), 0.0)
+    assert next(at_s for at_s, each in unled(machine, 0.0) if isinstance(each, m.End)) < CUT_OFF_S + 2.0
 
 
 def test_progress_of_an_earlier_cycle_says_nothing_of_the_next_one() -> None:

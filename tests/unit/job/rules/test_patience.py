@@ -69,6 +69,7 @@ def test_launcher_of_an_excluded_node_says_so_to_each_leader_and_ends_well() -> 
     machine = led(member())
     goodbye = m.Goodbye("rank 1 asked for it", excluded=True)
     machine.tell(goodbye, 0.0)
+    assert machine.heard(Assignment(decision(), 1), 0.0) == []  # it has crossed the goodbye
     machine.broken(0.1)
     assert actions.Transmit(goodbye) in machine.opened(0.2)
     machine.heard(m.Stay(), 0.2)

@@ -172,4 +172,6 @@ def test_a_job_without_progress_gives_up_though_restarts_are_left(
         assert unbounded.action is Action.RESTART
         others = [allowing(9, max_stalled=bound).decide(each, restarts_before=0, advance=advance) for each in (M, S)]
         assert not any(each.no_progress for each in others), "judged after failures only"
+        restored = allowing(9, max_stalled=bound).decide(F, advance=advance, restored=True)
+        assert restored.no_progress is (decision.no_progress and counted == "starts"), "the snapshot may be to blame"
     assert decision.reason == reason
