@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import select
 import socket
 import threading
@@ -116,37 +115,14 @@ def test_a_relay_that_speaks_to_a_launcher_ends_the_connection_and_decides_nothi
     assert why in line
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda _data: encode(m.Shutdown("bye")), "isn't authentic"),
-        (flipped, "isn't authentic"),
-        (lambda data: data + data, "was sent twice or late"),
-        (lambda data: data + encode(m.Shutdown("bye")), "isn't authentic"),
-    ],
-)
-def test_a_relay_that_speaks_to_a_coordinator_ends_the_connection_and_no_job(
-    relayed: Relayed, change: Change, why: str
-) -> None:
-    relayed.relay.up = change
+def test_a_relay_that_speaks_to_a_coordinator_ends_the_connection_and_no_job(relayed: Relayed) -> None:
+    relayed.relay.up = lambda data: data + encode(m.Shutdown("bye"))
     relayed.transport.transmit(m.Beat())
     until(relayed.reactor, lambda: relayed.ear.told[-1] == "broken")
     (line,) = relayed.coordinator_lines
     assert line.startswith("closed the connection from 127.0.0.1:")
-    assert why in line
+    assert "isn't authentic" in line
     assert relayed.lines == []
-
-
-def test_a_frame_that_a_relay_swallows_ends_the_connection_at_the_next_one(relayed: Relayed) -> None:
-    swallowed: list[bytes] = []
-    relayed.relay.up = lambda data: swallowed.append(data) or b""  # type: ignore[func-returns-value]
-    relayed.transport.transmit(m.Beat())
-    while not swallowed:
-        relayed.reactor.run_once(0.02)
-    relayed.relay.up = lambda data: data
-    relayed.transport.transmit(m.Beat())
-    until(relayed.reactor, lambda: relayed.ear.told[-1] == "broken")
-    assert "came too early, others are missing" in relayed.coordinator_lines[0]
 
 
 @pytest.mark.parametrize(
@@ -163,32 +139,6 @@ def test_a_refusal_without_a_proof_ends_no_launcher_that_was_let_in_before(relay
     assert relayed.ear.told[-1] == "failed"
     (line,) = relayed.lines
     assert line.startswith(f"the coordinator at {address} ")
-
-
-@pytest.mark.parametrize("kind", [b"challenge", b"proof"])
-@pytest.mark.parametrize("way", ["up", "down"])
-def test_a_relay_learns_and_changes_nothing_by_passing_on_a_handshake(reactor: Reactor, kind: bytes, way: str) -> None:
-    changed: list[bytes] = []
-
-    def change(data: bytes) -> bytes:
-        start = data.find(b'"type":"%b"' % kind)
-        if start < 0:
-            return data
-        end = start + re.search(rb"[0-9a-f]{32}", data[start:]).end()  # type: ignore[union-attr]
-        changed.append(data)
-        digit = b"0" if data[end - 1 : end] == b"1" else b"1"  # of the same form: only the value is wrong
-        return data[: end - 1] + digit + data[end:]
-
-    with served(SECRET) as service:
-        relay, ear = Relay(service.listener.getsockname()), Ear()
-        setattr(relay, way, change)
-        transport = coordination(reactor, ear, SECRET)
-        transport.connect(relay.address)
-        until(reactor, lambda: ear.told and ear.told[-1] != "opened")  # a coordinator proves itself to anybody
-        transport.close()
-        relay.close()
-        assert service.machine.messages == []
-    assert len(changed) == 1
 
 
 def closed_within(sock: socket.socket, seconds: float) -> bool:
