@@ -327,14 +327,11 @@ class Launcher(Process):
                     self.stays_since_s = self.world.now_s
                 self.hear(effect)
 
-    def _says(self, text: str) -> None:
-        self.world.tell(f"{self.name} says: {text}")
-        self.job.said.append(text)
-
     def _do_for_agent(self, effect: events.Effect) -> None:
         match effect:
             case m.Tell(text):
-                self._says(text)
+                self.world.tell(f"{self.name} says: {text}")
+                self.job.said.append(text)
             case events.LauncherExit(how, code, text):
                 self.world.tell(f"{self.name} leaves with {code}: {text}")
                 self.code, self.left_by, self.how = code, text, how

@@ -43,7 +43,7 @@ def simulate(plan: Plan, *, tell: bool = False) -> Run:
     world.chance.shuffle(hosts)
     for host in hosts:
         delay_s = 0.0 if host.number == 0 else world.chance.choice((0.0, 0.0, 0.2, 2.0)) * world.chance.random()
-        world.after(delay_s, partial(trouble.launch, host))
+        world.after(delay_s, lambda host=host: job.launch(host) if host.is_on else None)
     for fault in plan.faults:
         world.after(fault.at_s, partial(trouble.strikes, fault))
     try:
@@ -109,11 +109,6 @@ class _Trouble:
         self.until_s = 0.0
         """A launcher is still to come back."""
 
-    def launch(self, host: Host) -> None:
-        """Start a launcher at the beginning, unless its host is off by then."""
-        if host.is_on:
-            self.job.launch(host)
-
     def strikes(self, fault: Fault) -> None:
         if self.job.launchers and self.job.is_over():
             return
@@ -160,39 +155,31 @@ class _Trouble:
     # -- ranks and launchers ----------------------------------------------------------------------------------
 
     def _ranks_rerun(self, fault: Fault) -> None:
-        self._end_by_rerun(fault, 16, "WILL_RERUN_FROM_CHECKPOINT")
-
-    def _rerun_concluded(self, fault: Fault) -> None:
-        self._end_by_rerun(fault, 17, "RERUNNING_FROM_CHECKPOINT")
-
-    def _end_by_rerun(self, fault: Fault, code: int, state: str) -> None:
         """All ranks of the cycle that runs end, one shortly after the other; the result of one was rejected."""
-        running = [each for each in self.job.launchers if each.is_alive and each.ranks is not None]
-        own = running[fault.which % len(running)] if running else None
-        for each in running:
-            assert own is not None
-            assert own.ranks is not None
-            if each.ranks is not None and each.ranks.cycle == own.ranks.cycle:
-                machine = RerunState(state=state, own=each is own)
-                each.call(partial(each.reruns, fault, code, machine))
+        is_over = fault.kind == "rerun_concluded"
+        code, state = (17, "RERUNNING_FROM_CHECKPOINT") if is_over else (16, "WILL_RERUN_FROM_CHECKPOINT")
+        running = [(each, each.ranks.cycle) for each in self.job.launchers if each.is_alive and each.ranks is not None]
+        own, its_cycle = running[fault.which % len(running)] if running else (None, 0)
+        for each, cycle in running:
+            if cycle == its_cycle:
+                each.call(partial(each.reruns, fault, code, RerunState(state=state, own=each is own)))
+
+    _rerun_concluded = _ranks_rerun
 
     def _launcher_killed(self, fault: Fault) -> None:
-        alive = [launcher for launcher in self.job.launchers if launcher.is_alive]
-        if alive:
-            launcher = alive[fault.which % len(alive)]
+        """``dies_last``: one whose rank still runs when others of the cycle have finished."""
+        is_last = fault.kind == "dies_last"
+        found = [each for each in self.job.launchers if each.is_alive and (each.is_last or not is_last)]
+        if found:
+            launcher = found[fault.which % len(found)]
             launcher.hurt(fault, FOR_GOOD_S)
             launcher.die()
-            self._again(launcher.host, fault)
+            if not is_last:
+                self._again(launcher.host, fault)
+        elif is_last and not self.job.is_over():
+            self.world.after(0.02, lambda: self._launcher_killed(fault))
 
-    def _dies_last(self, fault: Fault) -> None:
-        """A launcher is killed whose rank still runs when others of the cycle have finished."""
-        last = [each for each in self.job.launchers if each.is_alive and each.is_last]
-        if last:
-            launcher = last[fault.which % len(last)]
-            launcher.hurt(fault, FOR_GOOD_S)
-            launcher.die()
-        elif not self.job.is_over():
-            self.world.after(0.02, lambda: self._dies_last(fault))
+    _dies_last = _launcher_killed
 
     def _all_stopped(self, fault: Fault) -> None:
         for launcher in self.job.launchers:
@@ -245,8 +232,10 @@ class _Trouble:
     def _host_cut(self, fault: Fault) -> None:
         host = self._host(fault)
         self._touch([host], fault)
-        others = [other.number for other in self.world.hosts if other is not host]
+        others = [other.number for other in self.world.hosts if other is not host] * (fault.kind != "etcd_cut")
         self._cut([(host.number, other) for other in (*others, ETCD)], fault)
+
+    _etcd_cut = _host_cut
 
     def _split(self, fault: Fault) -> None:
         chance = random.Random(fault.which)
@@ -279,11 +268,6 @@ class _Trouble:
         etcd.is_away = True
         self.parts(fault, [(host.number, ETCD) for host in self.world.hosts], self.world.now_s)
         self.world.after(fault.seconds, lambda: setattr(etcd, "is_away", False))
-
-    def _etcd_cut(self, fault: Fault) -> None:
-        host = self._host(fault)
-        self._touch([host], fault)
-        self._cut([(host.number, ETCD)], fault)
 
     def _answers_lost(self, fault: Fault) -> None:
         self.job.etcd.model.loses_answers += 1 + fault.count
