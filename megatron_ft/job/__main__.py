@@ -81,7 +81,7 @@ def prepare_process() -> None:
     What messages leave behind is free at once; a search for cycles takes the longer the more launchers there are.
     """
     raise_file_limit()
-    gc.set_threshold(100_000)
+    gc.set_threshold(1_000_000)
 
 
 if __name__ == "__main__":

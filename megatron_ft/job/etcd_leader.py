@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import TRY_AGAIN_CODE
@@ -48,14 +48,16 @@ class Decisions:
         self._since_s, self._is_asked = 0.0, False
         self._following: list[CoordinatorEffect] = []
 
-    def admit(self, effects: Iterable[CoordinatorEffect], now_s: float) -> list[CoordinatorEffect]:
+    def admit(self, effects: list[CoordinatorEffect], now_s: float) -> list[CoordinatorEffect]:
         """Return what to do now; `answered` returns the rest. An admission and a beat tell nothing of a decision."""
+        if self._ledger is None:
+            return effects
         now: list[CoordinatorEffect] = []
         for effect in effects:
             waits = self._made is not None
             if waits and not (isinstance(effect, Send) and isinstance(effect.message, Admitted | Beat)):
                 self._following.append(effect)
-            elif self._ledger is not None and isinstance(effect, DecisionRecord):
+            elif isinstance(effect, DecisionRecord):
                 self._made, self._since_s = effect, now_s
                 self.due_s = self.due_s if math.isinf(self.due_s) else 0.0
             else:

@@ -146,6 +146,5 @@ class SecureChannel:
 
 def _seal(keyed: hashlib.blake2b, number: int, message: bytes) -> bytes:
     counter, state = _COUNTER.pack(number), keyed.copy()
-    state.update(counter)
-    state.update(message)
+    state.update(counter + message)
     return counter + state.digest()

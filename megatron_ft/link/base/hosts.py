@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ _PARTS = re.compile(r"([^0-9]*)([0-9]*)")
 _RANGES = re.compile(r"\[([^\]]*)\]")
 
 
+@functools.lru_cache(maxsize=1 << 15)
 def natural(name: str) -> tuple[tuple[str, int], ...]:
     """Return a sort key by which node2 comes before node10."""
     return tuple((text, int(number or 0)) for text, number in _PARTS.findall(name))
