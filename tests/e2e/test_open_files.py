@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launching import Launched, Launcher
+from tests.support.launching import Launcher
 
 pytestmark = pytest.mark.waits
 
@@ -37,18 +37,3 @@ def test_file_limit_is_raised_for_the_launcher_only(fresh_launcher: Launcher) ->
     assert [limits_of(pid) for pid in launched.monitor_pids().values()] == [LIMIT]
     launched.signal(signal.SIGTERM)
     launched.wait()
-
-
-@pytest.mark.skipif(shutil.which("prlimit") is None, reason="util-linux isn't there")
-def test_a_launcher_that_finds_no_room_for_a_file_at_its_start_says_so(fresh_launcher: Launcher) -> None:
-    launched = fresh_launcher.start(SCRIPT, prefix=["prlimit", "--nofile=13"])
-    finished = launched.wait()
-    assert finished.code == 1
-    assert "Too many open files" in finished.lines[-1]
-    assert "Traceback" not in finished.err
-    _remove_what_may_be_left(launched)
-
-
-def _remove_what_may_be_left(launched: Launched) -> None:
-    for path in Path(launched.temp_dir).glob("megatron_ft-*"):
-        shutil.rmtree(path)

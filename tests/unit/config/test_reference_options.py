@@ -107,11 +107,6 @@ def test_reference_option_with_a_counterpart_sets_it(word: str) -> None:
         assert getattr(options, option.field) == option.kind.check(option.kind.read(value))
 
 
-@pytest.mark.parametrize("word", FLAGS)
-def test_reference_flag_works_without_a_value(word: str) -> None:
-    assert read_ft_options(parser().parse_args([word])).ignore_missing_cfg
-
-
 @pytest.mark.parametrize("word", IGNORED_WITH_A_LINE.split())
 def test_reference_option_without_a_counterpart_is_ignored_with_a_line(word: str) -> None:
     (line,) = read_ft_options(parser().parse_args([word, "0"])).warnings

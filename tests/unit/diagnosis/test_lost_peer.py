@@ -226,17 +226,6 @@ def test_launcher_that_comes_back_during_a_diagnosis_is_asked_for_its_evidence()
     assert links(effects, DiagnoseHang) == [7]
 
 
-def test_cycle_ends_for_the_reported_failure_where_no_rank_is_missing_though_the_notes_came_first() -> None:
-    machine = begun(RULES, HOSTS)
-    machine.heard(1, Hang(0, FIRST), 0.0)
-    for link in range(5):
-        machine.heard(link, RankSnapshots(0, (failed(link),)), 0.1)
-    assert verdicts(machine, 0.1) == []
-    machine.heard(1, reports("rank 1 timed out", follows=True), 0.2)
-    judged = [verdict for at_s in (0.2, 0.6) for verdict in verdicts(machine, at_s)]
-    assert [each.cause.text for each in judged] == ["rank 1 timed out"]
-
-
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_nodes_without_evidence_are_named_where_no_cause_is_found_in_time(others_wait: bool) -> None:
     machine = failing()

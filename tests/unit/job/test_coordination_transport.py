@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import random
 import select
@@ -250,42 +249,6 @@ def test_unsent_messages_have_a_bounded_time_to_go_at_the_end(reactor: Reactor) 
         transport.close(0.2)
         assert 0.2 <= time.monotonic() - begun_s < 5.0  # it reads nothing
         stuck.close()
-
-
-def test_a_host_that_answers_no_packet_is_told_apart_from_an_end(
-    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served() as service, sockets(reactor) as (transport, ear):
-        transport.connect(service.address)
-        until(reactor, lambda: ear.told == ["opened"])
-        transport.transmit(HELLO)
-        until(reactor, lambda: ear.heard_messages)
-        for end in (transport.connection, next(iter(service.service.links.values())).connection):
-            assert end is not None
-            end.sock = Unanswered(end.sock)
-        transport.transmit(m.Beat())  # whose answer would be read
-        until(reactor, lambda: ear.told[-1] == "broken")
-        until(reactor, lambda: service.machine.ends)
-        assert service.machine.ends[0]["silent"]
-
-
-class Unanswered:
-    """A socket as it is when the kernel has given its host up."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def recv(self, size: int) -> bytes:
-        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def __enter__(self) -> socket.socket:
-        return self._sock
-
-    def __exit__(self, *_: object) -> None:
-        self._sock.close()
 
 
 def within(reactor: Reactor, member: Any, **more: Any) -> Coordination:

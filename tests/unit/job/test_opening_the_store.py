@@ -6,11 +6,8 @@ import random
 import threading
 import time
 
-import pytest
-
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.member import Member
-from megatron_ft.launcher.coordination.rendezvous import RankStoreError
 from megatron_ft.link.reactor import Reactor
 from tests.support.coordination import BOUND_S, coordination, until
 
@@ -23,7 +20,6 @@ class Node:
     def __init__(self, reactor: Reactor) -> None:
         self.reactor = reactor
         self.go = threading.Event()
-        self.error: Exception | None = None
         who = m.Identity("job", RULES, "i", "host", "host", endpoint="host:1")
         member = Member(who, now_s=time.monotonic(), chance=random.Random(1))
         self.coordination = coordination(reactor, member, open_store=self.open, close_store=lambda: None)
@@ -35,8 +31,6 @@ class Node:
 
     def open(self) -> str:
         assert self.go.wait(BOUND_S)
-        if self.error is not None:
-            raise self.error
         return "host:1"
 
     def is_ready(self) -> None:
@@ -58,13 +52,3 @@ def test_the_loop_is_served_while_a_name_server_is_silent(reactor: Reactor) -> N
     node.go.set()
     until(reactor, node.told)
     assert node.told() == [m.Ready(store="host:1")]
-
-
-def test_store_that_cannot_be_opened_is_an_error_of_the_loop(reactor: Reactor) -> None:
-    node = Node(reactor)
-    node.error = RankStoreError("the port isn't free")
-    node.is_ready()
-    node.go.set()
-    with pytest.raises(RankStoreError, match="isn't free"):
-        until(reactor, node.told)
-    assert node.told() == []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.generated_logs import END, START
-from tests.unit.cli.analysis.test_report_cycles import Logs, started
+from tests.unit.cli.analysis.test_report_cycles import Logs
 from tests.unit.cli.analysis.test_report_timeline import only, row, told
 
 STEP, SAVE = 0, 1
@@ -30,17 +29,3 @@ def test_few_intervals_are_known_exactly_and_many_to_twelve_percent(tmp_path: Pa
     assert step.longest_s == pytest.approx(4.0)
     assert step.quantile(0.5) == pytest.approx(2.0, rel=0.12)
     assert (save.longest_s, save.quantile(0.5)) == (0.125, 0.125)
-
-
-def test_timeout_in_force_is_the_least_of_the_last_cycle(tmp_path: Path) -> None:
-    """Rank 1 was there in cycle 0 only; the smaller timeouts were those before the learned ones."""
-
-    def timeouts(rank: int, cycle: int, step: float) -> tuple[float, str, dict[str, Any]]:
-        return (2.0 + cycle, "timeouts", {"rank": rank, "cycle": cycle, "sections": {"step": step}})
-
-    logs = Logs(tmp_path)
-    logs.write("monitor", timeouts(0, 0, 5.0), timeouts(0, 1, 60.0))
-    logs.write("monitor", timeouts(1, 0, 5.0))
-    logs.write("monitor", timeouts(2, 1, 50.0), (9.0, "timeouts", {"rank": 3, "sections": {"step": 1.0}}))
-    logs.write("launcher", (8.0, "cycle_started", started(2, 0)))  # of which no timeouts are known yet
-    assert row(only(tmp_path), "step").timeout_s == 50.0

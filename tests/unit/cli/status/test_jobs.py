@@ -17,12 +17,10 @@ from megatron_ft.diagnosis.waits import Lags, RankLag
 from megatron_ft.errors import FaultToleranceError
 from megatron_ft.launcher.cycle.job_status import JobStatus
 from megatron_ft.launcher.rules.status_rows import RankReading
-from megatron_ft.link.base.escalation import Grace
 from megatron_ft.link.base.layout import W_SECTION_COUNT, BoardDamagedError
 from megatron_ft.link.base.pauses import Pauses
 from megatron_ft.link.board import Board
-from megatron_ft.link.facts.launcher import Cause, CauseKind, CycleEnded
-from megatron_ft.link.messages.job_facts import JobFacts, JobPhase, RankState
+from megatron_ft.link.messages.job_facts import JobFacts, RankState
 from megatron_ft.link.wire import listen
 from megatron_ft.records.rules.metrics import RANK_LAG, JobMetrics, NodeActivity
 from tests.support.boards import new_board
@@ -93,25 +91,6 @@ def fake() -> Iterator[FakeLauncher]:
 
 def states(facts: JobFacts) -> list[RankState]:
     return [row.state for row in facts.ranks]
-
-
-def test_status_follows_the_job_from_cycle_to_cycle(fake: FakeLauncher) -> None:
-    fake.add_boards(3)
-    record = fake.cycle_started(4)
-    record.exits[0] = SimpleNamespace(exitcode=-9)
-    record.hung[2] = Grace(1.0, {})
-    facts = fake.status.facts()
-    assert [row.exit_code for row in facts.ranks] == [-9, None, None, None]
-    assert states(facts) == [RankState.EXITED, RankState.RUNNING, RankState.HUNG, RankState.NOT_ATTACHED]
-    cause = Cause(kind=CauseKind.CRASH, text="x" * 1_000_000, rank=10)
-    ended = CycleEnded(cycle=0, outcome="failed", action="restart", restarts_left=1, cause=cause)
-    fake.agent.ended = fake.agent.failed = ended
-    facts = fake.status.facts()
-    assert (facts.phase, facts.restarts_left) == (JobPhase.RESTARTING, 1)
-    assert facts.last_cause is not None
-    assert len(facts.last_cause.text) == 2000
-    fake.cycle_started(3, cycle=1)
-    assert states(fake.status.facts()) == [RankState.NOT_ATTACHED] * 3
 
 
 def test_rank_that_holds_the_others_back_is_in_the_facts_and_its_lag_in_the_metrics(fake: FakeLauncher) -> None:

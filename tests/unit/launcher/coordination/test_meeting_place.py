@@ -48,24 +48,6 @@ def meet(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
         return meeting_place(line, environ)
 
 
-@pytest.mark.parametrize(
-    ("options", "is_alone"),
-    [
-        ([], True),
-        (["--standalone", C10D, "--rdzv-endpoint=a:1"], True),
-        (["--nnodes=1:2", C10D, "--rdzv-endpoint=localhost:0"], False),
-        ([C10D, "--rdzv-endpoint=a:1"], True),  # never coordinated with another launcher
-        (["--nnodes=2", STATIC, "--rdzv-endpoint=a:1"], False),
-        (["--standalone", "--rdzv-backend=etcd-v2", "--rdzv-conf=store_type=file"], True),
-    ],
-)
-def test_kind_of_rendezvous_follows_from_the_options(options: list[str], is_alone: bool) -> None:
-    found = place(*options)
-    assert found.is_alone is is_alone
-    assert (found.me.endpoint == "this process") is is_alone
-    assert not found.note
-
-
 def test_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks_and_needs_the_most_nodes() -> None:
     found = place("--nnodes=2:4", STATIC, "--master-addr=a", "--master-port=7", "--node-rank=2")
     assert (found.is_alone, found.me.endpoint, found.me.rank) == (False, "a:7", 2)
@@ -320,17 +302,10 @@ def test_local_address_of_another_machine_is_refused(host: str, is_refused: bool
         meeting_place(command_line(*options), {})
 
 
-@pytest.mark.parametrize(
-    ("where", "is_named"),
-    [
-        (SchedulerEnvironment(), False),
-        (SchedulerEnvironment(life="7.0"), False),
-        (SchedulerEnvironment(life="train", run_id="train"), True),
-    ],
-)
-def test_a_job_is_one_life_where_a_scheduler_names_it(where: SchedulerEnvironment, is_named: bool) -> None:
-    line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
-    assert meet(line, {}).me.names_life is is_named
+def test_a_job_is_one_life_where_a_scheduler_names_it() -> None:
+    for where in (SchedulerEnvironment(life="7.0"), SchedulerEnvironment(life="train", run_id="train")):
+        line = replace(command_line("--nnodes=2", C10D, "--rdzv-endpoint=a:1"), where=where)
+        assert meet(line, {}).me.names_life is (where.life == "train")
 
 
 ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=e")

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_ft.diagnosis.evidence import with_board
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
-from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, CollectiveCounts, SectionView
+from megatron_ft.link.base.layout import ArmedTimeout, BoardSnapshot, SectionView
 from megatron_ft.link.facts.shared import RankHung
 from megatron_ft.monitor.rules.hang_detector import CONFIRM_AFTER_NS, HangDetector
 from tests.fuzz.healthy import BOARD, live
@@ -265,13 +265,6 @@ STEP = section("step", opened_at=START, timeout=3.0)
 )
 def test_a_note_says_how_long_its_rank_has_left(shown: BoardSnapshot, left_s: float | None) -> None:
     assert with_board(RankSnapshot(rank=0), shown, START + 2 * S).left_s == left_s
-
-
-def test_place_that_the_rank_itself_noted_is_as_old_as_its_last_look() -> None:
-    shown = board(collectives=CollectiveCounts(seen_ns=START, moved_ns=START, entered=3, completed=3))
-    for has_stack, seen_s in ((False, 4.0), (True, 0.0)):
-        note = RankSnapshot(rank=0, frame="a.py:1 f", has_stack=has_stack)
-        assert with_board(note, shown, START + 4 * S).seen_s == seen_s
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -54,11 +54,6 @@ def test_malformed_error_file_has_no_words(text: str) -> None:
     assert words_of_error_file(text) == CrashOutput()
 
 
-def test_error_file_in_an_older_form_is_read(path: Path) -> None:
-    path.write_text(json.dumps({"message": "SIGSEGV received"}))
-    assert words_of_error_file(path.read_text()).error == "SIGSEGV received"
-
-
 class Group(Exception):
     """Has what an ExceptionGroup, which Python 3.10 lacks, has."""
 

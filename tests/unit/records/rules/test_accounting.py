@@ -232,12 +232,6 @@ def test_start_of_the_launcher_is_a_class_of_its_own() -> None:
     assert seconds(account(timed(RUN), begin_ns=WALL - 36 * S).goodput)["launch"] == 36.0
 
 
-def test_job_that_waits_for_its_next_cycle_is_not_at_its_end() -> None:
-    failed = CycleEnded(cycle=0, outcome="failed", cause=Cause(rank=0, kind=CauseKind.CRASH), action="restart")
-    told = seconds(account(timed([*RUN[:4], crash(0, 30.0), (31.0, failed)]), end_ns=WALL + 40 * S).goodput)
-    assert (told["restart"], told["waiting_for_nodes"], "after_the_end" in told) == (1.0, 4.0 + 9.0, False)
-
-
 MOMENTS = st.integers(0, 100).map(float)
 CYCLES = st.integers(0, 3)
 RECORDS: st.SearchStrategy[list[At]] = st.one_of(
