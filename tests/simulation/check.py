@@ -128,7 +128,8 @@ def founds_rightly(job: Job) -> Iterator[str]:
         since_s = again.at_s - FOUNDING_S
         for launcher in job.launchers:
             knows = any(each.launcher is launcher and each.from_s < since_s for each in job.trained)
-            is_there = launcher.was_there(since_s, again.at_s) and launcher.member.decided is not None
+            is_there = launcher.started_s < since_s and (launcher.ended_s is None or launcher.ended_s > again.at_s)
+            is_there = is_there and launcher.member.decided is not None
             is_there = is_there and launcher.stays_since_s is None  # an excluded one founds nothing
             if is_there and knows and is_innocent(launcher, since_s, again.at_s):
                 yield f"{again.by} founds the job again, and {launcher.name} knows of it"

@@ -224,10 +224,6 @@ class Launcher(Process):
         of_host = [each for each in self.host.hurts if each.until_s >= self.started_s and each.from_s <= ended_s]
         return [*self._hurts, *of_host]
 
-    def was_there(self, from_s: float, until_s: float) -> bool:
-        """Return True if it ran between those times."""
-        return self.started_s < from_s and (self.ended_s is None or self.ended_s > until_s)
-
     # -- the lock ---------------------------------------------------------------------------------------------
 
     def _take_endpoint(self) -> None:
@@ -481,14 +477,10 @@ class Launcher(Process):
             self.job.done_s = max(self.job.done_s, self.job.done_s + 0.2 * (trained.to_s - trained.from_s) - 0.5)
             if is_failure and trained.cycle not in self.job.broken_cycles and not self.job.plan.rules.min_healthy:
                 self.job.broken_cycles.add(trained.cycle)
-                for other in self._others_in(trained):
-                    if self.world.chance.random() < 0.5:
+                for other in self.job.launchers:
+                    has_lost_it = other.ranks is not None and other.runs() and other.ranks.cycle == trained.cycle
+                    if has_lost_it and self.world.chance.random() < 0.5:
                         other.later_in_cycle(self.world.chance.uniform(0.01, 1.0), other.loses_a_peer)
-
-    def _others_in(self, trained: Trained) -> list[Launcher]:
-        """Other launchers whose ranks run in that cycle."""
-        others = [each for each in self.job.launchers if each is not self and each.runs()]
-        return [each for each in others if each.ranks is not None and each.ranks.cycle == trained.cycle]
 
     def loses_a_peer(self) -> None:
         """Its rank fails because of another one."""

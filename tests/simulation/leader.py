@@ -141,15 +141,13 @@ class Lock(Process):
         self.owner.later(self.world.chance.uniform(0.05, 0.15), self._start)
 
     def _start(self) -> None:
+        """Begin a leader, with what earlier ones have decided, once etcd answers."""
         if not self.is_alive or self.coordinator is not None:
             return
         if self.held is None:
             self._lead(None, self.record)
             return
-        self._enter(Ledger(self.job.etcd.call_from(self.host), JOB, self.held.epoch, self.held.lease))
-
-    def _enter(self, ledger: Ledger) -> None:
-        """Read what earlier leaders have decided, once etcd answers."""
+        ledger = Ledger(self.job.etcd.call_from(self.host), JOB, self.held.epoch, self.held.lease)
 
         def entered(result: Callable[[], DecisionRecord | None]) -> None:
             if not self.is_alive:
@@ -157,7 +155,7 @@ class Lock(Process):
             try:
                 self._lead(ledger, result())
             except EtcdAway:
-                self.owner.later(_AGAIN_S, lambda: self._enter(ledger) if self.is_alive else None)
+                self.owner.later(_AGAIN_S, self._start)
 
         self.job.etcd.ask(self.owner, ledger.enter, entered)
 
