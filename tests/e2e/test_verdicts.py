@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import stat
 import sys
 from typing import Any
@@ -84,40 +83,6 @@ def test_evidence_is_for_its_owner_and_for_people(job: tuple[Launched, list[Verd
     page = next(directory.glob(f"*/rank{verdicts[1].fault.rank}-cycle1-*.txt")).read_text()
     for words in ("in job.py:", "section:      step, open for", "main thread (innermost call first, by faulthandler):"):
         assert words in page
-
-
-def test_ranks_that_are_asked_to_stop_are_left_alone(launcher: Launcher) -> None:
-    """They may be saving something: a verdict on one of them doesn't touch the others."""
-    script = """
-from megatron_ft import RankMonitorClient
-client = RankMonitorClient()
-client.init_workload_monitoring()
-stopping = []
-signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
-client.start_section("step")
-say("in step", RANK)
-while not stopping:
-    time.sleep(0.05)
-    client.end_section("step")
-    client.start_section("step")
-if RANK == 0:
-    forever()
-client.end_section("step")
-for _ in range(40):
-    client.start_section("step")
-    time.sleep(0.05)
-    client.end_section("step")
-say("saved")
-client.shutdown_workload_monitoring()
-"""
-    launched = launcher.start(script, "--nproc-per-node=2", "--ft-param-rank_section_timeouts=step:1")
-    launched.wait_for("in step", count=2)
-    launched.signal(signal.SIGTERM)
-    finished = launched.wait()
-    assert "saved" in finished.out
-    assert evidence(launched, 0).keys() == {0}
-    (ended,) = [event for event in launched.events("rank_exited") if event["rank"] == 0]
-    assert ended["exitcode"] == -signal.SIGKILL
 
 
 def test_control_characters_of_an_exception_do_not_reach_the_terminal(launcher: Launcher) -> None:
