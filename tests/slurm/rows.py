@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 
 from tests.slurm.run import BIN, HOLD, ROOT, Run
@@ -21,17 +22,13 @@ def undisturbed(run: Run) -> None:
     run.expect("finished", restarts=0)
 
 
-def _lost(act: Callable[[Run, int], None], *, is_named: bool = True) -> Row:
+def _lost(act: Callable[[Run, int], None], run: Run, *, is_named: bool = True) -> None:
     """A spare takes the place of the second node."""
-
-    def row(run: Run) -> None:
-        run.hold(nodes=3, spares=1)
-        host = run.host(1)
-        assert host != 1, "the batch script's node"
-        act(run, host)
-        run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")] if is_named else [])
-
-    return row
+    run.hold(nodes=3, spares=1)
+    host = run.host(1)
+    assert host != 1, "the batch script's node"
+    act(run, host)
+    run.finish("finished", restarts=1, faults=[(f"node{host}", "lost")] if is_named else [])
 
 
 def killed_rendezvous_host(run: Run) -> None:
@@ -62,16 +59,12 @@ def scancel(run: Run) -> None:
     run.expect("stopped", code=None, state="CANCELLED", weights=False)
 
 
-def _stopped(*options: str) -> Row:
+def _stopped(run: Run, *options: str) -> None:
     """SIGTERM for the launchers, for the batch script, or for everybody, srun too."""
-
-    def row(run: Run) -> None:
-        run.hold()
-        run.scancel(*options, "--signal=TERM")
-        run.wait_life(2)
-        run.finish("stopped", "finished")
-
-    return row
+    run.hold()
+    run.scancel(*options, "--signal=TERM")
+    run.wait_life(2)
+    run.finish("stopped", "finished")
 
 
 def time_limit(run: Run) -> None:
@@ -81,17 +74,13 @@ def time_limit(run: Run) -> None:
     run.finish("stopped", "finished")
 
 
-def _preempted(partition: str) -> Row:
+def _preempted(partition: str, run: Run) -> None:
     """Slurm requeues the job; without grace time SIGKILL comes at once, or after KillWait, in which ranks save."""
-
-    def row(run: Run) -> None:
-        run.hold(sbatch=f"--partition={partition}")
-        words = ["sbatch", "--parsable", "--partition=high", f"--nodes={run.cluster.count}", "--exclusive"]
-        run.cluster.command(*words, f"--output={run.directory}/high.txt", "--wrap=sleep 2")
-        run.wait_life(2)
-        run.finish("stopped", "finished")
-
-    return row
+    run.hold(sbatch=f"--partition={partition}")
+    words = ["sbatch", "--parsable", "--partition=high", f"--nodes={run.cluster.count}", "--exclusive"]
+    run.cluster.command(*words, f"--output={run.directory}/high.txt", "--wrap=sleep 2")
+    run.wait_life(2)
+    run.finish("stopped", "finished")
 
 
 def dependent_jobs(run: Run) -> None:
@@ -131,23 +120,19 @@ def excluded_node(run: Run) -> None:
     run.expect("finished", restarts=0, told=["its disk is broken"])
 
 
-def _two_jobs(launcher: str) -> Row:
+def _two_jobs(launcher: str, run: Run) -> None:
     """On one port the second one is refused, and the first one isn't disturbed; else each has a port of its own."""
-
-    def row(run: Run) -> None:
-        other = Run(run.cluster, run.directory / "other", run.undisturbed)
-        run.hold(sbatch="--nodelist=node1,node2", launcher=launcher)
-        other.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=launcher)
-        if launcher:
-            other.end()
-            other.expect(code=2, state="FAILED", weights=False, told=["another job|other job"])
-        else:
-            other.wait_at(HOLD)
-            other.finish("finished")
-        run.problems += [f"the other job: {problem}" for problem in other.problems]
-        run.finish("finished")
-
-    return row
+    other = Run(run.cluster, run.directory / "other", run.undisturbed)
+    run.hold(sbatch="--nodelist=node1,node2", launcher=launcher)
+    other.submit("--hold", HOLD, sbatch="--nodelist=node1,node2", launcher=launcher)
+    if launcher:
+        other.end()
+        other.expect(code=2, state="FAILED", weights=False, told=["another job|other job"])
+    else:
+        other.wait_at(HOLD)
+        other.finish("finished")
+    run.problems += [f"the other job: {problem}" for problem in other.problems]
+    run.finish("finished")
 
 
 def rehearsal_beside_another_job(run: Run) -> None:
@@ -245,17 +230,17 @@ SLOW = [(cycle, at, 0.3) for cycle in (0, 1) for at in range(60)]
 
 ROWS: dict[str, Row] = {
     **{name.replace("_", " "): row for name, row in vars().items() if isinstance(row, FunctionType) and name[0] != "_"},
-    "killed launcher": _lost(lambda run, host: run.cluster.kill(host, LAUNCHER)),
+    "killed launcher": partial(_lost, lambda run, host: run.cluster.kill(host, LAUNCHER)),
     # the launcher and its ranks are nobody's any more
-    "killed slurmstepd": _lost(lambda run, host: run.cluster.kill(host, STEP_DAEMON), is_named=False),
+    "killed slurmstepd": partial(_lost, lambda run, host: run.cluster.kill(host, STEP_DAEMON), is_named=False),
     # no packet, no end of a connection
-    "power loss with a spare": _lost(lambda run, host: run.cluster.power_off(host)),
-    "scancel signal": _stopped(),
-    "scancel batch": _stopped("--batch"),
-    "scancel full": _stopped("--full"),
-    "preempted with grace time": _preempted("main"),
-    "preempted without grace time": _preempted("graceless"),
-    "two jobs on one port": _two_jobs("--rdzv-backend=c10d --rdzv-endpoint=node1:29777"),
-    "two jobs on the same nodes": _two_jobs(""),
+    "power loss with a spare": partial(_lost, lambda run, host: run.cluster.power_off(host)),
+    "scancel signal": _stopped,
+    "scancel batch": lambda run: _stopped(run, "--batch"),
+    "scancel full": lambda run: _stopped(run, "--full"),
+    "preempted with grace time": partial(_preempted, "main"),
+    "preempted without grace time": partial(_preempted, "graceless"),
+    "two jobs on one port": partial(_two_jobs, "--rdzv-backend=c10d --rdzv-endpoint=node1:29777"),
+    "two jobs on the same nodes": partial(_two_jobs, ""),
 }
-"""Each function here without an underscore is one, and what the others return."""
+"""Each function here without an underscore is one, and the others with an argument."""
