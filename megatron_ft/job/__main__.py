@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 
+from megatron_ft.errors import ConfigError
 from megatron_ft.exit_codes import MISTAKE_CODE
 from megatron_ft.job.etcd_leader import enter
 from megatron_ft.job.parts import LEADER_PARTS
@@ -58,7 +59,10 @@ def main() -> int:
     if start.etcd is not None:
         from megatron_ft.job.etcd_client import EtcdClient  # TLS takes a while to import
 
-        ledger = Ledger(EtcdClient(start.etcd), start.defined.job, start.epoch, start.lease)
+        try:
+            ledger = Ledger(EtcdClient(start.etcd), start.defined.job, start.epoch, start.lease)
+        except ConfigError as error:  # certificates that were good when the launcher looked
+            sys.exit(f"the coordinator can't start: {error}")
         record = enter(ledger)
     prepare_process()
     machine = Coordinator(

@@ -137,8 +137,6 @@ class Connection(Generic[_T]):
                     return
             if data:
                 return
-            if problem is None and self.channel is not None and self._decoder.buffered_bytes:
-                raise ProtocolError("the connection ended within a frame")
         except ProtocolError as error:
             problem = error
         self._ended(problem)

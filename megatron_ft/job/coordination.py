@@ -151,6 +151,7 @@ class Coordination:
                 self._broken(f"the host name cannot be resolved: {problem}" if is_unknown else problem)
             return
         if not is_awaited:
+            self._know(sock, address)
             sock.close()
             return
         self.connection = Connection(
@@ -163,6 +164,11 @@ class Coordination:
             ended=self._ended,
         )
 
+    def _know(self, sock: socket.socket, address: str) -> None:
+        with contextlib.suppress(OSError):  # it was reset meanwhile
+            if peer := sock.getpeername():  # else it is in this process
+                self._known[address] = peer[0]
+
     def _opened(self) -> None:
         """Connected, and the coordinator has proved the secret."""
         self._do(self.member.opened(time.monotonic()))
@@ -172,9 +178,7 @@ class Coordination:
 
     def _heard(self, message: m.ToMember) -> None:
         if isinstance(message, m.Admitted) and self.connection is not None:
-            with contextlib.suppress(OSError):  # it was reset meanwhile
-                if peer := self.connection.sock.getpeername():  # else it is in this process
-                    self._known[self._address] = peer[0]
+            self._know(self.connection.sock, self._address)
         self._do(self.member.heard(message, time.monotonic()))
 
     def _ended(self, problem: OSError | ProtocolError | None) -> None:

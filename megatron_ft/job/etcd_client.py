@@ -40,7 +40,7 @@ class EtcdClient:
             return
         try:
             tls = ssl.create_default_context(cafile=settings.cacert or None)
-            if settings.cert:
+            if settings.cert or settings.key:
                 tls.load_cert_chain(settings.cert, settings.key or None)
         except OSError as error:  # an ssl.SSLError is one
             files = ", ".join(filter(None, (settings.cacert, settings.cert, settings.key)))
@@ -57,7 +57,7 @@ class EtcdClient:
         settings = self._settings
         with self._one_at_a_time:
             for _ in range(2):
-                if settings.user and not self._token and path != _AUTHENTICATE:
+                if (settings.user or settings.password) and not self._token and path != _AUTHENTICATE:
                     self._token = self(_AUTHENTICATE, {"name": settings.user, "password": settings.password})["token"]
                 status, answer = self._post(path, body)
                 if status == http.HTTPStatus.OK:
@@ -89,7 +89,9 @@ class EtcdClient:
             answer: Any = json.loads(data)
         except ValueError:
             answer = None
-        if isinstance(answer, dict) and answer.keys() & {"header", "result", "message"}:
+        if isinstance(answer, dict) and answer.keys() & (
+            {"header", "result"} if status == http.HTTPStatus.OK else {"message"}
+        ):
             return status, answer
         raise ConfigError(f"{self._where} is no etcd with the JSON gateway of v3: {status} {_shown(data)}")
 

@@ -22,6 +22,8 @@ _LED_LOOKS_S = (2.0, 3.0)
 """The same of a launcher that a leader leads."""
 _NODES_AT_ONCE = 1000
 """Launchers in a job of more nodes look less often, so that etcd isn't asked more often."""
+_MOST_SLOWER = 7.0
+"""Not so seldom, however, that a new leader gives up those that haven't found it yet."""
 
 
 class EtcdLock:
@@ -36,7 +38,7 @@ class EtcdLock:
         self._reactor, self._leader, self._launcher = reactor, leader, launcher
         job = launcher.member.identity
         self._call, self._job, self._host = call, job.job, host
-        self._slower = max(1.0, job.rules.max_nodes / _NODES_AT_ONCE)
+        self._slower = min(_MOST_SLOWER, max(1.0, job.rules.max_nodes / _NODES_AT_ONCE))
         self._is_closed, self._chance = False, random.Random()
         self._look_in(0.0, 1.0)  # one launcher is the first
 

@@ -122,6 +122,8 @@ class Service:
                 sock, address = self._listener.accept()
             except BlockingIOError:
                 return
+            except ConnectionError:
+                continue
             except OSError as error:  # no descriptor is free; the listener stays readable, and would busy-loop
                 self._reactor.unwatch(self._listener.fileno())
                 self._reactor.call_later(FULL_PAUSE_S, self._watch_listener)

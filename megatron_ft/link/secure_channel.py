@@ -77,7 +77,7 @@ class Handshake:
         if encode(message)[LENGTH_BYTES:] != raw.body:
             raise ProtocolError("sends a message that was changed on its way")
         match message:
-            case Challenge(nonce) if not self._key:
+            case Challenge(nonce) if not self._key and nonce != self._nonce.hex():  # else it is an echo
                 theirs = bytes.fromhex(nonce)
                 nonces = self._nonce + theirs if self._connects else theirs + self._nonce
                 self._key = hmac.digest(nonces, self._secret, "sha256")

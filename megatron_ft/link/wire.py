@@ -84,11 +84,6 @@ class Decoder:
         self.max_bytes = max_bytes
         self._buffer = bytearray()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an incomplete message."""
-        return len(self._buffer)
-
     def bodies(self, data: bytes) -> Iterator[bytes]:
         """Yield the bodies of the messages that are complete now, for ``decode``.
 

@@ -97,7 +97,7 @@ def test_endpoint_of_no_launcher_is_a_mistake_after_the_join_timeout(launcher: L
     )
     assert [finished.code for finished in ended] == [2, 2]
     for endpoint, finished in zip(endpoints, ended, strict=True):
-        (line,) = [line for line in finished.err.splitlines() if "no process was reached at" in line]
+        (line,) = [line for line in finished.err.splitlines() if "no coordinator was reached at" in line]
         assert f"at {endpoint} for 3 s" in line
         assert "set --rdzv-conf is_host=1 on one node" in line
 

@@ -139,4 +139,4 @@ def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
 
 
 def _names(nodes: Iterable[Node]) -> str:
-    return listed(sorted((node.name for node in nodes), key=natural))
+    return listed(sorted((node.name or job_lines.node(node.place or 0, "") for node in nodes), key=natural))

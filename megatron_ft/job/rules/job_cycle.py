@@ -107,7 +107,8 @@ class JobCycle:
         seat, before = self.seats[place], self.seats[place].report
         if report.cycle != self.decision.cycle:
             return
-        if report.state in GONE and place not in self.gone:
+        was_gone = place in self.gone
+        if report.state in GONE and not was_gone:
             self.gone.add(place)
             if report.state is NodeState.EXCLUDED or report.cause.kind is CauseKind.MEMBERSHIP:
                 self.departures.append(NodeLost(cycle=report.cycle, node=seat.node.name, text=report.cause.text))
@@ -115,10 +116,13 @@ class JobCycle:
             report = replace(before, state=NodeState.EXCLUDED)  # the failure came first, and costs a restart
         is_telling = (before.cause.follows and not report.cause.follows) or report.is_mixed > before.is_mixed
         is_late = self.outcome is not None and (report.cause.follows or report.state is NodeState.SUCCEEDED)
+        is_late = is_late or (self.verdict is not None and was_gone)
         if before.state in _FINAL or is_late or (report.state is before.state and not is_telling):
             return
-        seat.report = report
         self.news.append((place, report))
+        if self.verdict is not None:
+            return  # parts ask how its nodes stood
+        seat.report = report
         self._counts[before.state] -= 1
         self._counts[report.state] += 1
         judged = Outcome.FAILED if report.is_mixed else self.rules.judge(self._counts)
@@ -261,6 +265,8 @@ class JobCycle:
             self.outcome = Outcome.SUCCEEDED
         elif self.leaving:
             self.alarm_s = self._farewell_s
+        if self.outcome is not None and not self.rules.min_healthy:
+            self.news.clear()
 
     @property
     def restarts(self) -> bool:
@@ -289,14 +295,20 @@ class JobCycle:
         if self.outcome is Outcome.FAILED and self.judged is None and awaits:
             return  # it ended before this leader came
         by = first if self.judged is None else self.judged[1]
-        if by is not None and first is not None and self.seats[by].report.cause.follows:
+        if (
+            self.outcome is Outcome.FAILED
+            and by is not None
+            and first is not None
+            and self.seats[by].report.cause.follows
+        ):
             is_known = first != by and self.seats[first].state is not NodeState.EXCLUDED
             until_s = self._ended_s + (_CAUSE_S if self.seats[by].report.cause.rerun is None else RERUN_S)
             if not is_known and (awaits or now_s < until_s):
                 self.alarm_s = until_s if now_s < until_s else None
                 return
         self.verdict = self.verdict_on(nodes_left=nodes_left, printer=printer)
-        self.news.clear()
+        if self.rules.min_healthy:  # it lists them
+            self.news.clear()
 
     @property
     def advance(self) -> JobProgress:

@@ -150,7 +150,7 @@ class Lives(Fact, frozen=True, kw_only=True):
         the first one replaces what another has written.
         """
         last = self._last(life.job)
-        if last is None:
+        if last is None or (last.decided and life.outcome is Ending.RUNNING):
             return self.begun(life)
         if last.decided or (last.outcome is not Ending.RUNNING and not (life.decided or is_first)):
             return self

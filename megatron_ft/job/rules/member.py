@@ -188,7 +188,7 @@ class Member:
                 self._reconnect()
         timeout = f"{rules.join_timeout_s:g} s (--rdzv-conf join_timeout)"
         problem = f"{self.identity.endpoint}: {self.problem}"
-        is_taken = self.identity.is_here and not self.owns and not self._unled_s  # no leader has ever admitted it
+        is_taken = self.identity.is_here and not self.owns and not self.was_reached  # no leader has answered
         if not (self._has_said_unreached or is_taken) and self._is_new and unled_s >= _REPORT_UNREACHED_S:
             self._has_said_unreached = True
             self._out.append(m.Tell(f"no coordinator reached ({problem}); trying for {timeout}"))
@@ -216,8 +216,10 @@ class Member:
         elif not self._is_new:
             text = f"no coordinator reachable that can continue the job ({problem}): start the job again"
         elif not (self.was_reached or self.identity.has_known_host):
-            text = f"no process was reached at {self.identity.endpoint} for {timeout} ({problem}), and this launcher is"
-            text = f"{text} not its host: start a launcher there, or set --rdzv-conf is_host=1 on one node"
+            text = (
+                f"no coordinator was reached at {self.identity.endpoint} for {timeout} ({problem}), and this launcher"
+            )
+            text = f"{text} is not on its host: start a launcher there, or set --rdzv-conf is_host=1 on one node"
             code = MISTAKE_CODE
         self._out.append(m.Dismiss(code, text))
 

@@ -111,7 +111,7 @@ class NextCycle:
             left_s = [at_s for at_s in self._may_come_until_s() if at_s > now_s]
             if len(left_s) < rules.min_nodes:
                 lost = [node.name for node in self._nodes.values() if node.name and node.is_gone]
-                few = job_lines.too_few_left(left=len(left_s), min_nodes=rules.min_nodes)
+                few = job_lines.too_few_left(left=left_s.count(math.inf), min_nodes=rules.min_nodes)
                 text = f"{few}; lost launchers are not restarted{f': {listed(lost)}' if lost else ''}"
                 return JobEnd(TRY_AGAIN_CODE, text)
             self.alarm_s = min(self.alarm_s, *left_s)
@@ -153,7 +153,10 @@ class NextCycle:
     def nodes_left(self, cycle: JobCycle | None) -> int:
         """Return how many nodes could take part in another cycle, as far as is known, if no lost one is back."""
         seats = () if cycle is None else cycle.seats
-        return self._may_come_until_s([seat.node for seat in seats if seat.state is NodeState.EXCLUDED]).count(math.inf)
+        left = self._may_come_until_s([seat.node for seat in seats if seat.state is NodeState.EXCLUDED]).count(math.inf)
+        # one that hasn't come by the second cycle doesn't come any more
+        is_late = cycle is not None and cycle.decision.cycle > 0 and self._took_over_s == math.inf
+        return left - (max(0, self._rules.launchers - len(self._nodes)) if is_late else 0)
 
     def _start_cycle(self, cycle: JobCycle | None, ready: list[Node]) -> Plan:
         rules, rotation, named = self._rules, Rotation.NONE, ""

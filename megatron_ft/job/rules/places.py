@@ -94,6 +94,9 @@ def _with_returned(slots: Sequence[Node], here: dict[str, Node]) -> list[Node]:
     lost = {own(slot): at for at, slot in enumerate(slots) if slot.instance not in here}
     seated, found = {slot.instance for slot in slots}, [*slots]
     for node in here.values():
-        if node.instance not in seated and (at := lost.pop(own(node), None)) is not None:
+        if (
+            node.instance not in seated
+            and (at := lost.pop(own(node), lost.get((node.hello.domain, node.name)))) is not None
+        ):
             found[at] = node
     return found

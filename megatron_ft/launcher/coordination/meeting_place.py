@@ -75,7 +75,7 @@ def check(line: CommandLine) -> tuple[Rules, str, int, EtcdSettings | None, bool
         host, port = parse_rendezvous_endpoint(text, ports.get(namespace.rdzv_backend, DEFAULT_PORT))
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
-    etcd = None
+    etcd, is_host = None, _setting(line, "is_host", YES_OR_NO)
     if namespace.rdzv_backend in ETCD_BACKENDS:
         if not namespace.rdzv_endpoint:
             raise ConfigError(
@@ -85,7 +85,7 @@ def check(line: CommandLine) -> tuple[Rules, str, int, EtcdSettings | None, bool
         by_default = "https" if given.keys() & {"cacert", "cert", "key"} else "http"
         given["protocol"] = _setting(line, "protocol", one_of("http", "https")) or by_default
         etcd = EtcdSettings(host, port, **given)
-    return _rules(line), host, port, etcd, None if etcd else _setting(line, "is_host", YES_OR_NO)
+    return _rules(line), host, port, etcd, None if etcd else is_host
 
 
 def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace:
@@ -95,6 +95,11 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         ConfigError: a mistake of the user.
     """
     rules, host, port, etcd, is_host = check(line)
+    used = {"", *_SETTINGS, *(_ETCD_SETTINGS if etcd else ())}
+    unused = [each for each in line.rendezvous_settings if each not in used]
+    note = f"--rdzv-conf: these have no effect here: {', '.join(unused)}" if unused else ""
+    if line.namespace.rdzv_backend == "etcd-v2":
+        note = "--rdzv-backend etcd-v2: v3 of etcd's interface is used, as with etcd"
     # directories may differ between the nodes of a job; what they run, and for whom, doesn't
     script, start = os.path.basename(str(line.namespace.training_script)), line.where.life
     local_addr, name = line.namespace.local_addr, socket.gethostname()
@@ -110,11 +115,11 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
     if rules.max_nodes == 1:
         is_named = port and line.namespace.rdzv_backend == "static" and not line.namespace.standalone
         here, ranks_port = (host, port) if is_named else (local_addr or HERE, 0)
-        return MeetingPlace(me=me, is_alone=True, here=here, ranks_port=ranks_port)
-    own, found = {*slurm.own_names(environ, name), socket.getfqdn()}, routes(host)
+        return MeetingPlace(me=me, is_alone=True, here=here, ranks_port=ranks_port, note=note)
+    own, found = slurm.own_names(environ, name), routes(host)
     is_here = bool(is_host)
     if is_host is None and etcd is None:
-        is_here = is_loopback(host) or host in own or _is_here(host, port, found)
+        is_here = is_loopback(host) or host in own or host == socket.getfqdn() or _is_here(host, port, found)
     here = _own_address(local_addr, host, own, found)
     me = replace(
         me,
@@ -128,11 +133,6 @@ def meeting_place(line: CommandLine, environ: Mapping[str, str]) -> MeetingPlace
         domain=nvlink_domain(environ) if rules.segment else "",
         is_in_etcd=etcd is not None,
     )
-    used = {"", *_SETTINGS, *(_ETCD_SETTINGS if etcd else ())}
-    unused = [each for each in line.rendezvous_settings if each not in used]
-    note = f"--rdzv-conf: these have no effect here: {', '.join(unused)}" if unused else ""
-    if line.namespace.rdzv_backend == "etcd-v2":
-        note = "--rdzv-backend etcd-v2: v3 of etcd's interface is used, as with etcd"
     return MeetingPlace(me=me, is_alone=False, here=here, etcd=etcd, note=note)
 
 
@@ -148,7 +148,9 @@ def _is_here(host: str, port: int, found: Mapping[str, str]) -> bool:
     if found and all(map(is_loopback, found)):
         shown = listed(sorted(found))
         problem = f"{shown} on this machine, which no other node reaches: name the host as the other nodes do"
-    elif len(others) < len(found) and (alive := sorted(each for each in others if slurm.host_answers(each, port))):
+    elif len(others) < len(found) and (
+        alive := sorted(each for each in others if slurm.host_answers(each, port, timeout_s=1.0))
+    ):
         problem = f"the name of this host and of others ({listed(alive)}): name one host"
     if problem:
         raise ConfigError(

@@ -158,10 +158,10 @@ def requeue(
             time.sleep(_LOOK_S)
 
 
-def host_answers(host: str, port: int) -> bool:
+def host_answers(host: str, port: int, timeout_s: float = _SILENT_S) -> bool:
     """Return True if the host answers, or has no address."""
     try:
-        socket.create_connection((host, port), timeout=_SILENT_S).close()
+        socket.create_connection((host, port), timeout=timeout_s).close()
     except (ConnectionRefusedError, socket.gaierror):
         return True
     except OSError:

@@ -218,7 +218,7 @@ class CycleStarted(Fact, frozen=True, kw_only=True):
         group_rank: GROUP_RANK of this node.
         world_size: number of ranks on all nodes.
         restarts_left: remaining ones of ``max_restarts``.
-        back: names of nodes that were lost once, and take part again.
+        back: names of nodes here that were lost before, or that earlier lives call bad.
         begun_ns: when enough nodes were there, and the coordinator began the cycle.
         met_ns: when all nodes had met.
         spawned_ns: when the last of these ranks was created.

@@ -276,6 +276,23 @@ def test_another_job_at_a_known_address_doesn_t_end_a_node_that_trains() -> None
     assert not a.ends
 
 
+def test_job_ends_at_once_where_an_exclusion_leaves_too_few_and_a_launcher_never_came() -> None:
+    job = Job(min_nodes=3, max_nodes=4, launchers=5, last_call_s=0.1)
+    a, _, c, _ = job.start("abcd")
+    job.run(1.0)
+    a.fails()
+    job.run(1.0)
+    assert a.cycle == 1
+    c.report(NodeState.EXCLUDED, "rank 2 asked for it")
+    c.leaves("rank 2 asked for it", excluded=True)
+    job.run(1.0)
+    assert a.cycle == 2
+    a.report(NodeState.EXCLUDED, "rank 0 asked for it")
+    a.leaves("rank 0 asked for it", excluded=True)
+    job.run(2.0)
+    assert code(a) == 1
+
+
 def test_job_ends_at_once_where_lost_launchers_are_not_restarted() -> None:
     job = Job(min_nodes=3, launchers=4)
     a, b, c, spare = job.start("abcd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_ft.job.rules.messages import NodeUnfit
+from megatron_ft.job.rules.restart_policy import NodeState
 from tests.support.machines import Job
 
 
@@ -108,6 +109,17 @@ def test_nodes_hear_of_one_that_is_lost_while_they_meet() -> None:
     b.leaves("stopped by SIGTERM")
     job.run()
     assert a.lines == [lost, "node 1 (b) is lost: stopped by SIGTERM"]
+
+
+def test_nodes_hear_of_one_that_is_lost_before_the_verdict_which_doesn_t_list_it() -> None:
+    job = Job(min_nodes=1)
+    a, b, c = job.start("abc")
+    a.report(NodeState.UNHEALTHY, "rank 0 lost rank 1", follows=True)
+    job.run(0.1)
+    for each in (b, c):
+        each.leaves("stopped by SIGTERM")
+    job.run(1.0)
+    assert a.lines == ["node 2 (c) is lost: stopped by SIGTERM"]
 
 
 def test_round_with_enough_nodes_says_how_many_more_may_join_and_until_when() -> None:

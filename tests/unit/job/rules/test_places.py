@@ -54,3 +54,14 @@ def test_ready_nodes_all_take_part_and_keep_their_places(first: int) -> None:
             assert not (good_spares and named in {*chosen} & bad), seed
             assert [slot.instance for slot in slots if slot.instance in chosen] == chosen, seed
             job.come_and_go()
+
+
+def test_launcher_that_is_back_gets_its_place_though_a_new_leader_knows_only_the_names_of_lost_ones() -> None:
+    slots, back, stays = (
+        [node("x", "h0"), node("y", "h1"), node("z", "h2")],
+        node("i2", "h2", rank=2),
+        node("y", "h1", rank=1),
+    )
+    spare = node("s", "h3", rank=3)
+    chosen, _ = choose(slots, [back, stays, spare], 3)
+    assert [each.name for each in chosen] == ["h3", "h1", "h2"]

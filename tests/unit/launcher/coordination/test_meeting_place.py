@@ -257,7 +257,7 @@ def test_endpoint_whose_name_is_also_that_of_other_hosts_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch, found: dict[str, str], others: str
 ) -> None:
     monkeypatch.setattr(meeting_places, "routes", lambda _host: found)
-    monkeypatch.setattr(slurm, "host_answers", lambda address, _port: address != "192.0.2.66")
+    monkeypatch.setattr(slurm, "host_answers", lambda address, _port, **_how: address != "192.0.2.66")
     line = command_line("--nnodes=2", "--rdzv-endpoint=service:1")
     if not others:
         assert meeting_place(line, {}).me.is_here is ("192.0.2.1" in found)
