@@ -36,7 +36,9 @@ FULL_PAUSE_S = 1.0
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """Errors of a host that answers no packet; the last two if the network has reported it as unreachable meanwhile."""
 _SETTLE_SHARE = 0.15
-"""Share of the time to spend on conclusions, which take longer with more nodes: messages are heard in between."""
+_LONGEST_PAUSE_S = 0.08
+"""Share of the time to spend on conclusions, which take longer with more nodes, unless a pause gets longer than this:
+messages are heard in between."""
 _BEAT = encode(ANSWER)[LENGTH_BYTES:]
 
 
@@ -213,7 +215,8 @@ class Service:
                 self._decisions.due_s = now_s + AGAIN_S
         if now_s >= self._settle_s and (machine.needs_settling or now_s >= machine.alarm_s):
             effects = machine.settle(now_s)
-            self._settle_s = now_s + (time.monotonic() - now_s) / _SETTLE_SHARE
+            took_s = time.monotonic() - now_s
+            self._settle_s = now_s + took_s + min(took_s * (1 / _SETTLE_SHARE - 1), _LONGEST_PAUSE_S)
             self._do(effects)
         unsent, self._unsent = self._unsent, []
         for connection in unsent:

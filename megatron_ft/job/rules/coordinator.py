@@ -145,7 +145,7 @@ class Coordinator:
             self._gone(node, drops=True)
         if cycle is not None and held is not None and held.place is not None and held.decision.id == cycle.decision.id:
             seated = cycle.seats[held.place].node
-            node = node if seated.arrived else self._nodes.pop(seated.instance)  # all that was known of it is its place
+            node = node if seated.arrived else self._nodes.pop(seated.instance, seated)  # only its place was known
         self._nodes[instance] = self._links[link] = node
         node.instance, node.name, node.link, node.is_gone = instance, hello.name, link, False
         node.decided, node.standing, node.phase = held, hello.standing, hello.standing.phase
@@ -263,7 +263,8 @@ class Coordinator:
 
     def _look_for_lost(self) -> bool:
         """Count launchers as lost that are away for too long; return True if it may be this leader that is lost."""
-        now_s, cycle, limit_s, may_be_lost = self._clock.now_s, self._cycle, lost_s(len(self._nodes)), False
+        now_s, cycle, may_be_lost = self._clock.now_s, self._cycle, False
+        limit_s = lost_s(max(len(self._links), self._record.decision.world))
         for node in list(self._links.values()):
             if now_s - node.heard_s >= limit_s:
                 self._gone(node, silent=True, drops=True)
@@ -307,8 +308,9 @@ class Coordinator:
         self._clock.slept_s = now_s  # others may have called here until now, and given up
         for instance in [node.instance for node in self._nodes.values() if not node.arrived]:
             del self._nodes[instance]
-        names = record.names or ("",) * decision.world  # one that a launcher knows doesn't tell of the others
-        instances = record.instances or [f"{decision.id} {place}" for place in range(decision.world)]
+        world = 0 if decision.kind is DecisionKind.END else decision.world
+        instances = record.instances or [f"{decision.id} {place}" for place in range(world)]
+        names = record.names or ("",) * len(instances)  # one that a launcher knows doesn't tell of the others
         nodes = []
         for place, (instance, name) in enumerate(zip(instances, names, strict=True)):
             node = self._nodes.get(instance)
@@ -369,6 +371,8 @@ class Coordinator:
         self._tell([node for node in self._links.values() if node not in takes_part])
         if decision.kind is DecisionKind.END:
             self._is_over, self._ended_s, cycle = True, self._clock.now_s, self._cycle
+            for node in self._nodes.values():
+                node.is_gone |= node.link is None
             for place, seat in enumerate(() if cycle is None else cycle.seats):
                 seat.node.is_gone &= cycle is not None and place in cycle.gone  # a silent one is to hear of it, too
             return

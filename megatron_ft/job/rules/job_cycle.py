@@ -176,7 +176,7 @@ class JobCycle:
         """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""
         if goodbye.code == 0 and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
-            self.gone.add(place)
+            self.gone |= set() if ends_job else {place}
             self.leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S
         elif ends_job:
             self.asked_to_end(place, goodbye.text)
