@@ -10,10 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from megatron_ft.cli.logs.read import read_directory
 from megatron_ft.learning.state_file import carry_out
@@ -63,19 +60,12 @@ def test_a_process_that_ends_without_a_word_has_written_all(tmp_path: Path) -> N
     assert [int(each.text) for each in records if isinstance(each, Warning_)] == list(range(3000))
 
 
-@pytest.fixture
-def answers() -> Iterator[threading.Event]:
-    """Set, the file server answers."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
-def test_a_fork_has_no_thread_and_waits_for_none(answers: threading.Event) -> None:
-    files = FileQueue()
+def test_a_fork_has_no_thread_and_waits_for_none() -> None:
+    files, answers = FileQueue(), threading.Event()
     files.do(lambda: answers.wait(60))
     with files._changed:  # as it may be at any moment in a process that has several threads
         pid = os.fork()
         if pid == 0:
             os._exit(0 if files.do(lambda: None) and files.finish(60) else 1)
+    answers.set()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -78,20 +78,16 @@ def suspects(job: Job, cycle: Made, until_s: float) -> dict[Launcher, list[Hurt]
     return found
 
 
-def leaders_hosts(job: Job, from_s: float, until_s: float) -> set[int]:
-    """Return the numbers of the hosts on which leaders were between those times, or where launchers look for them."""
-    if not job.plan.in_etcd:
-        return {0}
-    ended_s = {each: each.ended_s or _FOR_GOOD_S for each in job.coordinators}
-    return {ETCD, *(c.host.number for c, s in ended_s.items() if c.started_s <= until_s and s + LEASE_S >= from_s)}
-
-
 def cut_off(job: Job, launcher: Launcher, from_s: float, until_s: float) -> list[Hurt]:
     """Return what kept a launcher from reaching the leader's host between those times: the network, or that host.
 
     On the leader's host, what kept all others from it.
     """
-    own, hosts = launcher.host.number, leaders_hosts(job, from_s, until_s)
+    own, hosts = launcher.host.number, {0}
+    if job.plan.in_etcd:  # hosts of the leaders of that time, or where launchers look for them
+        ended_s = {each: each.ended_s or _FOR_GOOD_S for each in job.coordinators}
+        there = (c.host.number for c, s in ended_s.items() if c.started_s <= until_s and s + LEASE_S >= from_s)
+        hosts = {ETCD, *there}
     found = [hurt for hurt, parted in job.apart if own in parted and (own in hosts or hosts & parted[own])]
     frozen = (hurt for each in job.launchers if each.host.number in hosts for hurt in each.hurts)
     found += [

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_ft.job.parts import LEADER_PARTS
 from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
-from megatron_ft.job.rules.coordinator import Coordinator
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.facts.launcher import Cause, NodeLost
-from tests.support.job_machines import answers, begun, led, links, member, sent
+from tests.support.job_machines import begun, led, links, member, sent
 
 
 def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
     rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     for failed in (False, True):
-        machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
-        for link, name in enumerate("abc"):
-            hello = m.Hello("job", rules, name, name, name, owns=name == "b")
-            machine.heard(link, hello, 0.0)
-            machine.heard(link, m.Ready(), 0.0)
-        answers(machine, machine.settle(0.0))
+        machine = begun(rules, "abc")
         machine.heard(2, m.Goodbye("received SIGTERM", failed=failed), 1.0)
-        assert links(machine.settle(1.0), NodeLost) == ([1] if failed else [])
+        assert links(machine.settle(1.0), NodeLost) == ([0] if failed else [])
 
 
 def test_launcher_that_connects_again_has_its_earlier_connection_closed() -> None:

@@ -76,12 +76,8 @@ def test_launcher_of_an_excluded_node_says_so_to_each_leader_and_ends_well() -> 
     assert _given_up(machine, 0.2)[1].code == 0
 
 
-def _unowned(*, has_known_host: bool = False) -> Member:
-    return member(has_known_host=has_known_host)
-
-
 def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_join_timeout() -> None:
-    at_s, left = _given_up(_unowned(), 0.0)
+    at_s, left = _given_up(member(has_known_host=False), 0.0)
     assert RULES.join_timeout_s <= at_s < RULES.join_timeout_s + 1.0
     assert left.code == 2
     assert left.text.startswith(f"no coordinator was reached at first:1 for {RULES.join_timeout_s:g} s (--rdzv-conf")
@@ -89,7 +85,7 @@ def test_endpoint_at_which_no_process_was_ever_reached_is_a_mistake_after_the_jo
 
 
 def test_endpoint_at_which_a_process_was_reached_once_is_no_mistake() -> None:
-    machine = _unowned()
+    machine = member()
     machine.tick(0.0)
     machine.opened(0.1)
     machine.broken(0.2)

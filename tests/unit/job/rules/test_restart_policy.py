@@ -65,12 +65,11 @@ def test_restarts_are_counted_for_the_job(
     assert (decision.action, decision.restarts_left) == (action, left)
 
 
-def stalled(*cycles: Reached | None) -> int:
-    """For how many cycles, after these have failed."""
-    advance = JobProgress()
+def after(cycles: list[Reached | None], advance: JobProgress = JobProgress()) -> JobProgress:  # noqa: B008 - frozen
+    """What is known once these have failed."""
     for reached in cycles:
         advance = advance.after(reached)
-    return advance.stalled
+    return advance
 
 
 HERE = Reached(20, 25)
@@ -96,7 +95,7 @@ HERE = Reached(20, 25)
     ],
 )
 def test_cycles_that_get_no_further_are_counted_as_stalled(cycles: list[Reached | None], count: int) -> None:
-    assert stalled(*cycles) == count
+    assert after(cycles).stalled == count
 
 
 NO_MODULE = Reached(-1, -1, False, "ModuleNotFoundError: No module named 'x'")
@@ -128,23 +127,14 @@ def test_first_cycle_known_to_resume_without_memory_neither_counts_nor_forgets_w
     ],
 )
 def test_starts_that_fail_in_the_same_way_are_counted(cycles: list[Reached | None], count: int) -> None:
-    advance = JobProgress()
-    for reached in cycles:
-        advance = advance.after(reached)
-    assert advance.starts == count
+    assert after(cycles).starts == count
     # in a job that has trained in an earlier life they never count
-    advance = JobProgress(first=0, last=7)
-    for reached in cycles:
-        advance = advance.after(reached)
-    assert advance.starts == 0
+    assert after(cycles, JobProgress(first=0, last=7)).starts == 0
 
 
 @pytest.mark.parametrize("known", [{"restored": True}, {"has_snapshot": True}])
 def test_cycle_that_restored_or_saved_a_snapshot_is_no_failed_start(known: dict[str, bool]) -> None:
-    advance = JobProgress().after(WRONG, **known)
-    for _ in range(3):
-        advance = advance.after(WRONG)
-    assert advance.starts == 0
+    assert after([WRONG] * 3, JobProgress().after(WRONG, **known)).starts == 0
 
 
 @pytest.mark.parametrize("min_healthy", [False, True])

@@ -56,15 +56,6 @@ def test_static_job_is_coordinated_at_its_master_in_the_order_of_node_ranks_and_
     assert (rules.min_nodes, rules.max_nodes) == (2, 4), "static only by default"
 
 
-def test_a_backend_given_by_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_NNODES", "2:4")
-    monkeypatch.setenv("PET_RDZV_BACKEND", "static")
-    assert place().me.rules.min_nodes == 4
-    monkeypatch.setenv("PET_RDZV_BACKEND", "zeus")
-    with pytest.raises(ConfigError, match="--rdzv-backend: 'zeus' is not supported"):
-        place()
-
-
 @pytest.mark.parametrize(
     ("options", "endpoint", "is_here"),
     [
