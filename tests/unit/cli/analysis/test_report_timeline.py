@@ -54,17 +54,15 @@ def _logged(record: dict[str, Any]) -> Any:
     return (record["t"] / S, record["ev"], {key: record[key] for key in record if key not in ("t", "ev")})
 
 
-def iterations(first: int, count: int, at: float, *, section: bool = True) -> list[tuple[float, int, int]]:
+def iterations(first: int, count: int, at: float) -> list[tuple[float, int, int]]:
     """One a second, "step" open for the first 0.6 s of each."""
     events: list[tuple[float, int, int]] = []
     for index in range(count):
-        events.append((at + index, ITERATION, first + index))
-        if section:
-            events += [(at + index, START, 0), (at + index + 0.6, END, 0)]
+        events += [(at + index, ITERATION, first + index), (at + index, START, 0), (at + index + 0.6, END, 0)]
     return events
 
 
-def write_crash(logs: Logs, *, section: bool = True) -> None:
+def write_crash(logs: Logs) -> None:
     """Cycle 0 begins iterations 0 to 9 at 10.0 s and fails in the last; cycle 1 does 6 to 15 from 30.0 s."""
     logs.write(
         "launcher",
@@ -77,11 +75,11 @@ def write_crash(logs: Logs, *, section: bool = True) -> None:
         "monitor",
         (2.0, "attached", {"rank": 0, "cycle": 0, "pid": 1}),
         (10.5, "first_iteration", first_iteration(0, 0, 0, 10.0)),
-        *told(0, 0, 2.0, *iterations(0, 10, 10.0, section=section)[: 3 * 9 + 2]),
+        *told(0, 0, 2.0, *iterations(0, 10, 10.0)[: 3 * 9 + 2]),
         (19.5, "rank_gone", {"rank": 0, "cycle": 0, "pid": 1, "iteration": 9}),
         (22.0, "attached", {"rank": 0, "cycle": 1, "pid": 2}),
         (30.5, "first_iteration", first_iteration(0, 1, 6, 30.0)),
-        *told(0, 1, 22.0, *iterations(6, 10, 30.0, section=section)),
+        *told(0, 1, 22.0, *iterations(6, 10, 30.0)),
         (41.0, "rank_gone", {"rank": 0, "cycle": 1, "pid": 2, "iteration": 15}),
         (41.5, "timeouts", {"rank": 0, "cycle": 1, "sections": {"step": 3.0, "save": 5.0}, "out_of_section": None}),
     )

@@ -15,19 +15,17 @@ from tests.unit.cli.analysis.test_report_timeline import told
 STEP, SAVE = 0, 1
 
 
-def write_steps(
-    directory: Path, of_ranks: list[list[float]], *, saves: int = 3, names: tuple[str, ...] = ("step", "checkpointing")
-) -> None:
+def write_steps(directory: Path, of_ranks: list[list[float]]) -> None:
     """Ranks with steps of these lengths, one after the other, 10 ms apart, and then a few saves of 0.1 s."""
     records = []
     for rank, lengths_s in enumerate(of_ranks):
         events: list[tuple[float, int, int]] = []
         at = 3.0
-        for length_s, section in [*((each, STEP) for each in lengths_s), *[(0.1, SAVE)] * saves]:
+        for length_s, section in [*((each, STEP) for each in lengths_s), *[(0.1, SAVE)] * 3]:
             events += [(at, START, section), (at + length_s, END, section)]
             at += length_s + 0.01
         records += [(2.0, "attached", {"rank": rank, "cycle": 0, "pid": rank + 1})]
-        records += told(rank, 0, 2.0, *events, names=names)
+        records += told(rank, 0, 2.0, *events, names=("step", "checkpointing"))
     Logs(directory).write("monitor", *records)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are bad, who is preferred to them, and what an operator is told of them."""
+"""Which nodes are bad, and what an operator is told of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from megatron_ft.diagnosis.hang_messages import Hang, RankSnapshots
 from megatron_ft.diagnosis.rank_snapshot import RankSnapshot
 from megatron_ft.job.rules.faults import Fault, FaultKind, advice, back_again, bad_nodes, fault_of
 from megatron_ft.job.rules.lives import Life, Lives
-from megatron_ft.job.rules.nodes import Node
-from megatron_ft.job.rules.places import choose
 from megatron_ft.job.rules.restart_policy import Outcome
 from megatron_ft.link.facts.launcher import CauseKind
-from tests.support import job_machines
 from tests.support.agents import HANG, verdict
 from tests.support.machines import Job
 
 
 def a_fault(node: str, kind: FaultKind = FaultKind.LOST, cycle: int = 0, **more: bool) -> Fault:
     return Fault(node=node, cycle=cycle, kind=kind, text=f"cycle {cycle}", **more)
-
-
-def a_node(name: str, arrived: int = 0, rank: int | None = None) -> Node:
-    return job_machines.node(f"i-{name}", name, rank=rank, arrived=arrived)
 
 
 # -- which are bad --------------------------------------------------------------------------------------------
@@ -121,33 +114,6 @@ def test_nodes_of_a_lost_connection_are_told_to_later_cycles_and_lives() -> None
     faults = [fault_of(verdict) for verdict in nodes[1].verdicts]
     assert [fault and fault.nodes for fault in faults] == [("a", "c"), ("b", "c")]
     assert list(bad_nodes(filter(None, faults))) == ["c"]
-
-
-# -- who is preferred -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ranks", [True, False])
-def test_a_bad_node_is_the_spare_and_the_others_keep_their_order(ranks: bool) -> None:
-    nodes = [a_node(name, at, at if ranks else None) for at, name in enumerate("abcd")]
-    chosen, slots = choose([], nodes, 3, bad={"i-b"})
-    assert [node.name for node in chosen] == ["a", "c", "d"]
-    assert [slot.name for slot in slots] == ["a", "c", "d"]
-    chosen, _ = choose([], nodes, 4, bad={"i-b"})
-    assert [node.name for node in chosen] == ["a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize(("bad", "named", "has_spare", "names"), [
-    ({"i-b"}, "i-b", True, ["a", "s"]),
-    ({"i-b"}, "i-b", False, ["a", "b"]),
-    ({"i-b"}, "", True, ["a", "b"]),
-    ({"i-b", "i-s"}, "i-b", True, ["a", "b"]),
-])  # fmt: skip
-def test_a_bad_node_that_is_named_again_makes_place_for_a_good_spare(
-    bad: set[str], named: str, has_spare: bool, names: list[str]
-) -> None:
-    slots = [Node("i-a", "a"), Node("i-b", "b")]
-    nodes = [a_node("a"), a_node("b"), *([a_node("s", 9)] if has_spare else [])]
-    assert [node.name for node in choose(slots, nodes, 2, bad=bad, named=named)[0]] == names
 
 
 def test_host_that_is_back_is_told_of_by_the_coordinator() -> None:
