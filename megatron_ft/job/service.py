@@ -161,7 +161,8 @@ class Service:
             self._greeted(link)
         COORDINATOR.debug("from launcher", number, message)
         now_s = time.monotonic()
-        self._do(self._machine.heard(number, message, now_s))
+        if effects := self._machine.heard(number, message, now_s):
+            self._do(effects)
         self._turn_by(now_s)
 
     def _greeted(self, link: Link) -> None:

@@ -8,7 +8,6 @@ leader's own clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from megatron_ft.job.rules import job_lines
 from megatron_ft.job.rules.actions import Send
@@ -132,10 +131,10 @@ class Announcements:
 def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
     """Return the launcher that prints the lines of the job; None if none is connected."""
 
-    def order(node: Node) -> tuple[Any, ...]:
-        return cycle is None or not cycle.is_seated(node), node.place or 0, in_order(node)
-
-    return min((node for node in nodes if node.link is not None and not node.is_excluded), key=order, default=None)
+    seated = () if cycle is None else (seat.node for seat in cycle.seats if cycle.is_seated(seat.node))
+    first = next((node for node in seated if node.link is not None and not node.is_excluded), None)
+    here = (node for node in nodes if node.link is not None and not node.is_excluded)
+    return first or min(here, key=in_order, default=None)
 
 
 def _names(nodes: Iterable[Node]) -> str:

@@ -269,7 +269,8 @@ class Coordinator:
             if now_s - node.heard_s >= limit_s:
                 self._gone(node, silent=True, drops=True)
         absent = [node for node in self._nodes.values() if node.link is None and not node.is_gone]
-        excused_s = cycle.excused_s(now_s) if absent and cycle is not None else limit_s
+        are_silent = any(node.silent for node in absent)
+        excused_s = cycle.excused_s(now_s) if are_silent and cycle is not None else limit_s
         for node in sorted(absent, key=lambda node: node.gone_s):
             place = None if cycle is None else cycle.place_of(node)
             within_s = limit_s if place is None else excused_s
@@ -439,7 +440,8 @@ class Coordinator:
         former one has come for a while.
         """
         now_s, rules, former = self._clock.now_s, self.rules, self._former
-        fresh = [node for node in self._links.values() if node.decided is None]
+        is_first = former is not None or self._record is _NO_RECORD
+        fresh = [node for node in self._links.values() if node.decided is None] if is_first else []
         if former is not None and now_s >= FORMER_S and len(fresh) >= rules.min_nodes:
             self._former = None
         elif former is not None and now_s >= rules.join_timeout_s:
