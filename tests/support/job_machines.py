@@ -88,10 +88,8 @@ def links(effects: list[actions.CoordinatorEffect], kind: type) -> list[int]:
 
 def begun(rules: m.Rules, names: Sequence[str], stock: Sequence[Kept] = ()) -> Coordinator:
     """Cycle 0 runs, on these nodes; the connection of each is its number. ``stock``: what each can restore."""
-    machine = Coordinator(
-        "c", m.JobDefinition("job", replace(rules, max_nodes=len(names))), now_s=0.0, parts=LEADER_PARTS
-    )
     rules = replace(rules, max_nodes=len(names))
+    machine = Coordinator("c", m.JobDefinition("job", rules), now_s=0.0, parts=LEADER_PARTS)
     for link, name in enumerate(names):
         machine.heard(link, m.Hello("job", rules, name, name, name, owns=link == 0), 0.0)
         machine.heard(link, m.Ready(Parts(stock[link]) if stock else NO_PARTS, f"{name}:1"), 0.0)

@@ -8,13 +8,12 @@ from megatron_ft.job.rules import actions
 from megatron_ft.job.rules import messages as m
 from megatron_ft.job.rules.restart_policy import NodeState, Outcome
 from megatron_ft.link.facts.launcher import Cause, NodeLost
-from tests.support.job_machines import begun, led, links, member, sent
+from tests.support.job_machines import RULES, begun, led, links, member, sent
 
 
 def test_node_that_was_asked_to_leave_is_not_told_as_lost() -> None:
-    rules = m.Rules(min_nodes=2, max_nodes=3, max_restarts=3)
     for failed in (False, True):
-        machine = begun(rules, "abc")
+        machine = begun(RULES, "abc")
         machine.heard(2, m.Goodbye("received SIGTERM", failed=failed), 1.0)
         assert links(machine.settle(1.0), NodeLost) == ([0] if failed else [])
 
