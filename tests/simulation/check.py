@@ -347,8 +347,9 @@ def _is_wrong(job: Job, cycle: Made, judged: Judged) -> str:
     """Return what is wrong about the node that is named, if anything is."""
     verdict, cause, struck = judged.verdict, judged.verdict.cause, strikes(job, cycle, judged.at_s)
     may = suspects(job, cycle, judged.at_s)
-    if not may:
-        return "and nothing had happened to its nodes"
+    if not may:  # its launchers may have left, one after the other
+        has_left = any(each and (each.ended_s or FOR_GOOD_S) <= judged.at_s for each in members(job, cycle))
+        return "" if has_left else "and nothing had happened to its nodes"
     if verdict.node is None:
         is_unknown = cause.text == job_lines.UNKNOWN_FAILURE and judged.by.name != cycle.by and len(struck) > 1
         return "" if is_unknown or cause.text.startswith("connection lost ") else "and no node is named"
@@ -399,7 +400,8 @@ def _is_wrong_about_hang(job: Job, cycle: Made, judged: Judged, may: dict[Launch
     ended = {each.launcher for each in ran if each.to_s is not None and each.to_s <= judged.at_s}
     if rank is None:
         is_only = all(hurt.fault.kind == "rank_hangs" for hurts in may.values() for hurt in hurts)
-        return "" if len(may) > 1 or ended or not is_only else "and no rank is named"
+        was_reset = any(hurt.fault.kind == "connection_reset" for hurt in job.struck)  # what is on its way is lost
+        return "" if len(may) > 1 or ended or was_reset or not is_only else "and no rank is named"
     named = members(job, cycle)[rank]
     return "" if named is None or named in may or named in ended else f"and rank {rank} is named"
 

@@ -89,12 +89,11 @@ def cut_off(job: Job, launcher: Launcher, from_s: float, until_s: float) -> list
         there = (c.host.number for c, s in ended_s.items() if c.started_s <= until_s and s + LEASE_S >= from_s)
         hosts = {ETCD, *there}
     found = [hurt for hurt, parted in job.apart if own in parted and (own in hosts or hosts & parted[own])]
-    frozen = (hurt for each in job.launchers if each.host.number in hosts for hurt in each.hurts)
-    found += [
-        hurt
-        for hurt in frozen
-        if hurt.fault.kind in ("host_frozen", "coordinator_frozen") and hurt.fault.seconds >= _LEAST_S
-    ]
+    ended_s = [each.ended_s or _FOR_GOOD_S for each in job.coordinators]
+    for hurt in [hurt for each in job.launchers if each.host.number in hosts for hurt in each.hurts]:
+        # a leader goes on without its launcher, but isn't replaced
+        is_held = hurt.fault.kind != "launcher_frozen" or any(hurt.from_s <= at_s <= hurt.until_s for at_s in ended_s)
+        found += [hurt] if "frozen" in hurt.fault.kind and hurt.fault.seconds >= _LEAST_S and is_held else []
     return [hurt for hurt in found if hurt.from_s <= until_s and hurt.until_s >= from_s]
 
 

@@ -292,7 +292,7 @@ class Link:
     def reset(self) -> None:
         """Something on the way ends it for both."""
         for process in list(self.ends):
-            if process is not None:
+            if process is not None and process in self.ends:  # else it has closed it for the other one's sake
                 self._break(process, reset=True)
 
     def retry(self) -> None:

@@ -128,13 +128,18 @@ class Announcements:
         return f"enough nodes to start; {room} ({'; '.join(parts)})"
 
 
-def printer(cycle: JobCycle | None, nodes: Iterable[Node]) -> Node | None:
-    """Return the launcher that prints the lines of the job; None if none is connected."""
+def printer(cycle: JobCycle | None, nodes: Iterable[Node], *, may_be_away: bool = False) -> Node | None:
+    """Return the launcher that prints the lines of the job; None if none is connected.
 
-    seated = () if cycle is None else (seat.node for seat in cycle.seats if cycle.is_seated(seat.node))
-    first = next((node for node in seated if node.link is not None and not node.is_excluded), None)
+    ``may_be_away``: rather one of the cycle's that hears the line when it is back than one that had no part.
+    """
+
+    fit = [] if cycle is None else [seat.node for seat in cycle.seats if cycle.is_seated(seat.node)]
+    fit = [node for node in fit if not node.is_excluded]
+    first = next((node for node in fit if node.link is not None), None)
+    away = next((node for node in fit if node.name and not node.is_gone), None) if may_be_away else None
     here = (node for node in nodes if node.link is not None and not node.is_excluded)
-    return first or min(here, key=in_order, default=None)
+    return first or away or min(here, key=in_order, default=None)
 
 
 def _names(nodes: Iterable[Node]) -> str:

@@ -470,7 +470,7 @@ class Coordinator:
         if cycle.outcome is not None:
             self._end_for(nodes, cycle)
         if cycle.outcome is not None and cycle.verdict is None:
-            left, first = self._next_cycle.nodes_left(cycle), printer(cycle, nodes)
+            left, first = self._next_cycle.nodes_left(cycle), printer(cycle, nodes, may_be_away=True)
             cycle.judge(now_s, nodes_left=left, awaits=awaits, printer=first.instance if first else "")
         if cycle.verdict is not None and not cycle.is_told:
             self._out.append(Send(list(self._links), cycle.verdict))

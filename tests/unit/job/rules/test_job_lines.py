@@ -161,3 +161,12 @@ def test_verdict_and_lines_name_the_next_node_when_the_one_at_place_0_is_gone() 
     job.run(1.0)
     assert d.verdicts[-1].printer == d.member.identity.instance
     assert d.prints
+
+
+def test_verdict_is_printed_by_a_node_of_the_cycle_though_only_a_spare_is_connected_when_it_is_reached() -> None:
+    job = Job(min_nodes=1, max_nodes=1)
+    a, spare = (job.start(name, rank=rank)[0] for rank, name in enumerate("ab"))
+    a.fails()
+    job.break_off(a, silent=True)
+    job.run(0.2)
+    assert spare.verdicts[-1].printer == a.member.identity.instance
