@@ -295,7 +295,10 @@ def _ends_after_all(job: Job, judged: Judged) -> bool:
     follows = [made.decision for made in job.made if made.at_s >= judged.at_s]
     if judged.verdict.decision.action is not Action.RESTART or not follows:
         return False
-    near = [hurt for hurt in job.struck if abs(hurt.from_s - judged.at_s) < _ALONE_S]
+    near: list[object] = [hurt for hurt in job.struck if abs(hurt.from_s - judged.at_s) < _ALONE_S]
+    near += [
+        each for each in job.launchers if each.code is None and abs((each.ended_s or 0.0) - judged.at_s) < _ALONE_S
+    ]
     return len(near) == 1 and judged.verdict.node is not None and follows[0].code == 1
 
 
