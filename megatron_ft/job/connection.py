@@ -154,7 +154,7 @@ class Connection(Generic[_T]):
         self.flush()
 
     def _fail(self, problem: OSError) -> None:
-        """Nothing is sent any more. What has come is still read; the owner hears of the end behind it."""
+        """Send nothing any more. What has come is still read, and then the owner hears of the end."""
         self._problem = self._problem or problem
         self._unsent.clear()
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What follows from a leader's decision waits until the decision is durable: at once, or once etcd has it."""
+"""A leader's decision is made durable before anything follows from it: at once, or by etcd."""
 
 from __future__ import annotations
 

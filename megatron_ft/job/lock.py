@@ -19,7 +19,7 @@ from megatron_ft.link.tcp import format_address
 _LOOKS_S = (0.3, 0.9)
 """Seconds between two looks into etcd of a launcher that no leader leads, at least and at most."""
 _LED_LOOKS_S = (2.0, 3.0)
-"""The same of a launcher that a leader leads."""
+"""Seconds between two looks of a launcher that a leader leads."""
 _NODES_AT_ONCE = 1000
 """Launchers in a job of more nodes look less often, so that etcd isn't asked more often."""
 _MOST_SLOWER = 7.0

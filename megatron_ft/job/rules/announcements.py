@@ -133,13 +133,16 @@ def printer(cycle: JobCycle | None, nodes: Iterable[Node], *, may_be_away: bool 
 
     ``may_be_away``: rather one of the cycle's that hears the line when it is back than one that had no part.
     """
-
-    fit = [] if cycle is None else [seat.node for seat in cycle.seats if cycle.is_seated(seat.node)]
-    fit = [node for node in fit if not node.is_excluded]
-    first = next((node for node in fit if node.link is not None), None)
-    away = next((node for node in fit if node.name and not node.is_gone), None) if may_be_away else None
+    away: Node | None = None
+    for node in [] if cycle is None else (seat.node for seat in cycle.seats if cycle.is_seated(seat.node)):
+        if node.is_excluded:
+            continue
+        if node.link is not None:
+            return node
+        if may_be_away and away is None and node.name and not node.is_gone:
+            away = node
     here = (node for node in nodes if node.link is not None and not node.is_excluded)
-    return first or away or min(here, key=in_order, default=None)
+    return away or min(here, key=in_order, default=None)
 
 
 def _names(nodes: Iterable[Node]) -> str:

@@ -82,7 +82,7 @@ class Ledger:
         self._kept = ""
         """Lease of the decision; empty if there is none yet."""
         self._revision = 0
-        """That at which the decision was made: a request that comes late to etcd changes none that followed."""
+        """Revision of the decision: a request that comes late to etcd changes none that followed."""
 
     def enter(self) -> DecisionRecord | None:
         """Return the last decision that an earlier leader has made, maybe in an earlier run of the job."""

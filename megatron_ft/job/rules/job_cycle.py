@@ -66,7 +66,7 @@ class JobCycle:
         self.judged: tuple[Outcome, int] | None = None
         """How a report of one of its nodes has ended it, and the place of that; None if another leader knew it."""
         self.found: Cause | None = None
-        """What a part has found, in words which name the nodes that they are about."""
+        """The cause that a part has found, in words which name the nodes that they are about."""
         self.joining = 0
         """Nodes that wait to join."""
         self.has_restored = False
@@ -78,7 +78,7 @@ class JobCycle:
         self.alarm_s: float | None = None
         """When to call ``conclude`` and ``judge`` again, at the latest."""
         self.news: list[tuple[int, Report]] = []
-        """Reports of nodes that users don't know yet, with their places: of the running cycle, or since the verdict."""
+        """Reports of nodes that users don't know yet, with their places: of the running cycle, or since its end."""
         self.departures: list[NodeLost] = []
         """Nodes that have left without being asked to, which users don't know yet."""
         self._counts = Counter(seat.state for seat in self.seats)
@@ -176,7 +176,8 @@ class JobCycle:
         """The node at that place leaves the job. ``ends_job``: its launcher holds the lock: the job ends, too."""
         if goodbye.code == 0 and not goodbye.excluded and self.outcome is None:
             # the others may have been asked to end, too: then the job has ended as it was asked to
-            self.gone |= set() if ends_job else {place}
+            if not ends_job:
+                self.gone.add(place)
             self.leaving[place], self._farewell_s = (goodbye, ends_job), now_s + _FAREWELL_S
         elif ends_job:
             self.asked_to_end(place, goodbye.text)

@@ -63,7 +63,7 @@ class Member:
         """The last decision, as this launcher has it."""
         self.standing = m.NodeStatus()
         self.has_given_up = False
-        """It has never had a part in the job, and looked in vain until the join timeout."""
+        """True if this launcher has never had a part in the job, and has looked in vain until the join timeout."""
         self.owns = False
         """This launcher holds the lock: every leader at the endpoint is its own."""
         self._address, self._epoch = identity.endpoint, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -139,24 +139,24 @@ class NextCycle:
             last_call_s = rules.last_call_s
         return Round(ready, enough, awaits, now_s if enough >= rules.max_nodes else self._enough_s + last_call_s)
 
-    def _may_come_until_s(self, without: Collection[Node] = ()) -> list[float]:
+    def _may_come_until_s(self) -> list[float]:
         """Return until when each launcher may take part, as far as is known: those here, lost, and yet to come.
 
         One that is cut off gives up after a while. Until then it may be back.
         """
         back_s = max(lost_s(len(self._nodes)), CUT_OFF_S) + 5.0
-        fit = [node for node in self._nodes.values() if not node.is_excluded and node not in without]
+        fit = [node for node in self._nodes.values() if not node.is_excluded]
         here_s = [math.inf for node in fit if not node.is_gone]
         gone_s = [node.gone_s + back_s for node in fit if node.is_gone and node.silent]
         return [*here_s, *gone_s, *[self._took_over_s + back_s] * (self._rules.launchers - len(self._nodes))]
 
     def nodes_left(self, cycle: JobCycle | None) -> int:
         """Return how many nodes could take part in another cycle, as far as is known, if no lost one is back."""
-        seats = () if cycle is None else cycle.seats
-        left = self._may_come_until_s([seat.node for seat in seats if seat.state is NodeState.EXCLUDED]).count(math.inf)
+        excluded = [seat.node for seat in cycle.seats if seat.state is NodeState.EXCLUDED] if cycle is not None else []
+        here = [node for node in self._nodes.values() if not (node.is_gone or node.is_excluded or node in excluded)]
         # one that hasn't come by the second cycle doesn't come any more
-        is_late = cycle is not None and cycle.decision.cycle > 0 and self._took_over_s == math.inf
-        return left - (max(0, self._rules.launchers - len(self._nodes)) if is_late else 0)
+        is_late = self._took_over_s < math.inf or (cycle is not None and cycle.decision.cycle > 0)
+        return len(here) + (0 if is_late else max(0, self._rules.launchers - len(self._nodes)))
 
     def _start_cycle(self, cycle: JobCycle | None, ready: list[Node]) -> Plan:
         rules, rotation, named = self._rules, Rotation.NONE, ""

@@ -46,7 +46,7 @@ class MeetingPlace:
     here: str
     """Name or address by which ranks of other nodes reach this machine."""
     ranks_port: int = 0
-    """Where the ranks of a job of one node meet, if the user named the port; else any free one will do."""
+    """Port at which the ranks of a job of one node meet, if the user named one; 0: any free one will do."""
     etcd: EtcdSettings | None = None
     """The lock of the job is in etcd; None: it is the endpoint's port."""
     note: str = ""
